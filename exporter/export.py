@@ -1,0 +1,121 @@
+"""`sharp-export`, step by step: read, lower, write, verify, then show the folder whole or not at all."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sharp.exporter import lowering
+from sharp.exporter.decoder import Source
+from sharp.exporter.reading import read_source
+from sharp.exporter.verification import CASES, Comparison, verify
+from sharp.plugins import manifest
+from sharp.plugins.errors import InputError, SharpError, VerificationError
+
+TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "transformers")
+
+# phase(name, steps) announces the next phase; what it returns is called after each of its steps.
+Phase = Callable[[str, int], Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Export:
+    """A finished export."""
+
+    folder: Path
+    manifest: manifest.Manifest
+    comparisons: tuple[Comparison, ...]
+
+
+def export(path: Path, norm: str, folder: Path, phase: Phase, on_source: Callable[[Source], None]) -> Export:
+    """Export the checkpoint at `path` with `norm` into `folder`, which must not exist or be empty.
+
+    `on_source` is called when the checkpoint is read, before the long work begins.
+
+    Raises:
+        InputError, NotFoundError: see `read_source`; or `folder` is not empty or cannot be written.
+        VerificationError: the ONNX model and PyTorch disagree; nothing is left behind.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
+    phase("Reading the checkpoint", 1)
+    source = read_source(path, norm)
+    on_source(source)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise InputError(f"the output folder {folder} cannot be made: {error.strerror}") from error
+    try:
+        result = _export_into(staging, source, norm, folder.name, phase)
+        staging.chmod(0o755)  # mkdtemp's folders are private
+        staging.replace(folder)
+    except OSError as error:
+        raise SharpError(f"the model cannot be written to {folder.parent}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Export(folder, *result)
+
+
+def _export_into(
+    staging: Path, source: Source, norm: str, name: str, phase: Phase
+) -> tuple[manifest.Manifest, tuple[Comparison, ...]]:
+    phase("Tracing and lowering to ONNX", 1)
+    graph = lowering.lower(source.decoder)
+    phase("Writing the model", 1)
+    lowering.write(graph, staging)
+    if source.write_tokenizer is not None:
+        source.write_tokenizer(staging)
+    comparisons = tuple(verify(source.decoder, staging, phase("Verifying against PyTorch", 2 * len(CASES))))
+    failed = [comparison for comparison in comparisons if not comparison.passed]
+    if failed:
+        raise VerificationError(
+            f"the exported model differs from PyTorch in {len(failed)} of {len(comparisons)} checks, first in "
+            f"{failed[0].case!r} ({failed[0].runtime}): logits by {failed[0].logits_error:.1e}, "
+            f"entropy by {failed[0].entropy_error:.1e}; nothing was written, please report this"
+        )
+    described = describe(source, norm, name, comparisons)
+    described.write(staging)
+    return described, comparisons
+
+
+def describe(source: Source, norm: str, name: str, comparisons: tuple[Comparison, ...]) -> manifest.Manifest:
+    """The manifest of a verified export."""
+    config = source.decoder.config
+    return manifest.Manifest(
+        sharp_version=version("sharp-attention"),
+        name=name,
+        source=manifest.Source(name=source.name, architecture=source.architecture, sha256=source.sha256),
+        model_file=lowering.MODEL_FILE,
+        opset=lowering.OPSET,
+        layers=config.layers,
+        q_heads=config.q_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        value_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        trained_context=config.trained_context,
+        positions=config.positions,
+        norm=manifest.Norm(
+            name=norm,
+            normalizer=config.scheme.normalizer,
+            trained=source.trained,
+            alpha=config.alpha,
+            temperature_coefficients=config.temperature_coefficients,
+            entropy_threshold=config.entropy_threshold,
+        ),
+        cache=manifest.Cache(block_size=lowering.BLOCK_SIZE),
+        tokenizer=None
+        if source.write_tokenizer is None
+        else manifest.Tokenizer(bos_token_id=config.bos_token_id, eos_token_ids=config.eos_token_ids),
+        tools={tool: version(tool) for tool in TOOLS},
+        verification=_summary(comparisons),
+    )
+
+
+def _summary(comparisons: tuple[Comparison, ...]) -> dict[str, Any]:
+    return {"passed": True, "comparisons": [asdict(comparison) for comparison in comparisons]}

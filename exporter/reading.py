@@ -1,0 +1,30 @@
+"""What kind of checkpoint a path is, and the reader for it."""
+
+from pathlib import Path
+
+from sharp.exporter.decoder import Source
+from sharp.exporter.hugging_face import read_hugging_face
+from sharp.exporter.own_model import read_own_model
+from sharp.plugins.errors import InputError, NotFoundError
+
+KINDS = "a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of Sharp's own"
+
+
+def read_source(path: Path, norm: str) -> Source:
+    """Read the checkpoint at `path` so that it can be exported with `norm`.
+
+    Raises:
+        NotFoundError: nothing is there.
+        InputError: it is not a checkpoint that Sharp can read, or it cannot have this norm.
+    """
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist; give {KINDS}")
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"{path} has no config.json; give {KINDS}")
+        return read_hugging_face(path, norm)
+    if path.suffix == ".gguf":
+        return read_hugging_face(path, norm)
+    if path.suffix in (".pt", ".safetensors"):
+        return read_own_model(path, norm)
+    raise InputError(f"{path} is not a checkpoint that Sharp can read; give {KINDS}")

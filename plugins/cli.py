@@ -1,0 +1,65 @@
+"""The `sharp` command, and how every command of Sharp reports an error."""
+
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import click
+
+from sharp.plugins.errors import SharpError, VerificationError
+
+COMMANDS = {
+    "export": "sharp.exporter.cli:export",
+    "generate": "sharp.serving.cli:generate",
+    "serve": "sharp.serving.cli:serve",
+}
+
+
+class SharpCommand(click.Command):
+    """A command whose `SharpError`s end as one sentence on stderr and exit code 2 (1 for a failed verification)."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except SharpError as error:
+            failure = click.ClickException(str(error))
+            failure.exit_code = 1 if isinstance(error, VerificationError) else 2
+            raise failure from error
+
+
+def exit_on_terminate() -> None:
+    """Make SIGTERM unwind the stack like Ctrl-C does, so that nothing half-written stays behind."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+class LazyGroup(click.Group):
+    """Serving needs no torch and exporting no gRPC, so neither is imported for the other's command."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """The names of the subcommands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, imported now; a missing extra is said in one sentence."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        try:
+            command: click.Command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            extra = "export" if module.startswith("sharp.exporter") else "serve"
+            ctx.fail(f"{error.name} is not installed; install it with: pip install 'sharp-attention[{extra}]'")
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sharp-attention", prog_name="sharp")
+def main() -> None:
+    """Export, serve and measure transformers whose attention stays sharp."""

@@ -1,0 +1,114 @@
+"""`sharp.json`, the manifest of a model folder: where the exporter and the server meet."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sharp.plugins.errors import InputError, NotFoundError
+
+MANIFEST_FILE = "sharp.json"
+FORMAT_VERSION = "1.0"
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class _Frozen(BaseModel):
+    # protected_namespaces: `model_file` is our field, not one of pydantic's own `model_*` methods.
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class Source(_Frozen):
+    """What the model was made from."""
+
+    name: str
+    architecture: str
+    sha256: str
+
+
+class Norm(_Frozen):
+    """The attention scheme (`--norm`) and the kernel normalizer that it lowers to."""
+
+    name: str
+    normalizer: Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
+    trained: bool = Field(description="the checkpoint was trained with this norm")
+    alpha: float = 1.5
+    temperature_coefficients: tuple[float, ...] = ()
+    entropy_threshold: float = 0.5
+    log_length_offset: int = 2
+
+
+class Cache(_Frozen):
+    """The layout of the key-value cache that the graph reads and writes."""
+
+    form: Literal["paged"] = "paged"
+    block_size: Positive = 16
+    dtype: Literal["float32"] = "float32"
+
+
+class Tokenizer(_Frozen):
+    """The tokenizer's file inside the folder and the token ids that the server needs."""
+
+    file: str = "tokenizer.json"
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    add_bos: bool = Field(default=False, description="a text prompt starts with the bos token")
+
+
+class Manifest(_Frozen):
+    """Everything that a runtime must know about an exported model besides the graph itself."""
+
+    format_version: str = FORMAT_VERSION
+    sharp_version: str
+    name: str
+    source: Source
+    model_file: str = "model.onnx"
+    dtype: Literal["float32"] = "float32"
+    opset: Positive
+    layers: Positive
+    q_heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    value_dim: Positive
+    vocab_size: Positive
+    max_context: Positive = Field(description="tokens of prompt and answer together that the server accepts")
+    trained_context: Positive
+    positions: Literal["none", "rope", "alibi", "nape", "learned"]
+    norm: Norm
+    cache: Cache = Cache()
+    tokenizer: Tokenizer | None = None
+    tools: dict[str, str] = {}
+    verification: dict[str, Any] = {}
+
+    def write(self, folder: Path) -> None:
+        """Write `sharp.json` into `folder`."""
+        (folder / MANIFEST_FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check `folder/sharp.json`.
+
+    Raises:
+        NotFoundError: the folder or its manifest does not exist.
+        InputError: the manifest is not valid, is of a newer major version, or names a file outside the folder.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise NotFoundError(f"{folder} is not a model folder: it has no {MANIFEST_FILE}; make one with sharp-export")
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InputError(f"{path} is not a valid manifest: {field}: {first['msg']}") from error
+    if manifest.format_version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+        raise InputError(
+            f"{path} has format version {manifest.format_version}, this Sharp reads {FORMAT_VERSION}; "
+            "upgrade Sharp or export the model again"
+        )
+    for name in (manifest.model_file, *([manifest.tokenizer.file] if manifest.tokenizer else [])):
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{path} names {name}, which is outside the model folder")
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} is incomplete: {name} is missing; export the model again")
+    return manifest

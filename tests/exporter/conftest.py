@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from sharp.exporter.cli import export
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import save_checkpoint
+from sharp.models.config import SharpConfig
+
+
+def tiny_model(norm: str, positions: str = "rope", **changes: object) -> SharpForCausalLM:
+    """A random model with every feature that matters: two layers, GQA, learned parameters away from their start."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 64, "layers": 2, "q_heads": 6, "kv_heads": 2}
+    config = SharpConfig(**{**sizes, "head_dim": 8, "norm": norm, "positions": positions, **changes})  # type: ignore[arg-type]
+    model = SharpForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.05))
+    return model.eval()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path):
+    def save(norm: str, positions: str = "rope", suffix: str = ".safetensors") -> Path:
+        path = tmp_path / f"tiny{suffix}"
+        save_checkpoint(path, tiny_model(norm, positions), dtype=torch.float32)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def sharp_export():
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(export, [str(argument) for argument in arguments], prog_name="sharp-export")
+
+    return run

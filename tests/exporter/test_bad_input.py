@@ -1,0 +1,94 @@
+"""Bad input of `sharp-export`: one sentence, exit code 2, nothing half-written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+
+
+def assert_refused(result: Result, output: Path, *words: str) -> None:
+    assert result.exit_code == 2, result.output
+    message = result.output.split("Error: ")[-1]
+    for word in words:
+        assert word in message
+    assert "Traceback" not in result.output
+    assert not output.exists()
+    assert not list(output.parent.glob(f".{output.name}.*"))
+
+
+def test_missing_checkpoint(sharp_export, tmp_path):
+    assert_refused(sharp_export(tmp_path / "no.pt", "--norm", "ssa", "-o", tmp_path / "out"), tmp_path / "out", "exist")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("keep", [0, 10, 1000])
+def test_truncated_checkpoint(checkpoint, sharp_export, tmp_path, suffix, keep):
+    source = checkpoint("ssa", suffix=suffix)
+    source.write_bytes(source.read_bytes()[:keep])
+    assert_refused(sharp_export(source, "--norm", "ssa", "-o", tmp_path / "out"), tmp_path / "out", "tiny")
+
+
+def test_pickle_is_not_run(sharp_export, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "owned",))
+
+    torch.save({"format": "sharp", "state_dict": Evil()}, tmp_path / "evil.pt")
+    assert_refused(sharp_export(tmp_path / "evil.pt", "--norm", "ssa", "-o", tmp_path / "out"), tmp_path / "out")
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.gguf", "model.safetensors", "model.pt"])
+def test_wrong_format(sharp_export, tmp_path, name):
+    (tmp_path / name).write_text("this is not a checkpoint")
+    assert_refused(sharp_export(tmp_path / name, "--norm", "softmax", "-o", tmp_path / "out"), tmp_path / "out", name)
+
+
+def test_unknown_norm_lists_the_known_ones(checkpoint, sharp_export, tmp_path):
+    result = sharp_export(checkpoint("ssa"), "--norm", "sofmax", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "'sofmax'", "softmax", "asentmax")
+
+
+@pytest.mark.parametrize("norm", ["sentmax", "asentmax", "assmax"])
+def test_norm_whose_parameters_the_checkpoint_lacks(checkpoint, sharp_export, tmp_path, norm):
+    result = sharp_export(checkpoint("softmax"), "--norm", norm, "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", norm, "parameters")
+
+
+def test_output_folder_that_is_not_empty_is_left_alone(checkpoint, sharp_export, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("work")
+    result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "not empty" in result.output
+    assert (tmp_path / "out" / "precious").read_text() == "work"
+
+
+def test_output_folder_that_cannot_be_made(checkpoint, sharp_export, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert "cannot be made" in result.output
+
+
+def test_hugging_face_folder_of_another_architecture(sharp_export, tmp_path):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    result = sharp_export(tmp_path / "bert", "--norm", "softmax", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "bert", "llama")
+
+
+def test_hugging_face_folder_without_weights(sharp_export, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert_refused(sharp_export(tmp_path / "empty", "--norm", "softmax", "-o", tmp_path / "out"), tmp_path / "out")
+
+
+def test_failed_verification_leaves_nothing(checkpoint, sharp_export, tmp_path, monkeypatch):
+    monkeypatch.setattr("sharp.exporter.verification.LOGITS_TOLERANCE", 0.0)
+    result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "differs from PyTorch" in result.output
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.safetensors"]
