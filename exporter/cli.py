@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
 def export(source: Path, norm: str, output: Path | None) -> None:
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
-    SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of Sharp's
-    own. The model is verified against PyTorch before the folder appears.
+    SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of
+    Sharp's own. The model is verified against PyTorch before the folder appears.
     """
     exit_on_terminate()
     console = Console(stderr=True)
@@ -78,7 +78,7 @@ def untrained_warning(source: Source) -> Panel:
     return Panel(
         f"{source.name} was not trained with --norm {config.norm}.{learned}\n"
         "The model will run, but expect much worse text: SmolLM2's perplexity goes from 19 to 61 with "
-        "adaptive-temperature,\n93 with ssmax, 105 with ssa and 114 with entmax. Train or fine-tune with the norm first.",
+        "adaptive-temperature, 93 with ssmax, 105 with ssa and 114 with entmax. Fine-tune with the norm first.",
         title="WARNING: UNTRAINED NORM",
         border_style="bold red",
         style="bold",
@@ -89,20 +89,14 @@ def untrained_warning(source: Source) -> Panel:
 def report(result: Export) -> None:
     """Print what was compared, and how to serve the model."""
     console = Console()
-    table = Table(title="ONNX against PyTorch", title_justify="left")
-    table.add_column("runtime")
+    table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
     table.add_column("case")
-    for name in ("rows", "logits error", "entropy error", "same greedy token"):
+    for name in ("rows", "Sharp's kernels", "inlined body", "same argmax"):
         table.add_column(name, justify="right")
-    for comparison in result.comparisons:
-        table.add_row(
-            "ONNX Runtime + Sharp kernels" if comparison.runtime == "kernels" else "ONNX Runtime alone (inlined body)",
-            comparison.case,
-            str(comparison.rows),
-            f"{comparison.logits_error:.1e}",
-            f"{comparison.entropy_error:.1e} nats",
-            f"{comparison.same_greedy}/{comparison.rows}",
-        )
+    runtimes = [[one for one in result.comparisons if one.runtime == name] for name in ("kernels", "inlined")]
+    for pair in zip(*runtimes, strict=True):
+        errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in pair]
+        table.add_row(pair[0].case, str(pair[0].rows), *errors, f"{min(one.same_greedy for one in pair)}/{pair[0].rows}")
     console.print(table)
     facts = result.manifest
     size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6

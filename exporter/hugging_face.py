@@ -110,9 +110,11 @@ def _read(path: Path, norm: str) -> Source:
     try:
         facts = AutoConfig.from_pretrained(**where)
         _check(path, facts)
+        model: PreTrainedModel
+        loading: dict[str, Any]
         model, loading = AutoModelForCausalLM.from_pretrained(
             **where, dtype="float32", use_safetensors=True, output_loading_info=True
-        )
+        )  # type: ignore[misc]  # a pair, with output_loading_info
     except InputError:
         raise
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
@@ -126,7 +128,7 @@ def _read(path: Path, norm: str) -> Source:
     return Source(
         name=path.stem if gguf else path.resolve().name,
         architecture=type(model).__name__,
-        sha256=sha256([path] if gguf else sorted(path.glob("*.safetensors")) + [path / "config.json"]),
+        sha256=sha256([path] if gguf else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
         decoder=HuggingFaceDecoder(model.eval(), _config(model, norm)),
         trained=norm == "softmax",
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
@@ -177,5 +179,7 @@ def _read_tokenizer(path: Path, where: dict[str, Any]) -> Any | None:
     except Exception as error:
         raise InputError(f"the tokenizer of {path} cannot be read: {error}") from error
     if not tokenizer.is_fast:
-        raise InputError(f"the tokenizer of {path} has no fast form (tokenizer.json); convert it with transformers first")
+        raise InputError(
+            f"the tokenizer of {path} has no fast form (tokenizer.json); convert it with transformers first"
+        )
     return tokenizer

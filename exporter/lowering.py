@@ -45,7 +45,7 @@ def lower(decoder: Decoder) -> onnx_ir.Model:
     first = {0: Dim.DYNAMIC}
     every = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     caches = [first] * config.layers
-    shapes = (first, first, first, every, first, first, {}, first, caches, caches)
+    shapes: tuple[object, ...] = (first, first, first, every, first, first, {}, first, caches, caches)
     cache_names = [f"key_cache.{layer}" for layer in range(config.layers)]
     cache_names += [f"value_cache.{layer}" for layer in range(config.layers)]
     out_names = [f"{part}_cache_out.{layer}" for layer in range(config.layers) for part in ("key", "value")]

@@ -53,8 +53,14 @@ class PagedModel(nn.Module):
         stats: list[Tensor] = []
 
         def attend(
-            layer: int, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, slopes: Tensor | None
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            alibi_slopes: Tensor | None,
         ) -> Tensor:
+            output: Tensor
             output, key_cache, value_cache, layer_stats = paged_attention(
                 query[0],
                 key[0],
@@ -66,7 +72,7 @@ class PagedModel(nn.Module):
                 query_start,
                 context_lens,
                 head_params,
-                slopes,
+                alibi_slopes,
                 collect_stats,
                 normalizer=config.scheme.normalizer,
                 scale=config.scale,

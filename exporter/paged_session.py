@@ -44,34 +44,35 @@ class PagedSession:
             self.caches[f"key_cache.{layer}"] = np.zeros(key_shape, np.float32)
             self.caches[f"value_cache.{layer}"] = np.zeros(value_shape, np.float32)
 
-    def step(self, tokens: Sequence[Sequence[int]]) -> tuple[list[Floats], list[Floats]]:
+    def step(self, tokens: Sequence[NDArray[np.int64]]) -> tuple[list[Floats], list[Floats]]:
         """Append `tokens[s]` (none, one or many) to sequence s.
 
         Returns, for every sequence with tokens, the logits [tokens, vocab] and stats [layers, tokens, q_heads, 4].
         """
         rows = [sequence for sequence, new in enumerate(tokens) if len(new)]
         counts = [len(tokens[row]) for row in rows]
-        positions = [np.arange(self.lengths[row], self.lengths[row] + count) for row, count in zip(rows, counts)]
+        starts = [self.lengths[row] for row in rows]
+        positions = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
         slots = [
             self.table[row][place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
-            for row, place in zip(rows, positions)
+            for row, place in zip(rows, positions, strict=True)
         ]
         total = sum(counts)
         feeds = {
-            "input_ids": np.concatenate([np.asarray(tokens[row], np.int64) for row in rows]),
+            "input_ids": np.concatenate([tokens[row] for row in rows]),
             "positions": np.concatenate(positions).astype(np.int64),
             "slot_mapping": np.concatenate(slots).astype(np.int32),
             "block_table": self.table[rows],
             "query_start": np.cumsum([0, *counts]).astype(np.int32),
-            "context_lens": np.array([self.lengths[row] for row in rows], np.int32),
+            "context_lens": np.array(starts, np.int32),
             "collect_stats": np.array(True),
             "logits_indices": np.arange(total, dtype=np.int64),
             **self.caches,
         }
         names = ["logits", "stats", *(name.replace("_cache.", "_cache_out.") for name in self.caches)]
         logits, stats, *caches = self.session.run(names, feeds)
-        self.caches = dict(zip(self.caches, caches))
-        for row, count in zip(rows, counts):
+        self.caches = dict(zip(self.caches, caches, strict=True))
+        for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count
         borders = np.cumsum(counts)[:-1]
         return np.split(logits, borders), np.split(stats, borders, axis=1)

@@ -7,7 +7,9 @@ from sharp.exporter.hugging_face import read_hugging_face
 from sharp.exporter.own_model import read_own_model
 from sharp.plugins.errors import InputError, NotFoundError
 
-KINDS = "a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of Sharp's own"
+KINDS = (
+    "a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of Sharp's own"
+)
 
 
 def read_source(path: Path, norm: str) -> Source:

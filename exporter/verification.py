@@ -10,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.paged_session import Floats, PagedSession
 from sharp.models.attention import EagerAttention
 from sharp.models.normalizers import entropy
+
+Tokens = NDArray[np.int64]
 
 # (name, (context, new tokens) of every sequence)
 CASES: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = (
@@ -70,18 +73,20 @@ def _compare(
     runtime: str,
     name: str,
     case: tuple[tuple[int, int], ...],
-    sequences: list[np.ndarray],
+    sequences: list[Tokens],
     expected: list[tuple[Floats, Floats]],
 ) -> Comparison:
     session.reset(len(case), max(len(tokens) for tokens in sequences))
-    contexts = [tokens[:context] for tokens, (context, _) in zip(sequences, case)]
+    contexts = [tokens[:context] for tokens, (context, _) in zip(sequences, case, strict=True)]
     rows: list[tuple[Floats, Floats, Floats, Floats]] = []
     if any(len(context) for context in contexts):
-        kept = [(reference, len(context)) for reference, context in zip(expected, contexts) if len(context)]
-        for logits, stats, ((want, want_entropy), end) in zip(*session.step(contexts), kept):
+        kept = [
+            (reference, len(context)) for reference, context in zip(expected, contexts, strict=True) if len(context)
+        ]
+        for logits, stats, ((want, want_entropy), end) in zip(*session.step(contexts), kept, strict=True):
             rows.append((logits, want[:end], stats[..., 0], want_entropy[:, :end]))
-    new = [tokens[context:] for tokens, (context, _) in zip(sequences, case)]
-    for logits, stats, (want, want_entropy), (start, _) in zip(*session.step(new), expected, case):
+    new = [tokens[context:] for tokens, (context, _) in zip(sequences, case, strict=True)]
+    for logits, stats, (want, want_entropy), (start, _) in zip(*session.step(new), expected, case, strict=True):
         rows.append((logits, want[start:], stats[..., 0], want_entropy[:, start:]))
     largest = max(float(np.abs(want).max()) for _, want, _, _ in rows)
     return Comparison(
@@ -95,7 +100,7 @@ def _compare(
 
 
 @torch.no_grad()
-def _torch(decoder: Decoder, tokens: np.ndarray) -> tuple[Floats, Floats]:
+def _torch(decoder: Decoder, tokens: Tokens) -> tuple[Floats, Floats]:
     """Logits [tokens, vocab] and entropies [layers, tokens, q_heads] of one sequence in PyTorch."""
     input_ids = torch.from_numpy(tokens)[None]
     attention = EagerAttention(decoder.config, record=True)

