@@ -96,7 +96,9 @@ def report(result: Export) -> None:
     runtimes = [[one for one in result.comparisons if one.runtime == name] for name in ("kernels", "inlined")]
     for pair in zip(*runtimes, strict=True):
         errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in pair]
-        table.add_row(pair[0].case, str(pair[0].rows), *errors, f"{min(one.same_greedy for one in pair)}/{pair[0].rows}")
+        table.add_row(
+            pair[0].case, str(pair[0].rows), *errors, f"{min(one.same_greedy for one in pair)}/{pair[0].rows}"
+        )
     console.print(table)
     facts = result.manifest
     size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6

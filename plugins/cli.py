@@ -17,6 +17,18 @@ COMMANDS = {
 }
 
 
+class Refusal(click.ClickException):
+    """Input that cannot be used."""
+
+    exit_code = 2
+
+
+class FailedVerification(click.ClickException):
+    """A result that is wrong."""
+
+    exit_code = 1
+
+
 class SharpCommand(click.Command):
     """A command whose `SharpError`s end as one sentence on stderr and exit code 2 (1 for a failed verification)."""
 
@@ -25,9 +37,8 @@ class SharpCommand(click.Command):
         try:
             return super().invoke(ctx)
         except SharpError as error:
-            failure = click.ClickException(str(error))
-            failure.exit_code = 1 if isinstance(error, VerificationError) else 2
-            raise failure from error
+            kind = FailedVerification if isinstance(error, VerificationError) else Refusal
+            raise kind(str(error)) from error
 
 
 def exit_on_terminate() -> None:

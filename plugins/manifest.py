@@ -10,6 +10,7 @@ from sharp.plugins.errors import InputError, NotFoundError
 MANIFEST_FILE = "sharp.json"
 FORMAT_VERSION = "1.0"
 
+NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -30,7 +31,7 @@ class Norm(_Frozen):
     """The attention scheme (`--norm`) and the kernel normalizer that it lowers to."""
 
     name: str
-    normalizer: Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
+    normalizer: NormalizerName
     trained: bool = Field(description="the checkpoint was trained with this norm")
     alpha: float = 1.5
     temperature_coefficients: tuple[float, ...] = ()
@@ -52,7 +53,6 @@ class Tokenizer(_Frozen):
     file: str = "tokenizer.json"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    add_bos: bool = Field(default=False, description="a text prompt starts with the bos token")
 
 
 class Manifest(_Frozen):

@@ -5,11 +5,12 @@ from collections import defaultdict
 import grpc
 import pytest
 import torch
+
+from sharp.exporter.own_model import with_norm
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import load_checkpoint
 from sharp.models.normalizers import entropy
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from sharp.exporter.own_model import with_norm
 from tests.end_to_end.commands import CHECKPOINT, serve
 
 PROMPT = "The package manager installs a program together with everything that it needs to run."

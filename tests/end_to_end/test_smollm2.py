@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 import torch
+
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.end_to_end.commands import serve
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
+
 from sharp.exporter.cli import export
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import save_checkpoint

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+
 from sharp.models.normalizers import NORMS
 from sharp.plugins.manifest import read_manifest
 
@@ -54,7 +55,9 @@ def test_graph_is_what_the_design_says(checkpoint, sharp_export, tmp_path):
     assert [(function.domain, function.name) for function in model.functions] == [("ai.sharp", "PagedAttention")]
     for node in model.graph.node:
         if node.op_type == "PagedAttention":
-            plugin = {attribute.name: attribute.s for attribute in node.attribute if attribute.name.startswith("plugin")}
+            plugin = {
+                attribute.name: attribute.s for attribute in node.attribute if attribute.name.startswith("plugin")
+            }
             assert plugin == {"plugin_namespace": b"", "plugin_version": b"1"}
 
 

@@ -1,0 +1,28 @@
+"""Network addresses: as text, and whether they can be had."""
+
+import socket
+
+from sharp.serving.errors import InputError
+
+
+def join(host: str, port: int) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_can_listen(host: str, port: int, option: str) -> None:
+    """Find out before a model is loaded whether an address can be had.
+
+    Raises:
+        InputError: it cannot; `option` is the one to change.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections may linger
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise InputError(f"cannot listen on {join(host, port)}: {error.strerror}; choose another {option}") from error

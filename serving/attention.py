@@ -1,0 +1,71 @@
+"""Sums and means of the attention statistics that the kernels write."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Columns of the kernels' `stats` output.
+ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD = range(4)
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """The statistics of some tokens: `stats` float32 [layers, tokens, q_heads, 4], `positions` int64 [tokens]."""
+
+    stats: NDArray[np.float32]
+    positions: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AttentionSummary:
+    """Means over `tokens` tokens, each array float64 [layers, q_heads].
+
+    `normalized_entropy` is the mean of H / ln n over the tokens that see n > 1 keys, `support_ratio` that of
+    support / n.
+    """
+
+    tokens: int
+    entropy: NDArray[np.float64]
+    normalized_entropy: NDArray[np.float64]
+    support_ratio: NDArray[np.float64]
+    inverse_temperature: NDArray[np.float64]
+    logit_spread: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AttentionTotals:
+    """Sums over tokens that add up to a summary; `sums` float64 [5, layers, q_heads] in the order of its fields."""
+
+    tokens: int
+    tokens_past_first: int
+    sums: NDArray[np.float64]
+
+    def __add__(self, other: "AttentionTotals") -> "AttentionTotals":
+        return AttentionTotals(
+            self.tokens + other.tokens, self.tokens_past_first + other.tokens_past_first, self.sums + other.sums
+        )
+
+    def summary(self) -> AttentionSummary:
+        """The means; NaN where there was no token."""
+        tokens = self.tokens or np.nan
+        counts = np.array([tokens, self.tokens_past_first or np.nan, tokens, tokens, tokens])
+        return AttentionSummary(self.tokens, *(self.sums / counts[:, None, None]))
+
+
+def add_up(rows: AttentionRows) -> AttentionTotals:
+    """The sums over `rows`. A causal query at position p sees p + 1 keys."""
+    stats = rows.stats.astype(np.float64)  # [layers, tokens, q_heads, 4]
+    visible = (rows.positions + 1).astype(np.float64)
+    past_first = visible > 1  # ln 1 = 0: the first token has no normalized entropy
+    by_log = np.where(past_first, 1 / np.log(np.maximum(visible, 2)), 0)
+    sums = np.stack(
+        [
+            stats[..., ENTROPY].sum(1),
+            np.einsum("lth,t->lh", stats[..., ENTROPY], by_log),
+            np.einsum("lth,t->lh", stats[..., SUPPORT], 1 / visible),
+            stats[..., INVERSE_TEMPERATURE].sum(1),
+            stats[..., LOGIT_SPREAD].sum(1),
+        ]
+    )
+    return AttentionTotals(len(visible), int(past_first.sum()), sums)

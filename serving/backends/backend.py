@@ -1,0 +1,54 @@
+"""The interface between the engine and the runtime of a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.plugins.manifest import Manifest
+from sharp.serving.config import BackendConfig
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of one step: the new tokens of all its sequences packed along one axis.
+
+    Each field is the model input of the same name.
+    """
+
+    input_ids: NDArray[np.int64]  # [tokens]
+    positions: NDArray[np.int64]  # [tokens]
+    slot_mapping: NDArray[np.int32]  # [tokens]: block * block_size + offset
+    block_table: NDArray[np.int32]  # [sequences, max_blocks], -1 = unused
+    query_start: NDArray[np.int32]  # [sequences + 1]
+    context_lens: NDArray[np.int32]  # [sequences]: tokens in the cache before this step
+    logits_indices: NDArray[np.int64]  # [outputs]: the tokens whose logits are wanted, at least one
+    collect_stats: bool
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step computed; `stats` is None unless the batch asked for it."""
+
+    logits: NDArray[np.float32]  # [outputs, vocab]
+    stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4]
+
+
+class Backend(Protocol):
+    """A loaded model. One thread uses it."""
+
+    @property
+    def kernels(self) -> bool:
+        """Whether attention runs our kernels and not the standard ops of its function body."""
+
+    @classmethod
+    def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
+        """Load the model of a folder; raise InputError when it cannot be loaded."""
+
+    def allocate_cache(self, blocks: int) -> None:
+        """Make the key-value cache; to be called once, before the first step."""
+
+    def step(self, batch: Batch) -> StepOutput:
+        """Compute one step and update the cache; any exception means that the step did not happen."""

@@ -1,0 +1,129 @@
+"""ONNX Runtime on the CPU."""
+
+import logging
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from sharp.plugins.manifest import Manifest
+from sharp.serving.backends.backend import Batch, StepOutput
+from sharp.serving.config import BackendConfig
+from sharp.serving.errors import InputError, SharpError
+
+logger = logging.getLogger(__name__)
+
+OUTPUTS = ("logits", "stats")
+STEP_INPUTS = (
+    "input_ids",
+    "positions",
+    "slot_mapping",
+    "block_table",
+    "query_start",
+    "context_lens",
+    "collect_stats",
+    "logits_indices",
+)
+
+
+class OnnxRuntimeBackend:
+    """A model in ONNX Runtime, with the key-value cache bound to its inputs and outputs.
+
+    With our kernels a cache input and its output are one buffer, updated in place. The function body of the op may
+    read a block after it wrote it, so without them there are two buffers that change places after each step.
+    """
+
+    def __init__(self, session: Any, manifest: Manifest, *, kernels: bool) -> None:
+        self._session = session
+        self._manifest = manifest
+        self._kernels = kernels
+        self._binding = session.io_binding()
+        self._caches: list[tuple[str, str]] = [
+            (f"{kind}_cache.{layer}", f"{kind}_cache_out.{layer}")
+            for layer in range(manifest.layers)
+            for kind in ("key", "value")
+        ]
+        self._current: list[Any] = []
+        self._next: list[Any] = []
+
+    @property
+    def kernels(self) -> bool:
+        """Whether attention runs our kernels."""
+        return self._kernels
+
+    @classmethod
+    def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
+        """Load the model of a folder.
+
+        Raises:
+            InputError: ONNX Runtime cannot load the file, or it has not the inputs and outputs of a paged model.
+        """
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = config.threads
+        options.inter_op_num_threads = 1
+        library = kernel_library() if config.kernels else None
+        if library is not None:
+            options.register_custom_ops_library(str(library))
+        path = folder / manifest.model_file
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime has no common exception
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(f"{path} cannot be loaded: {reason}; export the model again") from error
+        backend = cls(session, manifest, kernels=library is not None)
+        inputs = {value.name for value in session.get_inputs()}
+        outputs = {value.name for value in session.get_outputs()}
+        missing = {*STEP_INPUTS, *(name for name, _ in backend._caches)} - inputs
+        missing |= {*OUTPUTS, *(name for _, name in backend._caches)} - outputs
+        if missing:
+            raise InputError(
+                f"{path} lacks {', '.join(sorted(missing)[:4])}; export the model again with --cache paged"
+            )
+        return backend
+
+    def allocate_cache(self, blocks: int) -> None:
+        """Make the key-value cache. Memory of blocks that are never used is never taken from the system."""
+        self._current = [self._buffer(name, blocks) for name, _ in self._caches]
+        self._next = self._current if self._kernels else [self._buffer(name, blocks) for name, _ in self._caches]
+
+    def _buffer(self, name: str, blocks: int) -> Any:
+        m = self._manifest
+        tail = (m.head_dim, m.cache.block_size) if name.startswith("key") else (m.cache.block_size, m.value_dim)
+        # The OrtValue is a view of the array and keeps it alive.
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((blocks, m.kv_heads, *tail), np.float32))
+
+    def step(self, batch: Batch) -> StepOutput:
+        """Compute one step."""
+        binding = self._binding
+        inputs = {name: np.asarray(getattr(batch, name)) for name in STEP_INPUTS}  # alive until the run is over
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, array)
+        # Bound first and anew each time: get_outputs() has the order of the first binding, and a bound output of
+        # dynamic shape would keep the shape of the step before.
+        for name in OUTPUTS:
+            binding.bind_output(name, "cpu")
+        for (name, name_out), current, following in zip(self._caches, self._current, self._next, strict=True):
+            binding.bind_ortvalue_input(name, current)
+            binding.bind_ortvalue_output(name_out, following)
+        self._session.run_with_iobinding(binding)
+        logits, stats = binding.get_outputs()[: len(OUTPUTS)]
+        self._current, self._next = self._next, self._current
+        return StepOutput(_array(logits), _array(stats) if batch.collect_stats else None)
+
+
+def _array(value: Any) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = value.numpy()
+    return array
+
+
+def kernel_library() -> Path | None:
+    """Our kernels for ONNX Runtime, or None with a warning when they are not installed."""
+    try:
+        from sharp.plugins import library_path
+
+        return Path(library_path("onnxruntime"))
+    except (ImportError, SharpError) as error:
+        logger.warning("attention runs as standard ops, many times slower (a small --cache-tokens helps): %s", error)
+        return None

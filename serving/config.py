@@ -1,0 +1,106 @@
+"""The settings of every part: one frozen dataclass per component, read once and printed at start."""
+
+import os
+from dataclasses import dataclass, field
+
+from sharp.serving.errors import InputError
+
+MIB = 2**20
+
+
+def available_cpus() -> int:
+    """The processors that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """How the model is run.
+
+    Attributes:
+        name: one of `sharp.serving.backends.BACKENDS`.
+        threads: threads of the runtime.
+        kernels: use the kernel library; False runs attention as standard ops, for comparison.
+    """
+
+    name: str = "onnxruntime"
+    threads: int = field(default_factory=available_cpus)
+    kernels: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("threads", self.threads, 1)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How requests share the model.
+
+    Attributes:
+        cache_tokens: tokens that the key-value cache holds; None chooses from the model and the memory.
+        max_batch_tokens: most tokens that one step computes; longer prompts are computed in chunks.
+        max_sequences: most requests that run together.
+        attention_interval: collect attention statistics on every n-th step (and on steps of requests that ask for
+            them); 0 never does.
+    """
+
+    cache_tokens: int | None = None
+    max_batch_tokens: int = 2048
+    max_sequences: int = 64
+    attention_interval: int = 8
+
+    def __post_init__(self) -> None:
+        if self.cache_tokens is not None:
+            _at_least("cache_tokens", self.cache_tokens, 1)
+        _at_least("max_sequences", self.max_sequences, 1)
+        # A prompt must get on even while all other sequences decode.
+        _at_least("max_batch_tokens", self.max_batch_tokens, self.max_sequences)
+        _at_least("attention_interval", self.attention_interval, 0)
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """What `/metrics` shows of attention.
+
+    Attributes:
+        attention_series_limit: most heads (of all layers) with series of their own; past it there is one per layer.
+        attention_window: collected steps that the gauges are means over.
+    """
+
+    attention_series_limit: int = 2048
+    attention_window: int = 64
+
+    def __post_init__(self) -> None:
+        _at_least("attention_series_limit", self.attention_series_limit, 0)
+        _at_least("attention_window", self.attention_window, 1)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where the server listens and what it accepts.
+
+    Attributes:
+        host: address that both ports are bound to.
+        grpc_port: 0 picks a free one.
+        http_port: 0 picks a free one.
+        max_message_bytes: largest gRPC message, in and out.
+        max_unread_messages: messages that may wait for a client to read them before its request is stopped.
+        grace_seconds: how long running requests may go on after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+    http_port: int = 8000
+    max_message_bytes: int = 64 * MIB
+    max_unread_messages: int = 4096
+    grace_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("grpc_port", "http_port"):
+            _at_least(name, getattr(self, name), 0)
+            if getattr(self, name) > 65535:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be from 0 to 65535")
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise InputError(f"{name} is {value}; it must be at least {low}")

@@ -1,0 +1,144 @@
+"""`EngineThread`: the engine in a thread of its own, behind a queue."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from sharp.serving.engine.engine import Engine
+from sharp.serving.engine.events import Event, Failed, Finished
+from sharp.serving.engine.report import EngineReport
+from sharp.serving.errors import AlreadyExistsError, EngineError, NotFoundError
+from sharp.serving.request import Request
+
+logger = logging.getLogger(__name__)
+
+# Takes the events of one request, in the engine's thread: it must return at once.
+Sink = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class _Submit:
+    request: Request
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class _Abort:
+    request_id: str
+    sink: Sink | None
+    done: "Future[None]" = field(default_factory=Future)
+
+
+class EngineThread:
+    """Runs an engine; the front ends give it requests and get events, and never touch its state."""
+
+    def __init__(self, engine: Engine, observe: Callable[[EngineReport], None]) -> None:
+        """`observe` gets a report after every step and every change, in the engine's thread."""
+        self._engine = engine
+        self._observe = observe
+        self._commands: queue.SimpleQueue[_Submit | _Abort | None] = queue.SimpleQueue()
+        self._sinks: dict[str, Sink] = {}
+        # Done when the engine has ended: after stop(), or by a defect of its own.
+        self.ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the step that runs now; requests that are left fail."""
+        self._commands.put(None)
+        self._thread.join()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queue a request. Its sink gets Accepted, Deltas and Finished, or Failed."""
+        self._put(_Submit(request, sink))
+
+    def abort(self, request_id: str, sink: Sink | None = None) -> "Future[None]":
+        """End a request; the result is NotFoundError when it does not run.
+
+        With `sink`, only the request that was submitted with it: a refused duplicate must not end the other one.
+        """
+        command = _Abort(request_id, sink)
+        self._put(command)
+        return command.done
+
+    def _put(self, command: _Submit | _Abort) -> None:
+        self._commands.put(command)
+        if self.ended.done():  # nobody reads the queue any more
+            self._answer_rest()
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                if self._engine.has_work:
+                    self._deliver(self._engine.step())
+                self._observe(self._engine.report())
+        except Exception:
+            logger.exception("the engine ended")
+        self._close()
+
+    def _take_commands(self) -> bool:
+        """Carry out what the queue holds, after waiting for something to do; False is the end."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._engine.has_work)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            if isinstance(command, _Submit):
+                self._submit(command)
+            else:
+                self._abort(command)
+                if not self._engine.has_work:
+                    return True  # idle again: report it before waiting
+
+    def _submit(self, command: _Submit) -> None:
+        request_id = command.request.request_id
+        try:
+            accepted = self._engine.add(command.request)
+        except AlreadyExistsError as error:
+            command.sink(Failed(request_id, error))
+            return
+        self._sinks[request_id] = command.sink
+        self._deliver([accepted])
+
+    def _abort(self, command: _Abort) -> None:
+        sink = self._sinks.get(command.request_id)
+        if sink is None or command.sink not in (None, sink):
+            command.done.set_exception(NotFoundError(f"request_id {command.request_id!r} is not running"))
+            return
+        self._deliver(self._engine.abort(command.request_id))
+        command.done.set_result(None)
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            sink = self._sinks[event.request_id]
+            if isinstance(event, Finished | Failed):
+                del self._sinks[event.request_id]
+            sink(event)
+
+    def _close(self) -> None:
+        """Tell everyone who still waits that nothing more will come."""
+        for request_id, sink in self._sinks.items():
+            sink(Failed(request_id, EngineError("the engine has stopped")))
+        self._sinks.clear()
+        self.ended.set_result(None)
+        self._answer_rest()
+
+    def _answer_rest(self) -> None:
+        error = EngineError("the engine has stopped")
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(command, _Submit):
+                command.sink(Failed(command.request.request_id, error))
+            elif command is not None:
+                command.done.set_exception(error)

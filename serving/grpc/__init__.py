@@ -1,0 +1,1 @@
+"""The gRPC edge: messages in, messages out; what a step is, it does not know."""

@@ -1,0 +1,60 @@
+"""A model folder, loaded and ready for an engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharp.plugins.manifest import Manifest, read_manifest
+from sharp.serving.backends import Backend, load_backend
+from sharp.serving.cache_size import available_memory, cache_blocks
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.engine import Engine
+from sharp.serving.request import Prompt, Request, prepare_request
+from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What requests need to know of a model, and the size of its cache. Safe to share between threads."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer | None
+    blocks: int
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.blocks * self.manifest.cache.block_size
+
+    @property
+    def context_limit(self) -> int:
+        """The longest sequence that one request may grow to."""
+        return min(self.manifest.max_context, self.cache_tokens)
+
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, attention: bool = False) -> Request:
+        """A checked request; raises InputError."""
+        return prepare_request(
+            request_id,
+            prompt,
+            params,
+            manifest=self.manifest,
+            tokenizer=self.tokenizer,
+            context_limit=self.context_limit,
+            attention=attention,
+        )
+
+
+def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) -> tuple[ModelFolder, Backend, Engine]:
+    """Load the model of a folder and make its engine.
+
+    Raises:
+        NotFoundError: there is no model folder at `path`.
+        InputError: the folder cannot be used, or its cache does not fit the memory.
+    """
+    manifest = read_manifest(path)
+    tokenizer = load_tokenizer(path, manifest)
+    loaded = load_backend(path, manifest, backend)
+    # Without kernels the cache exists twice.
+    blocks = cache_blocks(manifest, engine.cache_tokens, available_memory() // (1 if loaded.kernels else 2))
+    folder = ModelFolder(manifest, tokenizer, blocks)
+    return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)

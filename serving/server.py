@@ -1,0 +1,122 @@
+"""A whole server: engine, gRPC and metrics, from start to stop."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+
+from sharp.serving.address import check_can_listen, join
+from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
+from sharp.serving.engine.thread import EngineThread
+from sharp.serving.errors import EngineError, InputError
+from sharp.serving.grpc.server import GrpcServer
+from sharp.serving.metrics import Metrics
+from sharp.serving.model_folder import ModelFolder, load_model_folder
+from sharp.v1 import control_pb2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a server."""
+
+    server: ServerConfig
+    engine: EngineConfig
+    metrics: MetricsConfig
+    backend: BackendConfig
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that answers: what it serves and where."""
+
+    model: ModelFolder
+    settings: Settings
+    info: control_pb2.GetServerInfoResponse
+    grpc_address: str
+    http_address: str
+
+
+async def run_server(
+    path: Path, settings: Settings, on_start: Callable[[Started], None], stop: asyncio.Event | None = None
+) -> None:
+    """Serve the model folder at `path` until SIGTERM or SIGINT, or until `stop` is set where one is given.
+
+    Raises:
+        NotFoundError: there is no model folder.
+        InputError: the folder cannot be used or a port cannot be bound.
+        EngineError: the engine ended by a defect of its own; a server without one is of no use.
+    """
+    config = settings.server
+    check_can_listen(config.host, config.grpc_port, "--grpc-port")
+    check_can_listen(config.host, config.http_port, "--http-port")
+    stop = stop or _signal()
+    # In a thread, or a signal would find nobody to hear it.
+    model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, settings.engine)
+    if stop.is_set():
+        return
+    info = control_pb2.GetServerInfoResponse(
+        version=sharp_version(),
+        models=[model.manifest.name],
+        backend=settings.backend.name,
+        kernels=backend.kernels,
+        threads=settings.backend.threads,
+        cache_tokens=model.cache_tokens,
+        block_size=model.manifest.cache.block_size,
+        max_batch_tokens=settings.engine.max_batch_tokens,
+        max_sequences=settings.engine.max_sequences,
+    )
+    metrics = Metrics(model.manifest, settings.metrics)
+    thread = EngineThread(engine, metrics.observe)
+    grpc_server = GrpcServer(model, thread, info, config)
+    address = join(config.host, config.http_port)
+    try:
+        http_server, http_thread = prometheus_client.start_http_server(config.http_port, config.host, metrics.registry)
+    except OSError as error:
+        raise InputError(f"cannot listen on {address}: {error.strerror}; choose another --http-port") from error
+    thread.start()
+    try:
+        await grpc_server.start()
+        on_start(
+            Started(
+                model,
+                settings,
+                info,
+                join(config.host, grpc_server.port),
+                join(config.host, http_server.server_port),
+            )
+        )
+        stopping = asyncio.create_task(stop.wait())
+        either: set[asyncio.Future[Any]] = {stopping, asyncio.wrap_future(thread.ended)}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await grpc_server.stop()
+        if not stopping.done():
+            raise EngineError("the engine has ended; the log says why")
+    finally:
+        # Not in the event loop: the last step may take a while, and its events are delivered to this loop.
+        await asyncio.to_thread(thread.stop)
+        http_server.shutdown()
+        http_server.server_close()
+        http_thread.join()
+        metrics.close()
+
+
+def _signal() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event
+
+
+def sharp_version() -> str:
+    """The version of the installed package."""
+    try:
+        return version("sharp-attention")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+unknown"

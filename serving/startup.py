@@ -1,0 +1,36 @@
+"""What a server prints when it starts: everything that was decided."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from sharp.serving.cache_size import bytes_per_token
+from sharp.serving.config import MIB
+from sharp.serving.server import Started
+
+
+def print_startup(started: Started) -> None:
+    """Print one block: the model, its norm, the cache, the threads and the addresses."""
+    manifest, info, settings = started.model.manifest, started.info, started.settings
+    norm = manifest.norm
+    cache_bytes = info.cache_tokens * bytes_per_token(manifest)
+    engine, metrics = settings.engine, settings.metrics
+    every = f"every {engine.attention_interval}. step" if engine.attention_interval else "never"
+    rows = {
+        "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {manifest.dtype})",
+        "norm": norm.name + ("" if norm.trained else " (the checkpoint was not trained with it)"),
+        "context": f"{started.model.context_limit} tokens, trained on {manifest.trained_context}",
+        "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {cache_bytes / MIB:.0f} MiB",
+        "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",
+        "backend": f"{info.backend}, {info.threads} threads, attention by "
+        + ("our kernels" if info.kernels else "standard ops (slow)"),
+        "attention": f"statistics {every}, series of at most {metrics.attention_series_limit} heads",
+        "gRPC": started.grpc_address,
+        "metrics": f"http://{started.http_address}/metrics",
+    }
+    table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    # A pipe has no width: lines stay whole for who reads them.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -1,0 +1,43 @@
+"""Text to token ids and back, with the tokenizer file of a model folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as FileTokenizer
+
+from sharp.plugins.manifest import Manifest
+from sharp.serving.errors import InputError
+
+
+class Tokenizer:
+    """The tokenizer of a model. Safe to share between threads."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._tokenizer = FileTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise InputError(f"{path} is not a tokenizer file: {error}; export the model again") from error
+        # The file may pad or cut to the training length; a server does neither.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a prompt, with the special tokens that the tokenizer file puts around it."""
+        try:
+            token_ids: list[int] = self._tokenizer.encode(text).ids
+        except UnicodeEncodeError as error:
+            raise InputError(f"prompt is not valid text: {error}") from error
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+
+def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
+    """The tokenizer of a model folder, or None for a model that has none.
+
+    Raises:
+        InputError: the file is not a tokenizer.
+    """
+    return None if manifest.tokenizer is None else Tokenizer(folder / manifest.tokenizer.file)

@@ -1,0 +1,226 @@
+"""A tiny ONNX model whose answers follow from a formula, and a server that serves it."""
+
+import asyncio
+import queue
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from sharp.plugins.manifest import Cache, Manifest, Norm, Source
+from sharp.plugins.manifest import Tokenizer as TokenizerSettings
+from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
+from sharp.serving.server import Settings, Started, run_server
+
+VOCAB = 257  # bytes and an end-of-sequence token
+EOS = 256
+BLOCK = 4
+HEADS = 2
+MAX_CONTEXT = 128
+# Per head: factors on entropy, support, inverse temperature and logit spread.
+HEAD_SCALE = np.array([[1, 1, 1, 1], [0.5, 0.5, 2, 1]], np.float32)
+
+
+def make_model(hashing: int) -> onnx.ModelProto:
+    """Next token = (last + 1 + hashing * sum of (position + 1) * token) mod VOCAB, all read from the paged cache.
+
+    A cache value is the token. With `hashing` 0 the model counts; with 1 a token in the wrong slot, a stale block or a
+    wrong block table changes the answer. The statistics are those of uniform attention, scaled per head.
+    """
+    nodes, constants = [], []
+
+    def constant(value, dtype=np.int64) -> str:
+        name = f"constant_{len(constants)}"
+        constants.append(numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+    def add(op: str, *inputs: str, output: str | None = None, **attributes) -> str:
+        name = output or f"value_{len(nodes)}"
+        nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
+        return name
+
+    def whole(name: str) -> str:
+        return add("Cast", name, to=TensorProto.INT64)
+
+    flat = add("Reshape", "value_cache.0", constant([-1]))
+    written = add(
+        "ScatterElements", flat, whole("slot_mapping"), add("Cast", "input_ids", to=TensorProto.FLOAT), axis=0
+    )
+    add("Reshape", written, add("Shape", "value_cache.0"), output="value_cache_out.0")
+    add("Identity", "key_cache.0", output="key_cache_out.0")
+
+    ends = add("Slice", whole("query_start"), constant([1]), constant([2**31]))  # [sequences]
+    before = add("LessOrEqual", ends, add("Unsqueeze", "logits_indices", constant([1])))  # [outputs, sequences]
+    sequence = add("ReduceSum", whole(before), constant([1]), keepdims=0)
+    table = add("Max", whole(add("Gather", "block_table", sequence)), constant(0))  # [outputs, max_blocks]
+    slots = add("Add", add("Mul", add("Unsqueeze", table, constant([2])), constant(BLOCK)), constant(np.arange(BLOCK)))
+    tokens = whole(add("Gather", written, add("Reshape", slots, constant([0, -1]))))  # [outputs, keys]
+    key = add("Range", constant(0), add("Gather", add("Shape", tokens), constant(1)), constant(1))
+    query = add("Unsqueeze", add("Gather", "positions", "logits_indices"), constant([1]))
+    weighted = add("Mul", tokens, add("Mul", whole(add("LessOrEqual", key, query)), add("Add", key, constant(1))))
+    total = add("ReduceSum", weighted, constant([1]), keepdims=0)
+    last = add("ReduceSum", add("Mul", tokens, whole(add("Equal", key, query))), constant([1]), keepdims=0)
+    following = add("Add", add("Add", last, constant(1)), add("Mul", total, constant(hashing)))
+    add(
+        "OneHot", add("Mod", following, constant(VOCAB)), constant(VOCAB), constant([0, 4], np.float32), output="logits"
+    )
+
+    visible = add("Cast", add("Add", "positions", constant(1)), to=TensorProto.FLOAT)
+    one = add("Div", visible, visible)
+    columns = [add("Unsqueeze", column, constant([0, 2, 3])) for column in (add("Log", visible), visible, one, one)]
+    rows = add("Mul", add("Concat", *columns, axis=3), constant(HEAD_SCALE, np.float32))  # [1, tokens, heads, 4]
+    add("Mul", rows, add("Cast", "collect_stats", to=TensorProto.FLOAT), output="stats")
+
+    def value(name: str, dtype: int, *shape: str | int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, dtype, shape)
+
+    caches = [("key_cache", ("blocks", 1, 1, BLOCK)), ("value_cache", ("blocks", 1, BLOCK, 1))]
+    inputs = [
+        value("input_ids", TensorProto.INT64, "tokens"),
+        value("positions", TensorProto.INT64, "tokens"),
+        value("slot_mapping", TensorProto.INT32, "tokens"),
+        value("block_table", TensorProto.INT32, "sequences", "max_blocks"),
+        value("query_start", TensorProto.INT32, "sequences_and_one"),
+        value("context_lens", TensorProto.INT32, "sequences"),
+        value("collect_stats", TensorProto.BOOL),
+        value("logits_indices", TensorProto.INT64, "outputs"),
+        *(value(f"{name}.0", TensorProto.FLOAT, *shape) for name, shape in caches),
+    ]
+    outputs = [
+        value("logits", TensorProto.FLOAT, "outputs", VOCAB),
+        value("stats", TensorProto.FLOAT, 1, "tokens", HEADS, 4),
+        *(value(f"{name}_out.0", TensorProto.FLOAT, *shape) for name, shape in caches),
+    ]
+    graph = helper.make_graph(nodes, "counting", inputs, outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, its id is the byte; EOS is special."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # ByteLevel shows other bytes from U+0100 on
+    others = iter(range(256, 512))
+    letters = {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE({letter: byte for byte, letter in letters.items()}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return tokenizer
+
+
+def write_folder(folder: Path, *, hashing: int, tokenizer: bool = True) -> Path:
+    """A model folder with the tiny model."""
+    folder.mkdir()
+    onnx.save(make_model(hashing), folder / "model.onnx")
+    if tokenizer:
+        byte_tokenizer().save(str(folder / "tokenizer.json"))
+    Manifest(
+        sharp_version="0",
+        name=folder.name,
+        source=Source(name="made by a test", architecture="Counting", sha256=""),
+        opset=23,
+        layers=1,
+        q_heads=HEADS,
+        kv_heads=1,
+        head_dim=1,
+        value_dim=1,
+        vocab_size=VOCAB,
+        max_context=MAX_CONTEXT,
+        trained_context=MAX_CONTEXT,
+        positions="none",
+        norm=Norm(name="softmax", normalizer="softmax", trained=True),
+        cache=Cache(block_size=BLOCK),
+        tokenizer=TokenizerSettings(eos_token_ids=(EOS,)) if tokenizer else None,
+    ).write(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory) -> Path:
+    """Answers "a" with "bcd...": each token is the one before plus one."""
+    return write_folder(tmp_path_factory.mktemp("models") / "counting", hashing=0)
+
+
+@pytest.fixture(scope="session")
+def hashing(tmp_path_factory) -> Path:
+    """Each token depends on every token before it."""
+    return write_folder(tmp_path_factory.mktemp("models") / "hashing", hashing=1)
+
+
+@pytest.fixture(scope="session")
+def ids_only(tmp_path_factory) -> Path:
+    """Like `counting`, without a tokenizer."""
+    return write_folder(tmp_path_factory.mktemp("models") / "ids-only", hashing=0, tokenizer=False)
+
+
+def greedy_hashing(prompt: list[int], count: int) -> list[int]:
+    """What the hashing model answers, until EOS."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + count and (len(tokens) == len(prompt) or tokens[-1] != EOS):
+        total = sum((position + 1) * token for position, token in enumerate(tokens))
+        tokens.append((tokens[-1] + 1 + total) % VOCAB)
+    return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="session")
+def expected_hashing():
+    """The formula of the hashing model in plain Python."""
+    return greedy_hashing
+
+
+SETTINGS = Settings(
+    ServerConfig(grpc_port=0, http_port=0, grace_seconds=0.2),
+    EngineConfig(attention_interval=1),
+    MetricsConfig(),
+    BackendConfig(threads=1, kernels=False),
+)
+
+
+@pytest.fixture(scope="session")
+def server_settings() -> Settings:
+    """Those of every test server that says nothing else."""
+    return SETTINGS
+
+
+@pytest.fixture(scope="module")
+def start_server():
+    """Starts servers of a folder, `start_server(folder, engine=..., server=..., metrics=...)`, and stops them."""
+    running = []
+
+    def start(folder: Path, **settings) -> Started:
+        answers: queue.Queue = queue.Queue()
+
+        async def main() -> None:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            await run_server(
+                folder,
+                replace(SETTINGS, **settings),
+                lambda started: answers.put((started, lambda: loop.call_soon_threadsafe(stop.set))),
+                stop,
+            )
+
+        def run() -> None:
+            try:
+                asyncio.run(main())
+            except Exception as error:
+                answers.put((error, None))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        started, stop = answers.get(timeout=30)
+        if isinstance(started, Exception):
+            raise started
+        running.append((thread, stop))
+        return started
+
+    yield start
+    for _, stop in running:
+        stop()
+    for thread, _ in running:
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.backends import Batch, load_backend
+from sharp.serving.cache_size import bytes_per_token, cache_blocks
+from sharp.serving.config import BackendConfig, EngineConfig, ServerConfig
+from sharp.serving.errors import InputError, NotFoundError
+
+CONFIG = BackendConfig(threads=1, kernels=False)
+
+
+@pytest.fixture
+def backend(counting):
+    backend = load_backend(counting, read_manifest(counting), CONFIG)
+    backend.allocate_cache(4)
+    return backend
+
+
+def decode(tokens, context, blocks, **changes):
+    """One sequence that computes `tokens` after `context` others."""
+    positions = np.arange(context, context + len(tokens))
+    batch = {
+        "input_ids": np.array(tokens, np.int64),
+        "positions": positions,
+        "slot_mapping": np.array([blocks[p // 4] * 4 + p % 4 for p in positions], np.int32),
+        "block_table": np.array([blocks], np.int32),
+        "query_start": np.array([0, len(tokens)], np.int32),
+        "context_lens": np.array([context], np.int32),
+        "logits_indices": np.array([len(tokens) - 1]),
+        "collect_stats": False,
+    }
+    return Batch(**{**batch, **changes})
+
+
+def test_the_cache_keeps_what_earlier_steps_wrote(backend):
+    backend.step(decode([1, 2, 3, 4, 5], 0, [2, 0]))
+    backend.step(decode([50], 0, [3]))
+    output = backend.step(decode([6], 5, [2, 0]))
+    assert output.logits.shape == (1, 257)
+    assert output.logits.argmax() == 7
+    assert backend._current[1].numpy()[[2, 0], 0, :, 0].ravel()[:6].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_statistics_only_when_asked_for(backend):
+    assert backend.step(decode([1, 2], 0, [0])).stats is None
+    stats = backend.step(decode([1, 2], 0, [0], collect_stats=True)).stats
+    np.testing.assert_allclose(stats[0, :, 0, 0], np.log([1, 2]), rtol=1e-6)
+
+
+def test_a_failed_step_did_not_happen(backend):
+    backend.step(decode([1, 2, 3], 0, [1]))
+    with pytest.raises(Exception, match="indices"):
+        backend.step(decode([9], 3, [1], slot_mapping=np.array([99], np.int32)))
+    assert backend.step(decode([4], 3, [1])).logits.argmax() == 5
+    assert backend._current[1].numpy()[1, 0, :, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_a_backend_that_does_not_exist(counting):
+    with pytest.raises(NotFoundError, match="no backend 'abacus'; there are: onnxruntime"):
+        load_backend(counting, read_manifest(counting), BackendConfig(name="abacus"))
+
+
+def test_a_model_of_another_shape_is_refused(counting):
+    manifest = read_manifest(counting).model_copy(update={"layers": 2})
+    with pytest.raises(InputError, match=r"lacks key_cache\.1, key_cache_out\.1"):
+        load_backend(counting, manifest, CONFIG)
+
+
+def test_cache_size(counting):
+    manifest = read_manifest(counting)
+    block_bytes = bytes_per_token(manifest) * 4
+    assert cache_blocks(manifest, 10, 10**9) == 3
+    assert cache_blocks(manifest, None, 10**9) == 16 * 2048 // 4
+    assert cache_blocks(manifest, None, 100 * block_bytes) == 50
+    long = manifest.model_copy(update={"max_context": 100_000})
+    assert cache_blocks(long, None, 10**9) == 25_000
+    with pytest.raises(InputError, match="cache_tokens is 1000, which needs"):
+        cache_blocks(manifest, 1000, 100 * block_bytes)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: EngineConfig(max_sequences=0), "max_sequences is 0; it must be at least 1"),
+        (lambda: EngineConfig(max_batch_tokens=8, max_sequences=9), "max_batch_tokens is 8; it must be at least 9"),
+        (lambda: EngineConfig(attention_interval=-1), "attention_interval is -1"),
+        (lambda: BackendConfig(threads=0), "threads is 0"),
+        (lambda: ServerConfig(grpc_port=70000), "grpc_port is 70000; it must be from 0 to 65535"),
+    ],
+)
+def test_settings_out_of_range(config, message):
+    with pytest.raises(InputError, match=message):
+        config()

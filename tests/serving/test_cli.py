@@ -1,0 +1,107 @@
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from sharp.serving.cli import generate, serve
+
+
+def run(command, *arguments, **options):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], prog_name="sharp", **options)
+    assert not result.exception or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def address(start_server, counting):
+    return start_server(counting).grpc_address
+
+
+def test_generate_prints_the_text(address):
+    result = run(generate, address, "a", "--temperature", 0, "--max-tokens", 5)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "bcdef\n", "")
+
+
+def test_generate_takes_all_its_options(address):
+    options = "--top-k 1 --top-p 0.5 --seed 3 --ignore-eos --stop xyz --stop e --model counting --attention"
+    result = run(generate, address, "a", *options.split())
+    assert (result.exit_code, result.stdout) == (0, "bcd\n")
+    assert "From the sharpest head to the most dispersed" in result.stderr
+
+
+def test_generate_reads_a_long_prompt_from_stdin(address):
+    result = run(generate, address, "-", "--temperature", 0, "--max-tokens", 2, input="x" * 100 + "a")
+    assert result.stdout == "bc\n"
+
+
+def test_generate_with_token_ids(address):
+    result = run(generate, address, "--token-ids", "1,2,3", "--temperature", 0, "--max-tokens", 3)
+    assert result.stdout == "4 5 6 \n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--max-tokens", "-1"], "max_tokens is -1; it must be a number at least 0"),
+        (["a", "--temperature", "nan"], "temperature is nan; it must be a number at least 0"),
+        (["a", "--model", "other"], "model 'other' is not served here; the server has 'counting'"),
+        ([""], "prompt has 0 tokens; it must have at least 1"),
+        ([], "give either PROMPT or --token-ids"),
+        (["--token-ids", "1,x"], "--token-ids is '1,x'; it must be whole numbers, separated by commas"),
+    ],
+)
+def test_generate_reports_an_error_in_one_sentence(address, arguments, message):
+    result = run(generate, address, *arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {message}\n")
+
+
+def test_generate_without_a_server():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    result = run(generate, address, "a")
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: the server at {address} does not answer; start one with sharp-serve\n"
+
+
+def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run(serve, counting, "--grpc-port", port, "--http-port", 0)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --grpc-port"
+    ]
+    result = run(serve, tmp_path / "none", "--grpc-port", 0, "--http-port", 0)
+    assert result.exit_code == 2
+    assert "is not a model folder" in result.stderr
+    result = run(serve, counting, "--cache-tokens", 10**15, "--grpc-port", 0, "--http-port", 0, "--no-kernels")
+    assert result.exit_code == 2
+    assert "cache_tokens is 1000000000000000, which needs" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_until_a_signal(counting, number):
+    program = "from sharp.serving.cli import serve_main; serve_main()"
+    command = [sys.executable, "-c", program, str(counting), "--grpc-port", "0", "--http-port", "0", "--no-kernels"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        printed = []
+        for line in server.stdout:
+            printed.append(line)
+            if ready := re.search(r"sharp-serve: ready grpc=(\S+) http=\S+", line):
+                break
+        assert run(generate, ready[1], "a", "--temperature", 0, "--max-tokens", 3).stdout == "bcd\n"
+        server.send_signal(number)
+        _, errors = server.communicate(timeout=20)
+    assert (server.returncode, "Traceback" in errors) == (0, False)
+    block = "".join(printed)
+    for words in ("counting", "softmax", "32768 tokens in blocks of 4", "2048 tokens a step", "gRPC", "/metrics"):
+        assert words in block

@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+
+from sharp.serving import LLM, SamplingParams
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.errors import EngineError, InputError, NotFoundError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+BACKEND = BackendConfig(threads=1, kernels=False)
+
+
+@pytest.fixture(scope="module")
+def llm(counting):
+    return LLM(counting, backend=BACKEND)
+
+
+def test_one_completion_per_prompt_in_order(llm):
+    first, second = llm.generate(["a", [ord("0"), ord("1")]], GREEDY)
+    assert (first.text, second.text) == ("bcdefghi", "23456789")
+    assert second.token_ids == tuple(b"23456789")
+    assert (second.usage.prompt_tokens, second.usage.completion_tokens) == (2, 8)
+    assert (first.finish_reason, first.matched, first.attention) == ("length", None, None)
+
+
+def test_one_prompt_alone_and_parameters_per_prompt(llm):
+    assert llm.generate("a", GREEDY)[0].text == "bcdefghi"
+    assert llm.generate([97, 98], GREEDY)[0].text == "cdefghij"
+    both = llm.generate(["a", "b"], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])
+    assert [completion.text for completion in both] == ["bcdefghi", "cd"]
+
+
+def test_stops_at_eos_unless_told_not_to(llm):
+    stopped = llm.generate([[253]], GREEDY)[0]
+    assert (stopped.finish_reason, stopped.matched, stopped.token_ids) == ("stop", 256, (254, 255, 256))
+    going_on = llm.generate([[253]], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))[0]
+    assert going_on.token_ids == (254, 255, 256, 0, 1, 2)
+
+
+def test_stop_token_is_in_the_tokens_and_not_in_the_text(llm):
+    completion = llm.generate("a", SamplingParams(temperature=0, stop_token_ids=[ord("e")]))[0]
+    assert (completion.text, completion.token_ids, completion.matched) == ("bcd", tuple(b"bcde"), ord("e"))
+
+
+def test_stop_string_over_token_borders(llm):
+    completion = llm.generate("a", SamplingParams(temperature=0, stop=["fgh", "zzz"]))[0]
+    assert (completion.text, completion.finish_reason, completion.matched) == ("bcde", "stop", "fgh")
+    assert completion.token_ids == tuple(b"bcdefgh")
+
+
+def test_text_that_only_looked_like_a_stop_string_is_shown(llm):
+    completion = llm.generate("a", SamplingParams(temperature=0, max_tokens=4, stop="ef!"))[0]
+    assert (completion.text, completion.finish_reason) == ("bcde", "length")
+
+
+def test_without_max_tokens_the_context_is_the_limit(llm):
+    completion = llm.generate("a", SamplingParams(temperature=0))[0]
+    assert completion.usage.completion_tokens == 127
+    assert completion.finish_reason == "length"
+
+
+def test_max_tokens_0_reads_the_prompt_only(llm):
+    completion = llm.generate("abc", SamplingParams(max_tokens=0), attention=True)[0]
+    assert (completion.token_ids, completion.finish_reason) == ((), "length")
+    assert completion.attention.tokens == 3
+
+
+def test_attention_summary_over_prompt_and_answer_in_chunks(counting):
+    llm = LLM(counting, backend=BACKEND, engine=EngineConfig(max_batch_tokens=4, max_sequences=4, attention_interval=0))
+    with_attention = llm.generate(["abcdefghij", "ab"], GREEDY, attention=True)[0].attention
+    keys = np.arange(1, 18)  # 10 prompt tokens and 8 generated ones, of which the last is never attended from
+    assert with_attention.tokens == len(keys)
+    np.testing.assert_allclose(with_attention.entropy[0], np.log(keys).mean() * np.array([1, 0.5]), rtol=1e-6)
+    np.testing.assert_allclose(with_attention.normalized_entropy[0], [1, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(with_attention.support_ratio[0], [1, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(with_attention.inverse_temperature[0], [1, 2], rtol=1e-6)
+
+
+def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
+    llm = LLM(ids_only, backend=BACKEND)
+    completion = llm.generate([[97]], SamplingParams(temperature=0, max_tokens=3))[0]
+    assert (completion.text, completion.token_ids) == ("", (98, 99, 100))
+    with pytest.raises(InputError, match="send token ids"):
+        llm.generate("a")
+    with pytest.raises(InputError, match="stop_token_ids"):
+        llm.generate([[97]], SamplingParams(stop=["x"]))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "prompt has 0 tokens"),
+        ([257], "token id 257.*0 to 256"),
+        ([-1], "token id -1"),
+        ("x" * 128, "prompt has 128 tokens; the limit is 127"),
+    ],
+)
+def test_prompts_that_cannot_be_used(llm, prompt, message):
+    with pytest.raises(InputError, match=message):
+        llm.generate([prompt])
+
+
+def test_a_prompt_that_the_cache_can_never_hold_is_refused_at_once(counting):
+    llm = LLM(counting, backend=BACKEND, engine=EngineConfig(cache_tokens=16))
+    with pytest.raises(InputError, match="prompt has 20 tokens; the limit is 15"):
+        llm.generate("x" * 20)
+    assert llm.generate("a", SamplingParams(temperature=0))[0].usage.completion_tokens == 15
+
+
+def test_a_model_that_fails_says_so_and_can_be_used_again(counting, monkeypatch):
+    llm = LLM(counting, backend=BACKEND)
+    backend = llm._engine._backend
+    monkeypatch.setattr(backend, "step", lambda batch: 1 / 0)
+    with pytest.raises(EngineError, match="division by zero"):
+        llm.generate(["a", "b"], GREEDY)
+    monkeypatch.undo()
+    assert llm.generate("a", GREEDY)[0].text == "bcdefghi"
+
+
+def test_folders_that_cannot_be_loaded(tmp_path, counting):
+    with pytest.raises(NotFoundError, match=r"no sharp\.json"):
+        LLM(tmp_path)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in counting.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    (broken / "model.onnx").write_bytes(b"not a model")
+    with pytest.raises(InputError, match=r"model\.onnx cannot be loaded"):
+        LLM(broken, backend=BACKEND)
