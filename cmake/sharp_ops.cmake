@@ -1,0 +1,27 @@
+# libsharp_ops.so: the CPU kernels and their ONNX Runtime op. The attention loops are compiled once per instruction set.
+set(cpu plugins/cpu)
+set(sources
+  ${cpu}/finish.cc
+  ${cpu}/isa.cc
+  ${cpu}/loops_baseline.cc
+  ${cpu}/paged_attention.cc
+  ${cpu}/plan.cc
+  plugins/onnxruntime/attributes.cc
+  plugins/onnxruntime/inputs.cc
+  plugins/onnxruntime/paged_attention_op.cc)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND sources ${cpu}/loops_avx2.cc ${cpu}/loops_avx512.cc)
+  set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
+  set_source_files_properties(${cpu}/loops_avx512.cc PROPERTIES
+    COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
+endif()
+
+add_library(sharp_ops SHARED ${sources})
+target_include_directories(sharp_ops PRIVATE ${cpu} plugins/onnxruntime)
+target_include_directories(sharp_ops SYSTEM PRIVATE ${ONNXRUNTIME_INCLUDE_DIR})
+# No -ffast-math: infinities and NaN have a meaning here.
+target_compile_options(sharp_ops PRIVATE -Wall -Wextra -ffp-contract=fast -fno-math-errno)
+target_link_options(sharp_ops PRIVATE
+  -Wl,--version-script=${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map -static-libstdc++ -static-libgcc)
+set_target_properties(sharp_ops PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map)
+install(TARGETS sharp_ops DESTINATION sharp/plugins/lib)

@@ -1,0 +1,35 @@
+"""Sharp's ops: definitions, kernels and the glue to the runtimes. `library_path` finds the compiled library."""
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from sharp.plugins.errors import InputError, SharpError
+
+LIBRARIES = {"onnxruntime": "libsharp_ops.so"}
+
+
+def library_path(runtime: str) -> str:
+    """Path of the native library of `runtime` ("onnxruntime"), for `SessionOptions.register_custom_ops_library`.
+
+    Raises:
+        InputError: there is no such runtime.
+        SharpError: the library is not built.
+    """
+    if runtime not in LIBRARIES:
+        raise InputError(f"no library for the runtime {runtime!r}; there is one for: {', '.join(LIBRARIES)}")
+    for folder in _library_folders():
+        path = folder / LIBRARIES[runtime]
+        if path.is_file():
+            return str(path)
+    raise SharpError(f"{LIBRARIES[runtime]} is not built; install Sharp with `make setup` or `pip install .`")
+
+
+def _library_folders() -> Iterator[Path]:
+    # An editable install leaves the sources in place and puts what CMake installs into site-packages: both are on
+    # __path__, as far as the import system knows them, and the site-packages in use hold the rest.
+    for folder in __path__:
+        yield Path(folder) / "lib"
+    yield Path(sysconfig.get_path("platlib")) / "sharp" / "plugins" / "lib"
+    # A build in the source tree without an install: cmake -S . -B build/cmake.
+    yield Path(__file__).resolve().parent.parent / "build" / "cmake"

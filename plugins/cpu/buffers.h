@@ -1,0 +1,90 @@
+// Memory of the parts in progress.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "finish.h"
+#include "tile.h"
+
+namespace sharp::cpu {
+
+// States, output sums and, for stored normalizers, logits of `parts` that together cover the keys of a tile.
+class TileBuffers {
+ public:
+  // Allocates when the last tile needed less. The logits of a row lie one after another over all parts.
+  void reset(const Tile& tile, const std::vector<KeyRange>& ranges, int64_t value_dim, bool stored) {
+    const int64_t rows = tile.rows(), count = static_cast<int64_t>(ranges.size());
+    const int64_t span = (tile.key_end - tile.key_begin + kChunkKeys - 1) / kChunkKeys * kChunkKeys;
+    grow(states_, states_size_, rows * count);
+    grow(output_, output_size_, rows * count * value_dim);
+    if (stored) grow(logits_, logits_size_, rows * span);
+    span_ = span;
+    parts_.clear();
+    for (int64_t index = 0; index < count; ++index) {
+      float* logits = stored ? logits_.get() + ranges[index].begin - tile.key_begin : nullptr;
+      parts_.push_back(
+          {ranges[index], states_.get() + index * rows, output_.get() + index * rows * value_dim, logits, span});
+      start_part(parts_.back(), rows, value_dim);
+    }
+  }
+
+  const Part& part(int64_t index) const { return parts_[index]; }
+  const Part* parts() const { return parts_.data(); }
+  int64_t count() const { return static_cast<int64_t>(parts_.size()); }
+  const float* logits_of(int64_t row) const { return logits_.get() + row * span_; }
+  int64_t span() const { return span_; }
+
+ private:
+  template <typename T>
+  static void grow(std::unique_ptr<T[]>& buffer, int64_t& size, int64_t needed) {
+    if (needed <= size) return;
+    buffer.reset(new T[needed]);  // not make_unique: it would write zeros to memory that is filled anyway
+    size = needed;
+  }
+
+  std::unique_ptr<RowState[]> states_;
+  std::unique_ptr<float[]> output_, logits_;
+  int64_t states_size_ = 0, output_size_ = 0, logits_size_ = 0, span_ = 0;
+  std::vector<Part> parts_;
+};
+
+// What a thread needs while it works on one part, and for a tile of one part the tile's buffers too.
+struct ThreadBuffers {
+  explicit ThreadBuffers(const Problem& problem)
+      : query(new float[kMaxTileRows * problem.head_dim]),
+        weights(new float[kMaxTileRows * kChunkKeys]),
+        packed_keys(problem.block_size % 16 == 0 ? nullptr : new float[problem.head_dim * kChunkKeys]) {}
+
+  Scratch scratch() const { return {query.get(), weights.get(), packed_keys.get()}; }
+
+  std::unique_ptr<float[]> query, weights, packed_keys;
+  TileBuffers tile;
+};
+
+// Hands thread buffers to tasks and takes them back, so that there are as many as threads and not as many as tasks.
+class BufferPool {
+ public:
+  explicit BufferPool(const Problem& problem) : problem_(problem) {}
+
+  std::unique_ptr<ThreadBuffers> take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) return std::make_unique<ThreadBuffers>(problem_);
+    std::unique_ptr<ThreadBuffers> buffers = std::move(free_.back());
+    free_.pop_back();
+    return buffers;
+  }
+
+  void give_back(std::unique_ptr<ThreadBuffers> buffers) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(buffers));
+  }
+
+ private:
+  const Problem& problem_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ThreadBuffers>> free_;
+};
+
+}  // namespace sharp::cpu

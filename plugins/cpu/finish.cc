@@ -1,0 +1,112 @@
+#include "finish.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sharp::cpu {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+bool divides_by_sum(NormalizerKind normalizer) {
+  return normalizer != NormalizerKind::kSigmoid && normalizer != NormalizerKind::kRelu &&
+         normalizer != NormalizerKind::kRelu2;
+}
+
+bool drops_keys(NormalizerKind normalizer) {
+  return normalizer == NormalizerKind::kEntmax || normalizer == NormalizerKind::kRelu ||
+         normalizer == NormalizerKind::kRelu2;
+}
+
+double lane_sum(const float* lanes) {
+  double sum = 0;
+  for (int lane = 0; lane < kStateLanes; ++lane) sum += lanes[lane];
+  return sum;
+}
+
+}  // namespace
+
+void start_part(const Part& part, int64_t rows, int64_t value_dim) {
+  RowState empty{};
+  empty.shift = empty.highest = -kInfinity;
+  empty.lowest = kInfinity;
+  empty.inverse_temperature = 1.0f;
+  std::fill_n(part.states, rows, empty);
+  std::fill_n(part.output, rows * value_dim, 0.0f);
+}
+
+void merge_observations(const Part* parts, int64_t count, int64_t index) {
+  RowState& whole = parts[0].states[index];
+  for (int64_t part = 1; part < count; ++part) {
+    const RowState& state = parts[part].states[index];
+    whole.highest = std::max(whole.highest, state.highest);
+    whole.lowest = std::min(whole.lowest, state.lowest);
+    whole.visible += state.visible;
+  }
+  share_solution(parts, count, index);
+}
+
+void share_solution(const Part* parts, int64_t count, int64_t index) {
+  const RowState& whole = parts[0].states[index];
+  for (int64_t part = 1; part < count; ++part) {
+    RowState& state = parts[part].states[index];
+    state.highest = whole.highest;
+    state.lowest = whole.lowest;
+    state.visible = whole.visible;
+    state.threshold = whole.threshold;
+    state.inverse_temperature = whole.inverse_temperature;
+  }
+}
+
+void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged) {
+  const int64_t channels = problem.value_dim;
+  const NormalizerKind normalizer = problem.attributes.normalizer;
+  for (int64_t index = 0; index < tile.rows(); ++index) {
+    const Row row = row_of(problem, tile, index);
+    float* output = problem.output + (row.token * problem.q_heads + row.head) * channels;
+    float* stats = problem.stats == nullptr ? nullptr : problem.stats + (row.token * problem.q_heads + row.head) * 4;
+    std::fill_n(output, channels, 0.0f);
+
+    float shift = -kInfinity, highest = -kInfinity, lowest = kInfinity;
+    int64_t visible = 0, support = 0;
+    for (int64_t part = 0; part < count; ++part) {
+      const RowState& state = parts[part].states[index];
+      visible = observations_merged ? state.visible : visible + state.visible;
+      support += state.support;
+      highest = std::max(highest, state.highest);
+      lowest = std::min(lowest, state.lowest);
+      shift = std::max(shift, state.shift);
+    }
+    if (visible == 0) {
+      if (stats != nullptr) std::fill_n(stats, 4, 0.0f);
+      continue;
+    }
+    double sum = 0, weighted_log = 0;
+    for (int64_t part = 0; part < count; ++part) {
+      const RowState& state = parts[part].states[index];
+      if (state.visible == 0) continue;
+      // Equal shifts may both be -inf (stored and pointwise normalizers have none), and -inf - -inf is NaN.
+      const float difference = state.shift == shift ? 0.0f : state.shift - shift;
+      const float factor = std::exp(difference);
+      const double part_sum = lane_sum(state.sum);
+      if (factor != 0) weighted_log += factor * (lane_sum(state.weighted_log) + difference * part_sum);
+      sum += factor * part_sum;
+      const float* values = parts[part].output + index * channels;
+      for (int64_t channel = 0; channel < channels; ++channel) output[channel] += factor * values[channel];
+    }
+    if (divides_by_sum(normalizer)) {
+      const float inverse = static_cast<float>(1 / sum);
+      for (int64_t channel = 0; channel < channels; ++channel)
+        output[channel] = sum == 0 ? std::numeric_limits<float>::quiet_NaN() : output[channel] * inverse;
+    }
+    if (stats == nullptr) continue;
+    const double entropy = sum == 0 && !divides_by_sum(normalizer) ? 0.0 : std::log(sum) - weighted_log / sum;
+    stats[0] = static_cast<float>(entropy < 0 ? 0.0 : entropy);
+    stats[1] = static_cast<float>(drops_keys(normalizer) ? support : visible);
+    stats[2] = parts[0].states[index].inverse_temperature;
+    stats[3] = highest - lowest;
+  }
+}
+
+}  // namespace sharp::cpu

@@ -1,0 +1,23 @@
+// The instruction sets that the attention loops are compiled for, and which of them this process uses.
+#pragma once
+
+#include "tile.h"
+
+namespace sharp::cpu {
+
+namespace baseline {
+Loops find_loops(const Attributes& attributes);
+}
+namespace avx2 {
+Loops find_loops(const Attributes& attributes);
+}
+namespace avx512 {
+Loops find_loops(const Attributes& attributes);
+}
+
+// The loops of the attributes' normalizer for the best instruction set of this processor, or for the one that the
+// environment variable SHARP_ISA names (baseline, avx2, avx512). Throws std::runtime_error when that one is unknown or
+// the processor lacks it.
+Loops find_loops(const Attributes& attributes);
+
+}  // namespace sharp::cpu

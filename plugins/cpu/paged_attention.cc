@@ -1,0 +1,140 @@
+#include "paged_attention.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "buffers.h"
+#include "finish.h"
+#include "isa.h"
+#include "plan.h"
+
+namespace sharp::cpu {
+namespace {
+
+constexpr int64_t kStoreTokens = 64;  // tokens stored by one task
+
+void store_token(const Problem& problem, int64_t token) {
+  const int64_t slot = problem.slot_mapping[token];
+  if (slot < 0) return;
+  const int64_t block = slot / problem.block_size, offset = slot % problem.block_size;
+  for (int64_t head = 0; head < problem.kv_heads; ++head) {
+    const int64_t from = token * problem.kv_heads + head, to = block * problem.kv_heads + head;
+    const float* key = problem.key + from * problem.head_dim;
+    float* column = problem.key_cache + to * problem.head_dim * problem.block_size + offset;
+    for (int64_t channel = 0; channel < problem.head_dim; ++channel)
+      column[channel * problem.block_size] = key[channel];
+    std::copy_n(problem.value + from * problem.value_dim, problem.value_dim,
+                problem.value_cache + (to * problem.block_size + offset) * problem.value_dim);
+  }
+}
+
+void store_tokens(const Problem& problem, const ParallelFor& parallel_for) {
+  parallel_for((problem.tokens + kStoreTokens - 1) / kStoreTokens, [&](int64_t task) {
+    const int64_t end = std::min((task + 1) * kStoreTokens, problem.tokens);
+    for (int64_t token = task * kStoreTokens; token < end; ++token) store_token(problem, token);
+  });
+}
+
+void solve_row(const Problem& problem, const Loops& loops, const TileBuffers& buffers, int64_t row) {
+  merge_observations(buffers.parts(), buffers.count(), row);
+  RowState& state = buffers.part(0).states[row];
+  if (state.visible > 0) loops.solve(problem, buffers.logits_of(row), buffers.span(), state);
+  share_solution(buffers.parts(), buffers.count(), row);
+}
+
+void attend_whole_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
+  buffers.tile.reset(work.tile, work.parts, problem.value_dim, loops.stored());
+  const Part& part = buffers.tile.part(0);
+  if (loops.stored()) {
+    loops.score(problem, work.tile, part, buffers.scratch());
+    for (int64_t row = 0; row < work.tile.rows(); ++row) solve_row(problem, loops, buffers.tile, row);
+    loops.weigh(problem, work.tile, part, buffers.scratch());
+  } else {
+    loops.stream(problem, work.tile, part, buffers.scratch());
+  }
+  finish_tile(problem, work.tile, &part, 1, true);
+}
+
+// A task of the first phase: a whole tile, or one part of a split tile.
+struct Task {
+  const Work* work;
+  TileBuffers* split;  // null: the tile is not split
+  int64_t part;
+};
+
+class Attention {
+ public:
+  Attention(const Problem& problem, const ParallelFor& parallel_for)
+      : problem_(problem),
+        parallel_for_(parallel_for),
+        loops_(find_loops(problem.attributes)),
+        works_(plan_work(problem, loops_.stored())),
+        pool_(problem) {
+    for (const Work& work : works_) {
+      if (work.parts.size() == 1) {
+        tasks_.push_back({&work, nullptr, 0});
+        continue;
+      }
+      split_.push_back({&work, std::make_unique<TileBuffers>()});
+      TileBuffers* buffers = split_.back().buffers.get();
+      buffers->reset(work.tile, work.parts, problem.value_dim, loops_.stored());
+      for (int64_t part = 0; part < buffers->count(); ++part) tasks_.push_back({&work, buffers, part});
+    }
+  }
+
+  void run() {
+    for_tasks([&](const Task& task, ThreadBuffers& buffers) {
+      if (task.split == nullptr) return attend_whole_tile(problem_, loops_, *task.work, buffers);
+      const auto first_pass = loops_.stored() ? loops_.score : loops_.stream;
+      first_pass(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
+    });
+    if (split_.empty()) return;
+    if (loops_.stored()) {
+      parallel_for_(static_cast<int64_t>(split_.size()) * kMaxTileRows, [&](int64_t index) {
+        const Split& split = split_[index / kMaxTileRows];
+        const int64_t row = index % kMaxTileRows;
+        if (row < split.work->tile.rows()) solve_row(problem_, loops_, *split.buffers, row);
+      });
+      for_tasks([&](const Task& task, ThreadBuffers& buffers) {
+        if (task.split == nullptr) return;
+        loops_.weigh(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
+      });
+    }
+    parallel_for_(static_cast<int64_t>(split_.size()), [&](int64_t index) {
+      const Split& split = split_[index];
+      finish_tile(problem_, split.work->tile, split.buffers->parts(), split.buffers->count(), loops_.stored());
+    });
+  }
+
+ private:
+  struct Split {
+    const Work* work;
+    std::unique_ptr<TileBuffers> buffers;
+  };
+
+  template <typename Body>
+  void for_tasks(Body body) {
+    parallel_for_(static_cast<int64_t>(tasks_.size()), [&](int64_t index) {
+      std::unique_ptr<ThreadBuffers> buffers = pool_.take();
+      body(tasks_[index], *buffers);
+      pool_.give_back(std::move(buffers));
+    });
+  }
+
+  const Problem& problem_;
+  const ParallelFor& parallel_for_;
+  const Loops loops_;
+  const std::vector<Work> works_;
+  BufferPool pool_;
+  std::vector<Task> tasks_;
+  std::vector<Split> split_;
+};
+
+}  // namespace
+
+void paged_attention(const Problem& problem, const ParallelFor& parallel_for) {
+  store_tokens(problem, parallel_for);
+  Attention(problem, parallel_for).run();
+}
+
+}  // namespace sharp::cpu

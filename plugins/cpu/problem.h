@@ -1,0 +1,44 @@
+// One call of PagedAttention as plain data: shapes, buffers and attributes, checked before they come here.
+#pragma once
+
+#include <cstdint>
+
+namespace sharp::cpu {
+
+enum class NormalizerKind { kSoftmax, kSsa, kAdaptiveSoftmax, kEntmax, kSigmoid, kRelu, kRelu2 };
+
+struct Attributes {
+  NormalizerKind normalizer = NormalizerKind::kSoftmax;
+  float scale = 1.0f;
+  float alpha = 1.5f;                               // entmax
+  const float* temperature_coefficients = nullptr;  // adaptive_softmax, highest power first
+  int64_t temperature_terms = 0;
+  float entropy_threshold = 0.5f;  // nats
+  float softcap = 0.0f;            // 0 = off
+  int64_t window = -1;             // -1 = off
+  bool causal = true;
+};
+
+struct Problem {
+  int64_t tokens, q_heads, kv_heads, head_dim, value_dim;
+  int64_t blocks, block_size, sequences, max_blocks;
+  const float* query;           // [tokens, q_heads, head_dim]
+  const float* key;             // [tokens, kv_heads, head_dim]
+  const float* value;           // [tokens, kv_heads, value_dim]
+  float* key_cache;             // [blocks, kv_heads, head_dim, block_size]
+  float* value_cache;           // [blocks, kv_heads, block_size, value_dim]
+  const int32_t* slot_mapping;  // [tokens]
+  const int32_t* block_table;   // [sequences, max_blocks]
+  const int32_t* query_start;   // [sequences + 1]
+  const int32_t* context_lens;  // [sequences]
+  const float* head_params;     // [q_heads, head_params_width] or null
+  int64_t head_params_width;
+  const float* alibi_slopes;  // [q_heads] or null
+  float* output;              // [tokens, q_heads, value_dim]
+  float* stats;               // [tokens, q_heads, 4], null when not collected
+  Attributes attributes;
+
+  int64_t group() const { return q_heads / kv_heads; }
+};
+
+}  // namespace sharp::cpu

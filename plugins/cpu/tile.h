@@ -1,0 +1,85 @@
+// What the attention loops work on: a tile of query rows that share one key-value head, and a part of its keys.
+#pragma once
+
+#include <cstdint>
+
+#include "problem.h"
+
+namespace sharp::cpu {
+
+constexpr int kChunkKeys = 64;    // keys that a loop handles at once; 4 strips of 16
+constexpr int kMaxTileRows = 48;  // query rows (token, head) of a tile
+constexpr int kStateLanes = 16;   // lanes of the widest vector
+
+// Rows are numbered (token of the sequence) * group + (head of the group).
+struct Tile {
+  int64_t sequence, kv_head;
+  int64_t row_begin, row_end;
+  int64_t key_begin, key_end;  // keys that any of the rows sees; key_begin is a multiple of kChunkKeys
+
+  int64_t rows() const { return row_end - row_begin; }
+};
+
+struct KeyRange {
+  int64_t begin, end;
+};
+
+// Token, head and visible keys of one row of a tile.
+struct Row {
+  int64_t token, head, position;
+  KeyRange visible;
+};
+
+inline Row row_of(const Problem& problem, const Tile& tile, int64_t index) {
+  const int64_t row = tile.row_begin + index, group = problem.group();
+  const int64_t first = problem.query_start[tile.sequence], end = problem.query_start[tile.sequence + 1];
+  const int64_t context = problem.context_lens[tile.sequence], total = context + end - first;
+  const int64_t position = context + row / group;
+  const Attributes& attributes = problem.attributes;
+  KeyRange visible{0, total};
+  if (attributes.causal || attributes.window >= 0) visible.end = position + 1;
+  if (attributes.window >= 0 && position - attributes.window + 1 > 0) visible.begin = position - attributes.window + 1;
+  return {first + row / group, tile.kv_head * group + row % group, position, visible};
+}
+
+// Running sums of one row over the keys seen so far. With w the unnormalized weight of a key (e^(t - shift) for the
+// exponential normalizers): sum = sum of w, weighted_log = sum of w ln w, so entropy = ln(sum) - weighted_log / sum.
+struct RowState {
+  float sum[kStateLanes];
+  float weighted_log[kStateLanes];
+  float shift;                // largest exponent so far; weights of two parts are comparable after e^(shift difference)
+  float highest, lowest;      // logits of visible keys; lowest only when statistics are collected
+  float threshold;            // entmax: tau
+  float inverse_temperature;  // adaptive softmax: beta
+  int64_t visible;
+  int64_t support;  // keys of weight > 0; only when statistics are collected
+};
+
+// The keys [begin, end) of a tile with their results; a tile that is not split has one part.
+struct Part {
+  KeyRange keys;     // begin is a multiple of kChunkKeys
+  RowState* states;  // [rows]
+  float* output;     // [rows, value_dim], sum of w * value
+  float* logits;     // stored form: row 0 at `keys.begin`
+  int64_t logits_stride;
+};
+
+// Buffers of the thread that runs a part.
+struct Scratch {
+  float* query;        // [kMaxTileRows, head_dim], scaled
+  float* weights;      // [kMaxTileRows, kChunkKeys]
+  float* packed_keys;  // [head_dim, kChunkKeys], for block sizes that are no multiple of 16
+};
+
+// The attention loops of one normalizer, compiled for one instruction set. `stream` alone, or `score`, `solve`,
+// `weigh`.
+struct Loops {
+  void (*stream)(const Problem&, const Tile&, const Part&, const Scratch&);
+  void (*score)(const Problem&, const Tile&, const Part&, const Scratch&);
+  void (*solve)(const Problem&, const float* logits, int64_t count, RowState& state);
+  void (*weigh)(const Problem&, const Tile&, const Part&, const Scratch&);
+
+  bool stored() const { return stream == nullptr; }
+};
+
+}  // namespace sharp::cpu

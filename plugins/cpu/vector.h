@@ -1,0 +1,95 @@
+// The vector of the instruction set that this file is compiled for, on the compiler's vector extension.
+//
+// Every file that includes this one is compiled once per instruction set, inside `namespace SHARP_ISA`, and must not
+// call inline functions of the standard library: the linker keeps one copy of those, perhaps the one with AVX-512.
+#pragma once
+
+#include <cstdint>
+
+namespace sharp::cpu::SHARP_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8, kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kRegisters = 32;
+#else
+constexpr int kLanes = 4, kRegisters = 16;
+#endif
+
+using Vec = float __attribute__((vector_size(kLanes * 4)));
+using VecInt = int32_t __attribute__((vector_size(kLanes * 4)));
+using UnalignedVec = float __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+constexpr float kInfinity = __builtin_inff();
+
+inline Vec load(const float* from) { return *reinterpret_cast<const UnalignedVec*>(from); }
+inline void store(float* to, Vec value) { *reinterpret_cast<UnalignedVec*>(to) = value; }
+inline Vec splat(float value) { return value - Vec{}; }
+inline VecInt bits_of(Vec value) { return reinterpret_cast<VecInt>(value); }
+inline Vec from_bits(VecInt value) { return reinterpret_cast<Vec>(value); }
+inline Vec select(VecInt mask, Vec yes, Vec no) { return mask ? yes : no; }
+// A NaN in `b` stays, a NaN in `a` goes.
+inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
+inline Vec minimum(Vec a, Vec b) { return select(a < b, a, b); }
+inline Vec absolute(Vec value) { return from_bits(bits_of(value) & 0x7fffffff); }
+inline Vec with_sign_of(Vec magnitude, Vec sign) {
+  return from_bits(bits_of(magnitude) | (bits_of(sign) & static_cast<int32_t>(0x80000000)));
+}
+
+template <typename T>
+T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+template <typename T>
+T larger(T a, T b) {
+  return a > b ? a : b;
+}
+
+// 0, 1, ... kLanes - 1.
+inline Vec lane_numbers() {
+  Vec numbers{};
+  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = static_cast<float>(lane);
+  return numbers;
+}
+
+// The lanes whose bit is set in the low kLanes bits.
+inline VecInt lanes_of(uint64_t bits) {
+  VecInt lane_bits{};
+  for (int lane = 0; lane < kLanes; ++lane) lane_bits[lane] = 1 << lane;
+  const VecInt all = static_cast<int32_t>(bits & 0xffff) - VecInt{};
+  return (all & lane_bits) != 0;
+}
+
+// Combine all lanes, by halves: a chain over 16 lanes would wait for 16 latencies.
+template <typename Combine>
+float reduce(Vec value, Combine combine) {
+  using Quad = float __attribute__((vector_size(16)));
+  Quad quad;
+#if defined(__AVX512F__)
+  using Half = float __attribute__((vector_size(32)));
+  const Half half = combine(__builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7),
+                            __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15));
+  quad = combine(__builtin_shufflevector(half, half, 0, 1, 2, 3), __builtin_shufflevector(half, half, 4, 5, 6, 7));
+#elif defined(__AVX2__)
+  quad = combine(__builtin_shufflevector(value, value, 0, 1, 2, 3), __builtin_shufflevector(value, value, 4, 5, 6, 7));
+#else
+  quad = value;
+#endif
+  const Quad pair = combine(quad, __builtin_shufflevector(quad, quad, 2, 3, 0, 1));
+  const Quad one = combine(pair, __builtin_shufflevector(pair, pair, 1, 0, 3, 2));
+  return one[0];
+}
+
+inline float sum_of(Vec value) {
+  return reduce(value, [](auto a, auto b) { return a + b; });
+}
+inline float maximum_of(Vec value) {
+  return reduce(value, [](auto a, auto b) { return a > b ? a : b; });
+}
+inline float minimum_of(Vec value) {
+  return reduce(value, [](auto a, auto b) { return a < b ? a : b; });
+}
+
+}  // namespace sharp::cpu::SHARP_ISA

@@ -1,0 +1,181 @@
+#include "inputs.h"
+
+#include <string>
+
+namespace sharp::ort {
+
+const char* const kInputNames[kInputCount] = {"query",        "key",          "value",        "key_cache",
+                                              "value_cache",  "slot_mapping", "block_table",  "query_start",
+                                              "context_lens", "head_params",  "alibi_slopes", "collect_stats"};
+
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+std::string text_of(const Shape& shape) {
+  std::string text = "[";
+  for (size_t axis = 0; axis < shape.size(); ++axis) text += (axis ? ", " : "") + std::to_string(shape[axis]);
+  return text + "]";
+}
+
+// An input of the node; absent when it is not given or, by convention of the op, when it is optional and empty.
+class Tensor {
+ public:
+  Tensor(const Ort::KernelContext& context, Input input) : input_(input) {
+    if (static_cast<size_t>(input) >= context.GetInputCount()) return;
+    const Ort::ConstValue value = context.GetInput(input);
+    if (static_cast<const OrtValue*>(value) == nullptr) return;
+    const auto info = value.GetTensorTypeAndShapeInfo();
+    if (input >= kHeadParams && info.GetElementCount() == 0) return;
+    shape_ = info.GetShape();
+    data_ = value.GetTensorRawData();
+    given_ = true;
+  }
+
+  bool given() const { return given_; }
+  const float* floats() const { return static_cast<const float*>(data_); }
+  const int32_t* ints() const { return static_cast<const int32_t*>(data_); }
+  const bool* bools() const { return static_cast<const bool*>(data_); }
+  int64_t dimension(size_t axis) const { return shape_[axis]; }
+
+  void expect_rank(size_t rank, const char* dimensions) const {
+    if (!given_) throw InputError(std::string(kInputNames[input_]) + " is missing; the op needs it");
+    if (shape_.size() != rank) fail(std::string("must have the dimensions ") + dimensions);
+  }
+
+  void expect_shape(const Shape& expected, const char* dimensions) const {
+    expect_rank(expected.size(), dimensions);
+    if (shape_ != expected) fail(std::string("must be ") + dimensions + " = " + text_of(expected));
+  }
+
+  [[noreturn]] void fail(const std::string& rule) const {
+    throw InputError(std::string(kInputNames[input_]) + " has shape " + text_of(shape_) + "; it " + rule);
+  }
+
+ private:
+  Input input_;
+  bool given_ = false;
+  Shape shape_;
+  const void* data_ = nullptr;
+};
+
+[[noreturn]] void fail_element(const char* name, int64_t index, int64_t value, const std::string& rule) {
+  throw InputError(std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value) + "; it must be " +
+                   rule);
+}
+
+std::string between(int64_t low, int64_t high) { return "from " + std::to_string(low) + " to " + std::to_string(high); }
+
+void check_sequences(const cpu::Problem& problem) {
+  const int32_t* starts = problem.query_start;
+  if (starts[0] != 0) fail_element("query_start", 0, starts[0], "0");
+  for (int64_t sequence = 0; sequence < problem.sequences; ++sequence)
+    if (starts[sequence + 1] < starts[sequence])
+      fail_element("query_start", sequence + 1, starts[sequence + 1],
+                   "at least its predecessor " + std::to_string(starts[sequence]));
+  if (starts[problem.sequences] != problem.tokens)
+    fail_element("query_start", problem.sequences, starts[problem.sequences],
+                 "the number of tokens, " + std::to_string(problem.tokens));
+  const int64_t capacity = problem.max_blocks * problem.block_size;
+  for (int64_t sequence = 0; sequence < problem.sequences; ++sequence) {
+    const int64_t queries = starts[sequence + 1] - starts[sequence];
+    if (queries == 0) continue;
+    const int64_t context = problem.context_lens[sequence];
+    if (context < 0 || context + queries > capacity)
+      fail_element("context_lens", sequence, context,
+                   between(0, capacity - queries) + " (max_blocks * block_size less the sequence's new tokens)");
+    const int32_t* table = problem.block_table + sequence * problem.max_blocks;
+    for (int64_t index = 0; index * problem.block_size < context + queries; ++index)
+      if (table[index] < -1 || table[index] >= problem.blocks)
+        fail_element(
+            "block_table", sequence * problem.max_blocks + index, table[index],
+            between(-1, problem.blocks - 1) + " (the cache has " + std::to_string(problem.blocks) + " blocks)");
+  }
+}
+
+void check_slots(const cpu::Problem& problem) {
+  const int64_t slots = problem.blocks * problem.block_size;
+  for (int64_t token = 0; token < problem.tokens; ++token)
+    if (problem.slot_mapping[token] < -1 || problem.slot_mapping[token] >= slots)
+      fail_element("slot_mapping", token, problem.slot_mapping[token], between(-1, slots - 1));
+}
+
+void check_head_params(const cpu::Problem& problem, const Tensor& head_params) {
+  if (problem.attributes.normalizer != cpu::NormalizerKind::kSsa) return;
+  head_params.expect_rank(2, "[q_heads, 2]");
+  if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
+    head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
+  for (int64_t head = 0; head < problem.q_heads; ++head) {
+    const float* pair = problem.head_params + head * problem.head_params_width;
+    if (!(pair[0] > 0 && pair[1] > 0))
+      throw InputError("head_params[" + std::to_string(head) + "] is (" + std::to_string(pair[0]) + ", " +
+                       std::to_string(pair[1]) + "); ssa needs b > 0 and n > 0");
+  }
+}
+
+}  // namespace
+
+cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes) {
+  const Tensor query(context, kQuery), key(context, kKey), value(context, kValue);
+  const Tensor key_cache(context, kKeyCache), value_cache(context, kValueCache);
+  const Tensor slot_mapping(context, kSlotMapping), block_table(context, kBlockTable);
+  const Tensor query_start(context, kQueryStart), context_lens(context, kContextLens);
+  const Tensor head_params(context, kHeadParams), alibi_slopes(context, kAlibiSlopes);
+  query.expect_rank(3, "[tokens, q_heads, head_dim]");
+  key.expect_rank(3, "[tokens, kv_heads, head_dim]");
+  value.expect_rank(3, "[tokens, kv_heads, value_dim]");
+  key_cache.expect_rank(4, "[blocks, kv_heads, head_dim, block_size]");
+  block_table.expect_rank(2, "[sequences, max_blocks]");
+
+  cpu::Problem problem{};
+  problem.attributes = attributes;
+  problem.tokens = query.dimension(0);
+  problem.q_heads = query.dimension(1);
+  problem.head_dim = query.dimension(2);
+  problem.kv_heads = key.dimension(1);
+  problem.value_dim = value.dimension(2);
+  problem.blocks = key_cache.dimension(0);
+  problem.block_size = key_cache.dimension(3);
+  problem.sequences = block_table.dimension(0);
+  problem.max_blocks = block_table.dimension(1);
+  if (problem.q_heads == 0 || problem.head_dim == 0) query.fail("must have at least one head and one channel");
+  if (problem.kv_heads == 0 || problem.q_heads % problem.kv_heads != 0)
+    key.fail("must have a number of heads that divides the query's " + std::to_string(problem.q_heads));
+  if (problem.value_dim == 0) value.fail("must have at least one channel");
+  if (problem.block_size == 0) key_cache.fail("must have a block_size of at least 1");
+  key.expect_shape({problem.tokens, problem.kv_heads, problem.head_dim}, "[tokens, kv_heads, head_dim]");
+  value.expect_shape({problem.tokens, problem.kv_heads, problem.value_dim}, "[tokens, kv_heads, value_dim]");
+  key_cache.expect_shape({problem.blocks, problem.kv_heads, problem.head_dim, problem.block_size},
+                         "[blocks, kv_heads, head_dim, block_size]");
+  value_cache.expect_shape({problem.blocks, problem.kv_heads, problem.block_size, problem.value_dim},
+                           "[blocks, kv_heads, block_size, value_dim]");
+  slot_mapping.expect_shape({problem.tokens}, "[tokens]");
+  query_start.expect_shape({problem.sequences + 1}, "[sequences + 1]");
+  context_lens.expect_shape({problem.sequences}, "[sequences]");
+  if (alibi_slopes.given()) alibi_slopes.expect_shape({problem.q_heads}, "[q_heads]");
+
+  problem.query = query.floats();
+  problem.key = key.floats();
+  problem.value = value.floats();
+  problem.slot_mapping = slot_mapping.ints();
+  problem.block_table = block_table.ints();
+  problem.query_start = query_start.ints();
+  problem.context_lens = context_lens.ints();
+  problem.alibi_slopes = alibi_slopes.given() ? alibi_slopes.floats() : nullptr;
+  if (head_params.given() && attributes.normalizer == cpu::NormalizerKind::kSsa) {
+    head_params.expect_rank(2, "[q_heads, 2]");
+    problem.head_params = head_params.floats();
+    problem.head_params_width = head_params.dimension(1);
+  }
+  check_head_params(problem, head_params);
+  check_slots(problem);
+  check_sequences(problem);
+  return problem;
+}
+
+bool collects_stats(const Ort::KernelContext& context) {
+  const Tensor collect(context, kCollectStats);
+  return collect.given() && collect.bools()[0];
+}
+
+}  // namespace sharp::ort

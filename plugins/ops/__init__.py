@@ -1,0 +1,1 @@
+"""The op `ai.sharp::PagedAttention`: schema, float64 reference, standard-ONNX function body and torch op."""

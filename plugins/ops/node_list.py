@@ -1,0 +1,62 @@
+"""A list of ONNX nodes that grows by one call per node: what the function bodies are written with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+
+class NodeList:
+    """Nodes of one function body in order; every method returns the name of the value that it computes."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+
+    def op(self, op_type: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
+        """Append a node with one output, called `name` or else numbered."""
+        output = name or f"{op_type.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
+        return output
+
+    def constant(self, value: float | int | Sequence[int], dtype: type = np.float32) -> str:
+        """A constant tensor of `dtype`: a scalar, or int64 [n] for a list of integers."""
+        array: np.ndarray = np.asarray(value, dtype=np.int64 if isinstance(value, Sequence) else dtype)
+        return self.op("Constant", value=numpy_helper.from_array(array))
+
+    def attribute(self, name: str, kind: str) -> str:
+        """The function's attribute `name` as a scalar; `kind` is "float" or "int"."""
+        output = f"attribute_{name}"
+        node = helper.make_node("Constant", [], [output])
+        kinds = {"float": onnx.AttributeProto.FLOAT, "int": onnx.AttributeProto.INT}
+        reference = onnx.AttributeProto(name=f"value_{kind}", ref_attr_name=name, type=kinds[kind])
+        node.attribute.append(reference)
+        self.nodes.append(node)
+        return output
+
+    def dimension(self, value: str, axis: int) -> str:
+        """One dimension of `value`, int64 [1]."""
+        return self.op("Shape", value, start=axis, end=axis + 1)
+
+    def shape(self, *dimensions: str | int) -> str:
+        """A shape, int64 [n], of values from `dimension` and of numbers."""
+        parts = [self.constant([part]) if isinstance(part, int) else part for part in dimensions]
+        return self.op("Concat", *parts, axis=0)
+
+    def reshape(self, value: str, *dimensions: str | int) -> str:
+        """`value` in the shape of `dimensions`, one of which may be -1."""
+        return self.op("Reshape", value, self.shape(*dimensions))
+
+    def unsqueeze(self, value: str, *axes: int) -> str:
+        """`value` with axes of length 1 inserted."""
+        return self.op("Unsqueeze", value, self.constant(list(axes)))
+
+    def counting(self, length: str) -> str:
+        """0, 1, ... length - 1, int64 [length]; `length` is int64 [1]."""
+        limit = self.op("Squeeze", length, self.constant([0]))
+        return self.op("Range", self.constant(0, np.int64), limit, self.constant(1, np.int64))
+
+    def reduce(self, op_type: str, value: str) -> str:
+        """Reduce the last axis, which stays as length 1."""
+        return self.op(op_type, value, self.constant([-1]), keepdims=1)

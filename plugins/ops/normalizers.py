@@ -1,0 +1,126 @@
+"""The normalizers in float64: logits of the visible keys of one query -> weights and statistics.
+
+Short and obvious on purpose: every kernel is tested against this file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
+
+Row = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """A normalizer's name with its parameters; those that the name does not use are ignored."""
+
+    name: str
+    alpha: float = DEFAULT_ALPHA
+    temperature_coefficients: Sequence[float] = field(default=ICML2025_COEFFICIENTS)
+    entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
+
+    def __post_init__(self) -> None:
+        if self.name not in NORMALIZERS:
+            raise InputError(f"normalizer is {self.name!r}; it must be one of {', '.join(NORMALIZERS)}")
+        if self.name == "entmax" and not self.alpha > 1:
+            raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """What `stats` holds for one query and head: entropy in nats, key count, factor, logit units."""
+
+    entropy: float = 0.0
+    support: float = 0.0
+    inverse_temperature: float = 0.0
+    logit_spread: float = 0.0
+
+
+def softmax(logits: Row) -> Row:
+    """e^z / sum e^z."""
+    weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+def entropy(weights: Row) -> float:
+    """-sum p ln p in nats of p = weights / sum weights; 0 when every weight is 0."""
+    total = weights.sum()
+    if total == 0:
+        return 0.0
+    p = weights[weights != 0] / total
+    return float(-(p * np.log(p)).sum())
+
+
+def inverse_temperature(entropy_nats: float, coefficients: Sequence[float], threshold: float) -> float:
+    """max(poly(H), 1) above the threshold, else 1 (adaptive temperature, ICML 2025, section 4)."""
+    if not entropy_nats > threshold:
+        return 1.0
+    return max(float(np.polyval(coefficients, entropy_nats)), 1.0)
+
+
+def ssa_exponents(logits: Row, b: float, n: float) -> Row:
+    """The t with softmax(t) proportional to (1 + b|z|)^(sgn(z) n): t = n sgn(z) ln(1 + b|z|) (SSA, Eq. 5)."""
+    return np.asarray(n * np.sign(logits) * np.log1p(b * np.abs(logits)))
+
+
+def entmax(logits: Row, alpha: float) -> Row:
+    """Eq. 2 of ASEntmax's paper: p = [(alpha - 1) z - tau]_+^(1 / (alpha - 1)), tau such that the sum is 1.
+
+    The sum falls with tau, and with s = (alpha - 1)(z - max z) its root lies in [-1, -n^(1 - alpha)];
+    bisection until the bracket's ends are neighbours in float64.
+    """
+    s = (alpha - 1) * (logits - logits.max())
+    power = 1 / (alpha - 1)
+    low, high = -1.0, -(float(s.size) ** (1 - alpha))
+    while low < (middle := (low + high) / 2) < high:
+        if (np.maximum(s - middle, 0) ** power).sum() >= 1:
+            low = middle
+        else:
+            high = middle
+    weights = np.maximum(s - low, 0) ** power
+    return np.asarray(weights / weights.sum())
+
+
+def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] = ()) -> tuple[Row, RowStatistics]:
+    """Weights and statistics of one query.
+
+    Args:
+        logits: [n] the visible keys' logits after scale, soft cap, position bias; n = 0 is a row that sees nothing.
+            A NaN makes the whole row NaN, and so does +inf where weights are divided by their sum.
+        normalizer: the name and its parameters.
+        head_params: the head's own parameters (ssa: b, n).
+
+    Returns:
+        weights [n] and the four statistics (all zero when n = 0).
+    """
+    if logits.size == 0:
+        return logits, RowStatistics()
+    divided = normalizer.name not in ("sigmoid", "relu", "relu2")
+    if np.isnan(logits).any() or (divided and np.isposinf(logits).any()):
+        return np.full_like(logits, np.nan), RowStatistics(np.nan, np.nan, np.nan, np.nan)
+    beta = 1.0
+    match normalizer.name:
+        case "softmax":
+            weights = softmax(logits)
+        case "ssa":
+            weights = softmax(ssa_exponents(logits, b=head_params[0], n=head_params[1]))
+        case "adaptive_softmax":
+            plain = entropy(softmax(logits))
+            beta = inverse_temperature(plain, normalizer.temperature_coefficients, normalizer.entropy_threshold)
+            weights = softmax(beta * logits)
+        case "entmax":
+            weights = entmax(logits, normalizer.alpha)
+        case "sigmoid":
+            weights = np.exp(-np.logaddexp(0, -logits))
+        case "relu":
+            weights = np.maximum(logits, 0)
+        case _:
+            weights = np.maximum(logits, 0) ** 2
+    sparse = normalizer.name in ("entmax", "relu", "relu2")
+    support = np.count_nonzero(weights) if sparse else logits.size
+    return weights, RowStatistics(entropy(weights), float(support), beta, float(logits.max() - logits.min()))

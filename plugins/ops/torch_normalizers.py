@@ -1,0 +1,106 @@
+"""The normalizers in plain torch, batched over rows with a visibility mask; float32 like every kernel."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ENTMAX_MAX_STEPS = 64
+
+
+def normalize(
+    logits: Tensor,
+    visible: Tensor,
+    normalizer: str,
+    head_params: Tensor | None,
+    alpha: float,
+    temperature_coefficients: Sequence[float],
+    entropy_threshold: float,
+) -> tuple[Tensor, Tensor]:
+    """Weights and statistics of every row.
+
+    Args:
+        logits: float32 [q_heads, queries, keys] after scale, soft cap and position bias.
+        visible: bool [queries, keys].
+        normalizer: one of `schema.NORMALIZERS`.
+        head_params: float32 [q_heads, 2] (b, n) for ssa, else ignored.
+        alpha: of entmax.
+        temperature_coefficients: of adaptive_softmax, highest power first.
+        entropy_threshold: nats above which adaptive_softmax applies its polynomial.
+
+    Returns:
+        weights [q_heads, queries, keys], 0 where not visible, and stats [queries, q_heads, 4] as the op defines them.
+    """
+    visible = visible.expand_as(logits)
+    beta = torch.ones_like(logits[..., 0])
+    if normalizer == "ssa":
+        assert head_params is not None
+        b, n = head_params[:, 0, None, None], head_params[:, 1, None, None]
+        weights = _softmax(n * logits.sign() * torch.log1p(b * logits.abs()), visible)
+    elif normalizer == "entmax":
+        weights = _entmax(logits, visible, alpha)
+    elif normalizer == "sigmoid":
+        weights = torch.where(visible, logits.sigmoid(), 0.0)
+    elif normalizer in ("relu", "relu2"):
+        weights = torch.where(visible, logits.relu(), 0.0) ** (2 if normalizer == "relu2" else 1)
+    else:
+        weights = _softmax(logits, visible)
+        if normalizer == "adaptive_softmax":
+            beta = _inverse_temperature(_entropy(weights), temperature_coefficients, entropy_threshold)
+            weights = _softmax(beta[..., None] * logits, visible)
+    kept = weights != 0 if normalizer in ("entmax", "relu", "relu2") else visible
+    spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
+    stats = torch.stack([_entropy(weights), kept.sum(-1).float(), beta, spread], dim=-1)
+    stats = torch.where(visible.any(-1, keepdim=True), stats, 0.0)
+    return weights, stats.transpose(0, 1)
+
+
+def _softmax(logits: Tensor, visible: Tensor) -> Tensor:
+    weights = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)
+    # A row that sees nothing is 0 / 0 in softmax and 0 by our definition.
+    return torch.where(visible, weights, 0.0)
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """Nats of weights / sum weights, 0 when the sum is 0; [..., keys] -> [...]."""
+    total = weights.sum(-1, keepdim=True)
+    p = weights / torch.where(total == 0, 1.0, total)
+    return -torch.xlogy(p, p).sum(-1)
+
+
+def _inverse_temperature(entropy: Tensor, coefficients: Sequence[float], threshold: float) -> Tensor:
+    value = torch.zeros_like(entropy)
+    for coefficient in coefficients:
+        value = value * entropy + coefficient
+    return torch.where(entropy > threshold, value.clamp(min=1.0), 1.0)
+
+
+def _entmax(logits: Tensor, visible: Tensor, alpha: float) -> Tensor:
+    """Eq. 2 of ASEntmax's paper; tau by Newton steps kept inside its bracket.
+
+    With k = 1 / (alpha - 1), x = [s - tau]_+, F = sum x^k and G = sum x^(k-1): for k >= 1 the step on F^(1/k) - 1
+    climbs to the root from the left without passing it; for k < 1 F is concave between breakpoints and the plain step
+    on F - 1 converges, with a bisection wherever it would leave the bracket.
+    """
+    k = 1 / (alpha - 1)
+    top = logits.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True)
+    s = torch.where(visible, (alpha - 1) * (logits - top), -torch.inf)
+    count = visible.sum(-1, keepdim=True).clamp(min=1)
+    low, high = torch.full_like(top, -1.0), -(count.to(top.dtype) ** (1 - alpha))
+    tau = low
+    for _ in range(ENTMAX_MAX_STEPS):
+        x = (s - tau).relu()
+        total = (x**k).sum(-1, keepdim=True)
+        slope = torch.where(x > 0, x ** (k - 1), 0.0).sum(-1, keepdim=True)
+        low, high = torch.where(total >= 1, tau, low), torch.where(total >= 1, high, tau)
+        step = (1 - total ** (-1 / k)) * total / slope if k >= 1 else (total - 1) / (k * slope)
+        newton = tau + step
+        # A step onto an end of the bracket counts as outside: steps from end to end would go on for ever.
+        inside = (newton > low) & (newton < high) | (newton == tau)
+        following = torch.where(inside, newton, (low + high) / 2)
+        if torch.equal(following, tau):
+            break
+        tau = following
+    weights = (s - tau).relu() ** k
+    total = weights.sum(-1, keepdim=True)
+    return torch.div(weights, torch.where(total == 0, 1.0, total))

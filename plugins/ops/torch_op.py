@@ -1,0 +1,150 @@
+"""`torch.ops.sharp.paged_attention`: the op in torch, and how `torch.onnx.export` writes it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from onnxscript.values import Opset
+from torch import Tensor
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.ops.schema import (
+    DEFAULT_ALPHA,
+    DEFAULT_ENTROPY_THRESHOLD,
+    DOMAIN,
+    ICML2025_COEFFICIENTS,
+    NORMALIZERS,
+    VERSION,
+    register_schema,
+)
+from sharp.plugins.ops.torch_normalizers import normalize
+
+
+@torch.library.custom_op("sharp::paged_attention", mutates_args=())
+def paged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    block_table: Tensor,
+    query_start: Tensor,
+    context_lens: Tensor,
+    head_params: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    collect_stats: Tensor | None = None,
+    *,
+    normalizer: str,
+    scale: float,
+    alpha: float = DEFAULT_ALPHA,
+    temperature_coefficients: Sequence[float] | None = None,
+    entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD,
+    softcap: float = 0.0,
+    window: int = -1,
+    causal: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The op in plain torch, for export, verification and as a fallback; inputs and attributes as in `schema`.
+
+    Returns:
+        output [tokens, q_heads, value_dim], key_cache_out and value_cache_out (new tensors: the op is functional),
+        stats float32 [tokens, q_heads, 4] (zeros unless `collect_stats` is true).
+
+    Raises:
+        InputError: the normalizer is unknown or lacks its parameters, or alpha is not above 1.
+    """
+    _check(normalizer, alpha, head_params)
+    coefficients = ICML2025_COEFFICIENTS if temperature_coefficients is None else temperature_coefficients
+    block_size = key_cache.shape[3]
+    keys, values = key_cache.clone(), value_cache.clone()
+    stored = slot_mapping >= 0
+    slots = slot_mapping[stored].long()
+    keys[slots // block_size, :, :, slots % block_size] = key[stored].to(keys.dtype)
+    values[slots // block_size, :, slots % block_size] = value[stored].to(values.dtype)
+    output = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    stats = torch.zeros(query.shape[0], query.shape[1], 4, device=query.device)
+    starts, contexts = query_start.tolist(), context_lens.tolist()
+    for sequence, context in enumerate(contexts):
+        first, end = starts[sequence], starts[sequence + 1]
+        total = context + end - first
+        if end == first or total == 0:
+            continue
+        table = block_table[sequence, : -(-total // block_size)].long()
+        used = table.clamp(min=0)
+        k = keys[used].permute(1, 2, 0, 3).flatten(2)[..., :total].float()  # [kv_heads, head_dim, total]
+        v = values[used].transpose(0, 1).flatten(1, 2)[:, :total].float()  # [kv_heads, total, value_dim]
+        mapped = (table >= 0).repeat_interleave(block_size)[:total]
+        v = torch.where(mapped[:, None], v, 0.0)  # what a hole points at may hold NaN
+        position = torch.arange(context, total, device=query.device)[:, None]
+        key_position = torch.arange(total, device=query.device)
+        visible = mapped.expand(end - first, total)
+        if causal or window >= 0:
+            visible = visible & (key_position <= position)
+        if window >= 0:
+            visible = visible & (key_position > position - window)
+        group = query.shape[1] // key.shape[1]
+        q = query[first:end].transpose(0, 1).float()  # [q_heads, queries, head_dim]
+        logits = scale * (q @ k.repeat_interleave(group, dim=0))
+        if softcap > 0:
+            logits = softcap * torch.tanh(logits / softcap)
+        if alibi_slopes is not None:
+            logits = logits + alibi_slopes.float()[:, None, None] * (key_position - position)
+        weights, row_stats = normalize(logits, visible, normalizer, head_params, alpha, coefficients, entropy_threshold)
+        output[first:end] = (weights @ v.repeat_interleave(group, dim=0)).transpose(0, 1).to(output.dtype)
+        if collect_stats is not None and bool(collect_stats):
+            stats[first:end] = row_stats
+    return output, keys, values, stats
+
+
+@paged_attention.register_fake
+def _(query: Tensor, _key: Tensor, value: Tensor, *rest: Any, **_attributes: Any) -> tuple[Tensor, ...]:
+    key_cache, value_cache = rest[:2]
+    output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+    stats = query.new_empty(query.shape[0], query.shape[1], 4, dtype=torch.float32)
+    return output, torch.empty_like(key_cache), torch.empty_like(value_cache), stats
+
+
+def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """`custom_translation_table` of `torch.onnx.export(dynamo=True)`: each call becomes one `ai.sharp` node.
+
+    Attach the function body with `function_body.attach_function` after the export, never before `optimize`.
+    """
+    register_schema()
+    # torch writes the node's domain import from this table's opset; the schema must be registered first.
+    opset = Opset(DOMAIN, VERSION)
+
+    def translate(
+        *inputs: Any,
+        normalizer: str,
+        scale: float,
+        alpha: float = DEFAULT_ALPHA,
+        temperature_coefficients: Sequence[float] | None = None,
+        entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD,
+        softcap: float = 0.0,
+        window: int = -1,
+        causal: bool = True,
+    ) -> Any:
+        return opset.PagedAttention(
+            *inputs,
+            normalizer=normalizer,
+            scale=scale,
+            alpha=alpha,
+            temperature_coefficients=tuple(temperature_coefficients or ICML2025_COEFFICIENTS),
+            entropy_threshold=entropy_threshold,
+            softcap=softcap,
+            window=window,
+            causal=int(causal),
+            plugin_namespace="",
+            plugin_version="1",
+        )
+
+    return {torch.ops.sharp.paged_attention.default: translate}
+
+
+def _check(normalizer: str, alpha: float, head_params: Tensor | None) -> None:
+    if normalizer not in NORMALIZERS:
+        raise InputError(f"normalizer is {normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
+    if normalizer == "entmax" and not alpha > 1:
+        raise InputError(f"alpha is {alpha}; entmax needs alpha > 1")
+    if normalizer == "ssa" and (head_params is None or head_params.shape[-1] < 2):
+        raise InputError("ssa needs head_params of shape [q_heads, 2] (b, n)")

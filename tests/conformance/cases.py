@@ -1,0 +1,222 @@
+"""Drawn calls of PagedAttention, and the ways to run one: reference, ONNX Runtime with and without the kernel."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from hypothesis import strategies as st
+from onnx import helper
+
+from sharp.plugins import library_path
+from sharp.plugins.ops.function_body import attach_function
+from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.ops.reference import AttentionOutput, paged_attention
+from sharp.plugins.ops.schema import DOMAIN, INPUTS, NORMALIZERS, OUTPUTS, VERSION
+
+FLOATS = ("query", "key", "value", "key_cache", "value_cache", "head_params", "alibi_slopes")
+SHAPES = {
+    "query": ["tokens", "q_heads", "head_dim"],
+    "key": ["tokens", "kv_heads", "head_dim"],
+    "value": ["tokens", "kv_heads", "value_dim"],
+    "key_cache": ["blocks", "kv_heads", "head_dim", "block_size"],
+    "value_cache": ["blocks", "kv_heads", "block_size", "value_dim"],
+    "slot_mapping": ["tokens"],
+    "block_table": ["sequences", "max_blocks"],
+    "query_start": ["bounds"],
+    "context_lens": ["sequences"],
+    "head_params": ["q_heads", "parameters"],
+    "alibi_slopes": ["q_heads"],
+    "collect_stats": [],
+    "output": ["tokens", "q_heads", "value_dim"],
+    "key_cache_out": ["blocks", "kv_heads", "head_dim", "block_size"],
+    "value_cache_out": ["blocks", "kv_heads", "block_size", "value_dim"],
+    "stats": ["tokens", "q_heads", "statistics"],
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Case:
+    """Inputs and attributes of one call."""
+
+    normalizer: str
+    inputs: dict[str, np.ndarray]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    drawn_from: str = ""
+    ties: bool = False
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.drawn_from)  # hypothesis would print every array
+
+    def with_inputs(self, **changed: np.ndarray) -> "Case":
+        return replace(self, inputs={**self.inputs, **changed})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a case is drawn from: `sequences` holds (context, new tokens)."""
+
+    sequences: tuple[tuple[int, int], ...] = ((0, 5), (20, 1), (3, 0), (33, 3))
+    kv_heads: int = 2
+    group: int = 3
+    head_dim: int = 8
+    value_dim: int = 12
+    block_size: int = 16
+    integers: bool = False
+    drop_slots: bool = False
+    holes: bool = False
+
+
+def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: bool = False, **attributes: Any) -> Case:
+    """A case with a shuffled block table; unused blocks hold NaN, and so do unused offsets of used ones."""
+    rng = np.random.default_rng(seed)
+    sizes = [-(-(context + new) // shape.block_size) for context, new in shape.sequences]
+    blocks = sum(sizes) + 2
+    tokens = sum(new for _, new in shape.sequences)
+    order = iter(rng.permutation(blocks).tolist())
+    table = np.full((len(sizes), max(sizes) + 1), -1, dtype=np.int32)
+    key_cache = np.full((blocks, shape.kv_heads, shape.head_dim, shape.block_size), np.nan, dtype=np.float32)
+    value_cache = np.full((blocks, shape.kv_heads, shape.block_size, shape.value_dim), np.nan, dtype=np.float32)
+    slots = []
+    for sequence, (context, new) in enumerate(shape.sequences):
+        table[sequence, : sizes[sequence]] = [next(order) for _ in range(sizes[sequence])]
+        for position in range(context + new):
+            block, offset = table[sequence, position // shape.block_size], position % shape.block_size
+            key_cache[block, :, :, offset] = _numbers(rng, shape, (shape.kv_heads, shape.head_dim))
+            value_cache[block, :, offset] = rng.standard_normal((shape.kv_heads, shape.value_dim))
+            if position >= context:
+                slots.append(int(block) * shape.block_size + offset)
+    if shape.drop_slots:
+        slots = [-1 if rng.random() < 0.3 else slot for slot in slots]
+    if shape.holes:
+        table[rng.random(table.shape) < 0.3] = -1
+    q_heads = shape.kv_heads * shape.group
+    inputs = {
+        "query": _numbers(rng, shape, (tokens, q_heads, shape.head_dim)),
+        "key": _numbers(rng, shape, (tokens, shape.kv_heads, shape.head_dim)),
+        "value": rng.standard_normal((tokens, shape.kv_heads, shape.value_dim)).astype(np.float32),
+        "key_cache": key_cache,
+        "value_cache": value_cache,
+        "slot_mapping": np.array(slots, dtype=np.int32),
+        "block_table": table,
+        "query_start": np.cumsum([0, *(new for _, new in shape.sequences)], dtype=np.int32),
+        "context_lens": np.array([context for context, _ in shape.sequences], dtype=np.int32),
+    }
+    if normalizer == "ssa":
+        inputs["head_params"] = rng.uniform((0.3, 1.0), (2.0, 2.5), (q_heads, 2)).astype(np.float32)
+    if alibi:
+        # Eighths keep whole-number logits exact.
+        inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
+    inputs["collect_stats"] = np.array(True)
+    attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **attributes}
+    drawn_from = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, **{attributes})"
+    return Case(normalizer, inputs, attributes, drawn_from, ties=shape.integers)
+
+
+@st.composite
+def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
+    """Calls of every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
+    shape = Shape(
+        sequences=tuple(
+            draw(st.lists(st.tuples(st.integers(0, 150), st.integers(0, 7)), min_size=1, max_size=3).filter(_has_work))
+        ),
+        kv_heads=draw(st.integers(1, 2)),
+        group=draw(st.sampled_from((1, 2, 3, 8))),
+        head_dim=draw(st.sampled_from((1, 4, 16, 21))),
+        value_dim=draw(st.sampled_from((1, 7, 16, 40))),
+        block_size=draw(st.sampled_from((16, 16, 32, 64, 1, 5))),
+        integers=draw(st.booleans()),
+        drop_slots=draw(st.booleans()),
+        holes=draw(st.booleans()),
+    )
+    attributes: dict[str, Any] = {
+        "softcap": draw(st.sampled_from((0.0, 0.0, 4.0))),
+        "window": draw(st.sampled_from((-1, -1, 0, 1, 9, 70))),
+        "causal": draw(st.integers(0, 1)),
+        "alpha": draw(st.sampled_from((1.2, 1.5, 2.0))),
+    }
+    if shape.integers:
+        # Whole numbers times a power of two have exact logits in float32, however large.
+        attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
+    return make_case(
+        draw(st.sampled_from(normalizers)), shape, draw(st.integers(0, 2**20)), draw(st.booleans()), **attributes
+    )
+
+
+def _has_work(sequences: list[tuple[int, int]]) -> bool:
+    return sum(new for _, new in sequences) > 0
+
+
+def _numbers(rng: np.random.Generator, shape: Shape, size: tuple[int, ...]) -> np.ndarray:
+    values = rng.integers(-3, 4, size) if shape.integers else rng.standard_normal(size)
+    return values.astype(np.float32)
+
+
+def run_reference(case: Case) -> AttentionOutput:
+    attributes = dict(case.attributes)
+    normalizer = Normalizer(
+        case.normalizer,
+        alpha=attributes.pop("alpha", 1.5),
+        **{name: attributes.pop(name) for name in ("temperature_coefficients",) if name in attributes},
+    )
+    attributes["causal"] = bool(attributes.get("causal", 1))
+    return paged_attention(**case.inputs, normalizer=normalizer, **attributes)  # type: ignore[arg-type]
+
+
+def make_model(case: Case) -> onnx.ModelProto:
+    """One PagedAttention node with its function attached; head counts and sizes are fixed, the rest is dynamic."""
+    names = [name if name in case.inputs else "" for name in INPUTS]
+    node = helper.make_node(
+        "PagedAttention", names, list(OUTPUTS), domain=DOMAIN, normalizer=case.normalizer, **case.attributes
+    )
+    dynamic = ("tokens", "blocks", "sequences", "bounds", "max_blocks")
+    fixed = {
+        dimension: size
+        for name, array in case.inputs.items()
+        for dimension, size in zip(SHAPES[name], array.shape, strict=True)
+        if dimension not in dynamic
+    }
+    fixed["statistics"] = 4
+
+    def value_info(name: str) -> onnx.ValueInfoProto:
+        dtype = np.float32 if name in (*FLOATS, *OUTPUTS) else case.inputs[name].dtype
+        shape = [fixed.get(dimension, dimension) for dimension in SHAPES[name]]
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+    graph = helper.make_graph(
+        [node], "call", [value_info(name) for name in case.inputs], [value_info(name) for name in OUTPUTS]
+    )
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    attach_function(model)
+    return model
+
+
+def session(model: onnx.ModelProto, kernel: bool, threads: int = 2) -> ort.InferenceSession:
+    """A session that runs our kernel, or one of stock ONNX Runtime, which inlines the function."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if kernel:
+        options.register_custom_ops_library(library_path("onnxruntime"))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(case: Case, kernel: bool, threads: int = 2) -> AttentionOutput:
+    return AttentionOutput(*session(make_model(case), kernel, threads).run(list(OUTPUTS), case.inputs))
+
+
+def assert_agrees(actual: AttentionOutput, expected: AttentionOutput, case: Case, tolerance: float = 1e-5) -> None:
+    """Output relative to its largest value; caches exactly; statistics column by column."""
+    scale = max(np.abs(expected.output).max(initial=0.0), 1e-3)
+    np.testing.assert_allclose(actual.output, expected.output, rtol=tolerance, atol=tolerance * scale)
+    np.testing.assert_array_equal(actual.key_cache, expected.key_cache.astype(np.float32))
+    np.testing.assert_array_equal(actual.value_cache, expected.value_cache.astype(np.float32))
+    entropy, support, beta, spread = (actual.stats[..., column] for column in range(4))
+    np.testing.assert_allclose(entropy, expected.stats[..., 0], rtol=5 * tolerance, atol=5 * tolerance)
+    # A key within a rounding error of the threshold may fall on either side, and any number of equal keys with it.
+    slack = (1e9 if case.ties else 1) if case.normalizer == "entmax" else 0
+    np.testing.assert_allclose(support, expected.stats[..., 1], rtol=0, atol=slack)
+    np.testing.assert_allclose(beta, expected.stats[..., 2], rtol=5 * tolerance)
+    np.testing.assert_allclose(spread, expected.stats[..., 3], rtol=tolerance, atol=tolerance)

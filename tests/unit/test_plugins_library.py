@@ -1,0 +1,49 @@
+"""Where the native library is, and what it exports."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharp.plugins import library_path
+from sharp.plugins.errors import InputError, SharpError
+
+
+def test_the_library_is_found() -> None:
+    assert Path(library_path("onnxruntime")).name == "libsharp_ops.so"
+
+
+def test_an_unknown_runtime_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'tflite'.*onnxruntime"):
+        library_path("tflite")
+
+
+def test_a_library_that_is_not_built_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharp.plugins.LIBRARIES", {"onnxruntime": "libmissing.so"})
+    with pytest.raises(SharpError, match=r"libmissing\.so is not built; install"):
+        library_path("onnxruntime")
+
+
+def test_only_the_entry_point_is_exported() -> None:
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", library_path("onnxruntime")], capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[-1] for line in symbols.splitlines()] == ["RegisterCustomOps"]
+
+
+def test_an_unknown_instruction_set_is_refused_when_the_library_is_registered() -> None:
+    code = (
+        "import onnxruntime, sharp.plugins\n"
+        "options = onnxruntime.SessionOptions()\n"
+        "options.register_custom_ops_library(sharp.plugins.library_path('onnxruntime'))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SHARP_ISA": "mmx"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "SHARP_ISA is 'mmx'; this processor can run:" in finished.stderr
