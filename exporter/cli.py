@@ -65,7 +65,11 @@ def export(source: Path, norm: str, output: Path | None) -> None:
 
         from sharp.exporter.export import export as run
 
-        result = run(source, norm, folder, phase, on_source)
+        try:
+            result = run(source, norm, folder, phase, on_source)
+        except BaseException:
+            progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
+            raise
         for task in progress.tasks:
             progress.update(task.id, completed=task.total)
     report(result)
@@ -96,9 +100,8 @@ def report(result: Export) -> None:
     runtimes = [[one for one in result.comparisons if one.runtime == name] for name in ("kernels", "inlined")]
     for pair in zip(*runtimes, strict=True):
         errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in pair]
-        table.add_row(
-            pair[0].case, str(pair[0].rows), *errors, f"{min(one.same_greedy for one in pair)}/{pair[0].rows}"
-        )
+        same = min(one.same_greedy for one in pair)
+        table.add_row(pair[0].case, str(pair[0].rows), *errors, f"{same}/{pair[0].rows}")
     console.print(table)
     facts = result.manifest
     size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6

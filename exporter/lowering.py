@@ -8,6 +8,7 @@ import logging
 import warnings
 from pathlib import Path
 
+import onnx
 import onnx_ir
 import torch
 from torch.export import Dim
@@ -23,7 +24,7 @@ DATA_FILE = "model.onnx.data"
 
 
 def lower(decoder: Decoder) -> onnx_ir.Model:
-    """Export `decoder` in its paged form at opset 23, with the attention's function body attached."""
+    """Export `decoder` in its paged form at opset 23."""
     config = decoder.config
     schema.register_schema()
     model = PagedModel(decoder).eval()
@@ -66,16 +67,6 @@ def lower(decoder: Decoder) -> onnx_ir.Model:
         )
     assert program is not None
     graph = program.model
-    body = function_body.paged_attention_function(
-        normalizer=config.scheme.normalizer,
-        has_head_params=bool(config.scheme.head_parameters),
-        has_alibi_slopes=config.positions in ("alibi", "nape"),
-        temperature_coefficients=config.temperature_coefficients,
-        opset=OPSET,
-    )
-    function = onnx_ir.from_proto(body)
-    graph.functions[function.identifier()] = function
-    graph.opset_imports[schema.DOMAIN] = schema.VERSION
     name_dimensions(graph)
     return graph
 
@@ -104,5 +95,9 @@ def name_dimensions(graph: onnx_ir.Model) -> None:
 
 
 def write(graph: onnx_ir.Model, folder: Path) -> None:
-    """Write `model.onnx` and its external data into `folder`."""
-    onnx_ir.save(graph, folder / MODEL_FILE, external_data=DATA_FILE)
+    """Write `model.onnx` and its external data into `folder`, and attach the attention's function body."""
+    path = folder / MODEL_FILE
+    onnx_ir.save(graph, path, external_data=DATA_FILE)
+    model = onnx.load(path, load_external_data=False)
+    function_body.attach_function(model)
+    onnx.save(model, path)

@@ -24,7 +24,7 @@ SHAPES = {
     "value_cache": ["blocks", "kv_heads", "block_size", "value_dim"],
     "slot_mapping": ["tokens"],
     "block_table": ["sequences", "max_blocks"],
-    "query_start": ["bounds"],
+    "query_start": ["sequences_plus_1"],
     "context_lens": ["sequences"],
     "head_params": ["q_heads", "parameters"],
     "alibi_slopes": ["q_heads"],
@@ -170,7 +170,7 @@ def make_model(case: Case) -> onnx.ModelProto:
     node = helper.make_node(
         "PagedAttention", names, list(OUTPUTS), domain=DOMAIN, normalizer=case.normalizer, **case.attributes
     )
-    dynamic = ("tokens", "blocks", "sequences", "bounds", "max_blocks")
+    dynamic = ("tokens", "blocks", "sequences", "sequences_plus_1", "max_blocks")
     fixed = {
         dimension: size
         for name, array in case.inputs.items()

@@ -1,0 +1,181 @@
+"""Checkpoints come back as they were saved, and files that are not checkpoints are refused in one sentence."""
+
+import json
+import os
+import pickle
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import load_checkpoint, save_checkpoint
+from sharp.models.config import SharpConfig
+from sharp.models.normalizers import NORMS
+from sharp.plugins.errors import InputError, NotFoundError
+
+CONFIG = SharpConfig(
+    vocab_size=20,
+    hidden_size=16,
+    intermediate_size=24,
+    layers=2,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=4,
+    norm="ssa",
+    positions="nape",
+    bos_token_id=3,
+    eos_token_ids=(3, 4),
+)
+INPUT_IDS = torch.arange(10)[None]
+
+
+@pytest.fixture
+def model() -> SharpForCausalLM:
+    torch.manual_seed(0)
+    return SharpForCausalLM(CONFIG).eval()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("tie", [True, False])
+def test_round_trip(tmp_path, suffix, norm, tie):
+    model = SharpForCausalLM(replace(CONFIG, norm=norm, alpha=0.0, tie_embeddings=tie)).eval()
+    path = tmp_path / f"model{suffix}"
+    save_checkpoint(path, model)
+    loaded = load_checkpoint(path)
+    assert loaded.config == model.config
+    with torch.no_grad():
+        assert torch.equal(loaded(INPUT_IDS), model(INPUT_IDS))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_float16_is_loaded_as_float32(tmp_path, model, suffix):
+    save_checkpoint(tmp_path / f"full{suffix}", model)
+    save_checkpoint(tmp_path / f"half{suffix}", model, torch.float16)
+    loaded = load_checkpoint(tmp_path / f"half{suffix}")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    for (name, ours), theirs in zip(model.named_parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-6, msg=name)
+        if ours.dim() == 1:
+            assert torch.equal(theirs, ours)
+    assert (tmp_path / f"half{suffix}").stat().st_size < (tmp_path / f"full{suffix}").stat().st_size
+
+
+def test_others_may_read_the_file_that_is_saved(tmp_path, model):
+    old = os.umask(0o022)
+    try:
+        save_checkpoint(tmp_path / "model.safetensors", model)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, model):
+    model.norm.weight.data[0] = torch.nan
+    with pytest.raises(InputError, match=r"norm\.weight"):
+        save_checkpoint(tmp_path / "model.safetensors", model)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_suffix_is_refused(tmp_path, model):
+    with pytest.raises(InputError, match="must end in"):
+        save_checkpoint(tmp_path / "model.bin", model)
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(InputError, match="must end in"):
+        load_checkpoint(tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+class TestBadFiles:
+    def rewrite(self, path, model, change):
+        """Save `model`, apply `change(content, state)` to what the file holds, and write that instead."""
+        save_checkpoint(path, model)
+        if path.suffix == ".pt":
+            content = torch.load(path, weights_only=True)
+            change(content, content["state_dict"])
+            torch.save(content, path)
+        else:
+            content, state = {"version": 1, "config": asdict(model.config)}, load_file(path)
+            change(content, state)
+            save_file(state, path, metadata={"sharp": json.dumps(content)})
+
+    def test_missing(self, tmp_path, suffix):
+        with pytest.raises(NotFoundError, match="does not exist"):
+            load_checkpoint(tmp_path / f"none{suffix}")
+
+    @pytest.mark.parametrize("kept", [0, 4, 200, 0.5, 0.99])
+    def test_truncated(self, tmp_path, model, suffix, kept):
+        path = tmp_path / f"model{suffix}"
+        save_checkpoint(path, model)
+        content = path.read_bytes()
+        path.write_bytes(content[: int(kept * len(content)) if kept < 1 else kept])
+        with pytest.raises(InputError, match="damaged"):
+            load_checkpoint(path)
+
+    def test_garbage(self, tmp_path, suffix):
+        path = tmp_path / f"model{suffix}"
+        path.write_bytes(bytes(range(256)) * 40)
+        with pytest.raises(InputError, match="damaged"):
+            load_checkpoint(path)
+
+    def test_of_another_program(self, tmp_path, suffix):
+        path = tmp_path / f"model{suffix}"
+        state = {"weight": torch.zeros(2)}
+        torch.save(state, path) if suffix == ".pt" else save_file(state, path)
+        with pytest.raises(InputError, match="not a Sharp checkpoint"):
+            load_checkpoint(path)
+
+    def test_of_another_version(self, tmp_path, model, suffix):
+        path = tmp_path / f"model{suffix}"
+        self.rewrite(path, model, lambda content, state: content.update(version=2))
+        with pytest.raises(InputError, match="version 2, this Sharp reads 1"):
+            load_checkpoint(path)
+
+    def test_without_the_parameters_of_its_norm(self, tmp_path, model, suffix):
+        path = tmp_path / f"model{suffix}"
+
+        def change(content, state):
+            for name in [name for name in state if "head_parameters" in name]:
+                del state[name]
+
+        self.rewrite(path, model, change)
+        with pytest.raises(InputError, match="lacks 4 parameters that norm ssa needs"):
+            load_checkpoint(path)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda content, state: state.pop("norm.weight"), r"lacks 1 parameters.*norm\.weight"),
+            (lambda content, state: state.update(other=torch.zeros(1)), "1 parameters too many.*other"),
+            (lambda content, state: state.update({"norm.weight": torch.zeros(3)}), r"shape \[3\].*\[16\]"),
+            (lambda content, state: state["norm.weight"].fill_(torch.inf), "not finite"),
+            (lambda content, state: content["config"].update(layers=0), "layers is 0"),
+            (lambda content, state: content["config"].update(hidden_size=10**9), "parameters|shape"),
+            (lambda content, state: content["config"].update(alpha="x"), "malformed"),
+            (lambda content, state: content["config"].pop("vocab_size"), "incomplete"),
+            (lambda content, state: content["config"].update(colour="red"), "unknown configuration field 'colour'"),
+            (lambda content, state: content.pop("config"), "no model configuration"),
+        ],
+    )
+    def test_inconsistent(self, tmp_path, model, suffix, change, message):
+        path = tmp_path / f"model{suffix}"
+        self.rewrite(path, model, change)
+        with pytest.raises(InputError, match=message):
+            load_checkpoint(path)
+
+
+class Payload:
+    def __reduce__(self):
+        return (os.system, ("exit 1",))
+
+
+def test_code_in_a_pt_file_is_not_run(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"format": "sharp", "version": 1, "config": Payload(), "state_dict": {}}, path)
+    with pytest.raises(InputError, match="more than plain weights"):
+        load_checkpoint(path)
+    path.write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(InputError, match="damaged"):
+        load_checkpoint(path)
