@@ -1,0 +1,62 @@
+"""Attention over contiguous sequences, written out: the definition that every kernel must agree with."""
+
+import torch
+from torch import Tensor
+
+from sharp.models.config import SharpConfig
+from sharp.models.normalizers import attention_weights
+
+
+class EagerAttention:
+    """Causal grouped-query attention that holds all weights in memory.
+
+    With `record`, the weights of every layer are kept in `weights` [batch, q_heads, queries, keys], float32, in
+    the order of the layers; `sharp.models.normalizers.entropy` of one gives the entropy of every head and query.
+    """
+
+    def __init__(self, config: SharpConfig, record: bool = False) -> None:
+        self.config = config
+        self.record = record
+        self.weights: list[Tensor] = []
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+    ) -> Tensor:
+        """Query [batch, tokens, q_heads, head_dim], key and value [batch, tokens, kv_heads, head_dim] -> as query."""
+        config = self.config
+        tokens = query.shape[1]
+        group = config.q_heads // config.kv_heads
+        # The heads that share a key head are rows of one matrix product: [batch, kv_heads, group * tokens, dim].
+        query = query.transpose(1, 2).unflatten(1, (config.kv_heads, group)).flatten(2, 3)
+        key, value = key.transpose(1, 2), value.transpose(1, 2)  # [batch, kv_heads, tokens, dim]
+        logits = torch.matmul(query, key.transpose(-1, -2)).float() * config.scale
+        logits = logits.unflatten(2, (group, tokens)).flatten(1, 2)  # [batch, q_heads, queries, keys]
+        # float32, as torch.compile's CPU kernels are half as fast with int64 in them
+        index = torch.arange(tokens, device=query.device, dtype=torch.float32)
+        distance = index[None, :] - index[:, None]  # key - query [queries, keys]
+        if alibi_slopes is not None:
+            logits = logits + alibi_slopes[:, None, None] * distance
+        weights = attention_weights(  # [batch, q_heads, queries, keys]
+            config.scheme.normalizer,
+            logits,
+            distance <= 0,
+            head_params=head_params,
+            alpha=config.alpha,
+            temperature_coefficients=config.temperature_coefficients,
+            entropy_threshold=config.entropy_threshold,
+        )
+        if self.record:
+            if layer == 0:
+                self.weights.clear()
+            self.weights.append(weights.detach())
+        grouped = weights.to(value.dtype).unflatten(1, (config.kv_heads, group)).flatten(2, 3)
+        mixed: Tensor = torch.matmul(grouped, value).unflatten(
+            2, (group, tokens)
+        )  # [batch, kv_heads, group, tokens, dim]
+        return mixed.flatten(1, 2).transpose(1, 2)

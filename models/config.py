@@ -1,0 +1,93 @@
+"""`SharpConfig`: everything that defines the shape of a `SharpForCausalLM`."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, get_norm
+from sharp.plugins.errors import InputError
+
+Positions = Literal["none", "rope", "alibi", "nape"]
+
+
+@dataclass(frozen=True)
+class SharpConfig:
+    """A decoder's sizes, its attention scheme and its special tokens; checked when it is made.
+
+    `alpha` 0 takes the norm's own. `trained_context` is the longest sequence seen in training, `max_context` the
+    longest that the model may be served with; `bos_token_id` is put before a text, `eos_token_ids` end it.
+
+    Raises:
+        InputError: a field has a value that no model can have; the message names field, value and limit.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    norm: str = "softmax"
+    positions: Positions = "rope"
+    trained_context: int = 512
+    max_context: int = 65536
+    alpha: float = 0.0
+    temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
+    entropy_threshold: float = 0.5
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.alpha == 0.0:
+            object.__setattr__(self, "alpha", get_norm(self.norm).alpha)
+        for field in ("temperature_coefficients", "eos_token_ids"):  # JSON has lists
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+        self._check()
+
+    @property
+    def scheme(self) -> Norm:
+        """The registry's entry for `norm`."""
+        return get_norm(self.norm)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the logits q k: head_dim^-0.5."""
+        return float(self.head_dim**-0.5)
+
+    def _check(self) -> None:
+        get_norm(self.norm)
+        for field in (
+            *("vocab_size", "hidden_size", "intermediate_size", "layers", "q_heads", "kv_heads", "head_dim"),
+            *("trained_context", "max_context"),
+        ):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{field} is {value!r}, but must be a whole number of at least 1")
+        if self.q_heads % self.kv_heads:
+            raise InputError(f"q_heads is {self.q_heads}, but must be a multiple of kv_heads ({self.kv_heads})")
+        if self.positions not in get_args(Positions):
+            raise InputError(f"positions is {self.positions!r}, but must be one of: {', '.join(get_args(Positions))}")
+        if self.positions == "rope" and self.head_dim % 2:
+            raise InputError(f"head_dim is {self.head_dim}, but must be even for positions 'rope'")
+        if self.positions == "nape" and self.q_heads < 2:
+            raise InputError("q_heads is 1, but must be at least 2 for positions 'nape', which halves them")
+        if self.max_context < self.trained_context:
+            raise InputError(
+                f"max_context is {self.max_context}, but must be at least trained_context ({self.trained_context})"
+            )
+        if not (math.isfinite(self.alpha) and self.alpha > 1):
+            raise InputError(f"alpha is {self.alpha}, but must be above 1")
+        if not self.temperature_coefficients or not all(map(math.isfinite, self.temperature_coefficients)):
+            raise InputError("temperature_coefficients must be one or more finite numbers, highest power first")
+        for field in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"{field} is {value}, but must be above 0")
+        specials = (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,)))
+        for token in specials:
+            if not 0 <= token < self.vocab_size:
+                raise InputError(f"special token {token} is outside the vocabulary of {self.vocab_size}")

@@ -1,0 +1,192 @@
+"""The text that the byte-level demo model learns: a book and a dictionary that Debian ships as packages.
+
+- debian-handbook: "The Debian Administrator's Handbook" by Raphaël Hertzog and Roland Mas, GPL-2+ or CC-BY-SA-3.0.
+- wordnet-base: the glosses of WordNet, Princeton University, WordNet licence.
+"""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sharp.models.byte_tokenizer import END_OF_TEXT_ID
+from sharp.plugins.errors import NotFoundError
+
+CORPUS_FOLDER = Path("build/corpus")
+HANDBOOK = Path("usr/share/doc/debian-handbook/html/en-US")
+WORDNET = Path("usr/share/wordnet")
+GLOSSES_PER_DOCUMENT = 20
+VALIDATION_EVERY = 20  # one document of so many is held out
+
+SKIPPED_CLASSES = {"docnav", "toc", "footnotes", "index", "keywordset", "legalnotice"}
+SKIPPED_IDS = {"banner", "title"}
+BLOCKS = {
+    "div",
+    "p",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "li",
+    "ul",
+    "ol",
+    "dl",
+    "dt",
+    "dd",
+    "table",
+    "tr",
+    "pre",
+    "br",
+}
+VOID = {"br", "hr", "img", "input", "link", "meta", "area", "base", "col", "wbr"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents of one kind as tokens, and how often training draws from them."""
+
+    name: str
+    share: float
+    train: Tensor  # int16 [tokens], the documents one after another, each ended by <|endoftext|>
+    validation: Tensor  # the same, of documents that are not in `train`
+
+
+class PageText(HTMLParser):
+    """The running text of one page of the handbook, without navigation; `<pre>` keeps its line breaks."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.open: list[str] = []
+        self.skip_from: int | None = None  # depth of the element that is left out, with all inside it
+        self.pre_from: int | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element: a block starts a line, navigation is skipped."""
+        if tag in BLOCKS:
+            self.parts.append("\n")
+        if tag == "li":
+            self.parts.append("- ")
+        if tag in VOID:
+            return
+        self.open.append(tag)
+        attributes = dict(attrs)
+        classes = set((attributes.get("class") or "").split())
+        skipped = tag in ("head", "script", "style") or classes & SKIPPED_CLASSES or attributes.get("id") in SKIPPED_IDS
+        if self.skip_from is None and skipped:
+            self.skip_from = len(self.open)
+        if self.pre_from is None and tag == "pre":
+            self.pre_from = len(self.open)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close an element; what it left open inside is closed too."""
+        if tag in VOID or tag not in self.open:
+            return
+        while self.open.pop() != tag:
+            pass
+        depth = len(self.open)
+        if self.skip_from is not None and depth < self.skip_from:
+            self.skip_from = None
+        if self.pre_from is not None and depth < self.pre_from:
+            self.pre_from = None
+        if tag in BLOCKS:
+            self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        """Keep text outside skipped elements."""
+        if self.skip_from is None:
+            # \v stands for a line break of <pre> until the page's own line breaks are folded.
+            self.parts.append(data.replace("\n", "\v") if self.pre_from is not None else re.sub(r"\s+", " ", data))
+
+
+def page_text(html: str) -> str:
+    """Clean text of one page of HTML, one paragraph per line."""
+    parser = PageText()
+    parser.feed(html)
+    parser.close()
+    lines = [line.strip(" ") for line in "".join(parser.parts).split("\n")]
+    text = "\n".join(line for line in lines if line and line != "-")
+    text = text.replace("\u00a0", " ").replace("\u200b", "").replace("\v", "\n")
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def handbook_documents(folder: Path) -> Iterator[str]:
+    """The pages of the book in the order of their file names, without the indexes."""
+    for path in sorted(folder.glob("*.html")):
+        if path.stem not in ("index", "ix01"):
+            text = page_text(path.read_text(encoding="utf-8"))
+            if len(text) > 200:
+                yield text
+
+
+def wordnet_documents(folder: Path) -> Iterator[str]:
+    """Dictionary pages of neighbouring entries, `word, synonym (noun): gloss` a line."""
+    for part, suffix in (("noun", "noun"), ("verb", "verb"), ("adjective", "adj"), ("adverb", "adv")):
+        entries = []
+        for line in (folder / f"data.{suffix}").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("  "):  # the licence at the top
+                continue
+            fields, _, gloss = line.partition(" | ")
+            columns = fields.split(" ")
+            words = columns[4 : 4 + 2 * int(columns[3], 16) : 2]
+            names = ", ".join(re.sub(r"\(\w+\)$", "", word).replace("_", " ") for word in words)
+            entries.append(f"{names} ({part}): {gloss.strip()}")
+        for start in range(0, len(entries), GLOSSES_PER_DOCUMENT):
+            yield "\n".join(entries[start : start + GLOSSES_PER_DOCUMENT])
+
+
+def load_sources(corpus: Path = CORPUS_FOLDER) -> list[Source]:
+    """The corpus of the demo model, taken from the system or, where it lacks a package, downloaded into `corpus`.
+
+    Raises:
+        NotFoundError: a package is neither installed nor can be downloaded.
+    """
+    handbook = find_package("debian-handbook", HANDBOOK, corpus)
+    wordnet = find_package("wordnet-base", WORDNET, corpus)
+    return [
+        make_source("handbook", 0.6, list(handbook_documents(handbook))),
+        make_source("wordnet", 0.4, list(wordnet_documents(wordnet))),
+    ]
+
+
+def make_source(name: str, share: float, documents: list[str]) -> Source:
+    """Tokens of `documents`, of which every twentieth is held out for validation."""
+    held_out = [text for index, text in enumerate(documents) if index % VALIDATION_EVERY == VALIDATION_EVERY // 2]
+    rest = [text for index, text in enumerate(documents) if index % VALIDATION_EVERY != VALIDATION_EVERY // 2]
+    return Source(name, share, encode(rest), encode(held_out))
+
+
+def encode(documents: list[str]) -> Tensor:
+    """int16 [tokens]: the bytes of every document, each followed by <|endoftext|>."""
+    end = torch.tensor([END_OF_TEXT_ID], dtype=torch.int16)
+    pieces = [
+        torch.cat([torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(torch.int16), end])
+        for text in documents
+        if text
+    ]
+    return torch.cat(pieces)
+
+
+def find_package(package: str, content: Path, corpus: Path) -> Path:
+    """The folder `content` of a Debian package: installed, or unpacked under `corpus` without root."""
+    for root in (Path("/"), corpus):
+        if (root / content).is_dir():
+            return root / content
+    corpus.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(["apt-get", "download", package], cwd=corpus, check=True, capture_output=True, timeout=600)
+        archive = sorted(corpus.glob(f"{package}_*.deb"))[-1]
+        subprocess.run(["dpkg-deb", "-x", archive, corpus], check=True, capture_output=True, timeout=600)
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise NotFoundError(
+            f"the text corpus needs the Debian package {package}, which could not be downloaded; "
+            f"install it with: apt-get install {package}"
+        ) from error
+    return corpus / content
