@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sharp.models.causal_lm import AttentionFunction
+from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
 
 
@@ -41,4 +41,4 @@ class Source:
     sha256: str
     decoder: Decoder
     trained: bool  # the checkpoint was trained with the norm that the decoder now has
-    write_tokenizer: Callable[[Path], None] | None
+    write_tokenizer: Callable[[Path], object] | None

@@ -39,20 +39,21 @@ def export(path: Path, norm: str, folder: Path, phase: Phase, on_source: Callabl
         InputError, NotFoundError: see `read_source`; or `folder` is not empty or cannot be written.
         VerificationError: the ONNX model and PyTorch disagree; nothing is left behind.
     """
+    target = folder.resolve()  # a rename to "." is refused
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
     phase("Reading the checkpoint", 1)
     source = read_source(path, norm)
     on_source(source)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise InputError(f"the output folder {folder} cannot be made: {error.strerror}") from error
     try:
-        result = _export_into(staging, source, norm, folder.name, phase)
+        result = _export_into(staging, source, norm, target.name, phase)
         staging.chmod(0o755)  # mkdtemp's folders are private
-        staging.replace(folder)
+        staging.replace(target)
     except OSError as error:
         raise SharpError(f"the model cannot be written to {folder.parent}: {error}") from error
     finally:
@@ -109,9 +110,11 @@ def describe(source: Source, norm: str, name: str, comparisons: tuple[Comparison
             entropy_threshold=config.entropy_threshold,
         ),
         cache=manifest.Cache(block_size=lowering.BLOCK_SIZE),
-        tokenizer=None
-        if source.write_tokenizer is None
-        else manifest.Tokenizer(bos_token_id=config.bos_token_id, eos_token_ids=config.eos_token_ids),
+        tokenizer=manifest.Tokenizer(
+            file=None if source.write_tokenizer is None else "tokenizer.json",
+            bos_token_id=config.bos_token_id,
+            eos_token_ids=config.eos_token_ids,
+        ),
         tools={tool: version(tool) for tool in TOOLS},
         verification=_summary(comparisons),
     )

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from sharp.exporter.decoder import Decoder, Source
 from sharp.exporter.digest import sha256
-from sharp.models.causal_lm import AttentionFunction
+from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import SsaParameters, get_norm
 from sharp.models.positions import scaled_heads
@@ -118,9 +118,8 @@ def _read(path: Path, norm: str) -> Source:
     except InputError:
         raise
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         kind = "GGUF file" if gguf else "Hugging Face folder with safetensors weights"
-        raise InputError(f"{path} cannot be read as a {kind}: {reason}") from error
+        raise InputError(f"{path} cannot be read as a {kind}: {_reason(error)}") from error
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
@@ -133,6 +132,11 @@ def _read(path: Path, norm: str) -> Source:
         trained=norm == "softmax",
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
     )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a library says, which may be a page."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _check(path: Path, facts: PreTrainedConfig) -> None:
@@ -177,7 +181,7 @@ def _read_tokenizer(path: Path, where: dict[str, Any]) -> Any | None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except Exception as error:
-        raise InputError(f"the tokenizer of {path} cannot be read: {error}") from error
+        raise InputError(f"the tokenizer of {path} cannot be read: {_reason(error)}") from error
     if not tokenizer.is_fast:
         raise InputError(
             f"the tokenizer of {path} has no fast form (tokenizer.json); convert it with transformers first"

@@ -1,5 +1,6 @@
 """The `sharp` command, and how every command of Sharp reports an error."""
 
+import errno
 import signal
 import sys
 from importlib import import_module
@@ -39,15 +40,21 @@ class SharpCommand(click.Command):
         except SharpError as error:
             kind = FailedVerification if isinstance(error, VerificationError) else Refusal
             raise kind(str(error)) from error
+        except OSError as error:  # a path that cannot be read or written: no permission, too long a name, a full disk
+            if error.errno == errno.EPIPE:  # click ends quietly when nobody reads the output
+                raise
+            raise Refusal(str(error)) from error
 
 
 def exit_on_terminate() -> None:
-    """Make SIGTERM unwind the stack like Ctrl-C does, so that nothing half-written stays behind."""
+    """Make SIGTERM and SIGHUP unwind the stack like Ctrl-C does, so that nothing half-written stays behind."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, leave)
 
 
 class LazyGroup(click.Group):

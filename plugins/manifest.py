@@ -19,6 +19,11 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
+class _Version(_Frozen):
+    # Read by itself: another major version may differ in every other field.
+    format_version: str = FORMAT_VERSION
+
+
 class Source(_Frozen):
     """What the model was made from."""
 
@@ -48,9 +53,9 @@ class Cache(_Frozen):
 
 
 class Tokenizer(_Frozen):
-    """The tokenizer's file inside the folder and the token ids that the server needs."""
+    """The tokenizer's file inside the folder, if there is one, and the token ids that the server needs."""
 
-    file: str = "tokenizer.json"
+    file: str | None = "tokenizer.json"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -62,7 +67,7 @@ class Manifest(_Frozen):
     sharp_version: str
     name: str
     source: Source
-    model_file: str = "model.onnx"
+    model_file: str = Field("model.onnx", min_length=1)
     dtype: Literal["float32"] = "float32"
     opset: Positive
     layers: Positive
@@ -76,7 +81,7 @@ class Manifest(_Frozen):
     positions: Literal["none", "rope", "alibi", "nape", "learned"]
     norm: Norm
     cache: Cache = Cache()
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer = Tokenizer(file=None)
     tools: dict[str, str] = {}
     verification: dict[str, Any] = {}
 
@@ -96,19 +101,24 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise NotFoundError(f"{folder} is not a model folder: it has no {MANIFEST_FILE}; make one with sharp-export")
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        _check_version(path, _Version.model_validate_json(content).format_version)
+        manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
         raise InputError(f"{path} is not a valid manifest: {field}: {first['msg']}") from error
-    if manifest.format_version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
-        raise InputError(
-            f"{path} has format version {manifest.format_version}, this Sharp reads {FORMAT_VERSION}; "
-            "upgrade Sharp or export the model again"
-        )
-    for name in (manifest.model_file, *([manifest.tokenizer.file] if manifest.tokenizer else [])):
+    for name in filter(None, (manifest.model_file, manifest.tokenizer.file)):
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{path} names {name}, which is outside the model folder")
         if not (folder / name).is_file():
             raise InputError(f"{folder} is incomplete: {name} is missing; export the model again")
     return manifest
+
+
+def _check_version(path: Path, version: str) -> None:
+    if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+        raise InputError(
+            f"{path} has format version {version}, this Sharp reads {FORMAT_VERSION}; "
+            "upgrade Sharp or export the model again"
+        )

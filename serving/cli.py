@@ -16,6 +16,7 @@ from sharp.serving.backends import BACKENDS
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, available_cpus
 from sharp.serving.errors import InputError
 from sharp.serving.grpc import client
+from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.server import Settings, Started, run_server
 from sharp.serving.startup import print_startup
 from sharp.v1 import inference_pb2
@@ -111,6 +112,8 @@ def generate(
     **limits: Any,
 ) -> None:
     """Generate from PROMPT ("-": read it from stdin) on the server at ADDRESS and print the text as it comes."""
+    given = {name: value for name, value in limits.items() if value is not None}
+    SamplingParams(stop=stop, ignore_eos=ignore_eos, **given)  # protobuf's own error names no field
     sampling = {name: limits[name] for name in ("temperature", "top_k", "top_p", "seed")}
     try:
         request = inference_pb2.GenerateRequest(
@@ -120,8 +123,8 @@ def generate(
             response=inference_pb2.ResponseOptions(attention_stats=attention),
             **_prompt(prompt, token_ids),
         )
-    except ValueError as error:  # a number that its field cannot hold
-        raise InputError(str(error)) from error
+    except UnicodeError as error:
+        raise InputError(f"an argument is not valid text: {error}") from error
     for response in client.generate(address, request):
         if response.HasField("delta"):
             # A model without a tokenizer answers in token ids, as it was asked.

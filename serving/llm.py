@@ -124,7 +124,7 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         if len(tokens) < len(listed):
             raise InputError("prompts mixes token ids with prompts; a prompt is a text or a list of token ids")
         return [tokens]
-    return [entry for entry in listed if isinstance(entry, str | Sequence)]
+    return [entry if isinstance(entry, str) else list(entry) for entry in listed if isinstance(entry, Iterable)]
 
 
 def _completion(answer: _Answer) -> Completion:

@@ -1,5 +1,6 @@
 """One request, and the checks that every prompt passes before the engine sees it."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,10 @@ def prepare_request(
     if isinstance(prompt, str):
         _check_start(prompt, manifest, tokenizer, context_limit)
         prompt = tokenize(prompt, manifest, tokenizer)
-    prompt_ids = tuple(prompt)
+    try:
+        prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
+    except TypeError as error:
+        raise InputError(f"prompt is neither text nor a list of token ids: {error}") from error
     if not prompt_ids:
         raise InputError("prompt has 0 tokens; it must have at least 1")
     low, high = min(prompt_ids), max(prompt_ids)

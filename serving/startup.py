@@ -16,7 +16,8 @@ def print_startup(started: Started) -> None:
     norm = manifest.norm
     cache_bytes = info.cache_tokens * bytes_per_token(manifest)
     engine, metrics = settings.engine, settings.metrics
-    every = f"every {engine.attention_interval}. step" if engine.attention_interval else "never"
+    interval = engine.attention_interval
+    every = f"every {interval} steps" if interval > 1 else "every step" if interval else "never"
     rows = {
         "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {manifest.dtype})",
         "norm": norm.name + ("" if norm.trained else " (the checkpoint was not trained with it)"),

@@ -40,4 +40,4 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
     Raises:
         InputError: the file is not a tokenizer.
     """
-    return None if manifest.tokenizer is None else Tokenizer(folder / manifest.tokenizer.file)
+    return None if manifest.tokenizer.file is None else Tokenizer(folder / manifest.tokenizer.file)

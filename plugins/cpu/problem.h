@@ -38,7 +38,7 @@ struct Problem {
   float* stats;               // [tokens, q_heads, 4], null when not collected
   Attributes attributes;
 
-  int64_t group() const { return q_heads / kv_heads; }
+  [[gnu::always_inline]] int64_t group() const { return q_heads / kv_heads; }
 };
 
 }  // namespace sharp::cpu

@@ -5,6 +5,8 @@
 
 #include "problem.h"
 
+// always_inline: these are compiled into every instruction set, and the linker would keep one copy for all.
+
 namespace sharp::cpu {
 
 constexpr int kChunkKeys = 64;    // keys that a loop handles at once; 4 strips of 16
@@ -17,7 +19,7 @@ struct Tile {
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;  // keys that any of the rows sees; key_begin is a multiple of kChunkKeys
 
-  int64_t rows() const { return row_end - row_begin; }
+  [[gnu::always_inline]] int64_t rows() const { return row_end - row_begin; }
 };
 
 struct KeyRange {
@@ -30,7 +32,7 @@ struct Row {
   KeyRange visible;
 };
 
-inline Row row_of(const Problem& problem, const Tile& tile, int64_t index) {
+[[gnu::always_inline]] inline Row row_of(const Problem& problem, const Tile& tile, int64_t index) {
   const int64_t row = tile.row_begin + index, group = problem.group();
   const int64_t first = problem.query_start[tile.sequence], end = problem.query_start[tile.sequence + 1];
   const int64_t context = problem.context_lens[tile.sequence], total = context + end - first;
@@ -79,7 +81,7 @@ struct Loops {
   void (*solve)(const Problem&, const float* logits, int64_t count, RowState& state);
   void (*weigh)(const Problem&, const Tile&, const Part&, const Scratch&);
 
-  bool stored() const { return stream == nullptr; }
+  [[gnu::always_inline]] bool stored() const { return stream == nullptr; }
 };
 
 }  // namespace sharp::cpu

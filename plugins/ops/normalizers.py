@@ -52,7 +52,8 @@ def entropy(weights: Row) -> float:
     total = weights.sum()
     if total == 0:
         return 0.0
-    p = weights[weights != 0] / total
+    p = weights / total
+    p = p[p != 0]  # the smallest weights are 0 after the division
     return float(-(p * np.log(p)).sum())
 
 

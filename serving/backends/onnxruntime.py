@@ -78,10 +78,30 @@ class OnnxRuntimeBackend:
         missing = {*STEP_INPUTS, *(name for name, _ in backend._caches)} - inputs
         missing |= {*OUTPUTS, *(name for _, name in backend._caches)} - outputs
         if missing:
-            raise InputError(
-                f"{path} lacks {', '.join(sorted(missing)[:4])}; export the model again with --cache paged"
-            )
+            raise InputError(f"{path} lacks {', '.join(sorted(missing)[:4])}; export the model again")
+        backend._check_shapes({value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())})
         return backend
+
+    def _check_shapes(self, shapes: dict[str, list[int | str]]) -> None:
+        """Refuse a manifest of another model at once: every step of every request would fail."""
+        m = self._manifest
+        wanted: dict[str, tuple[int | None, ...]] = {
+            "logits": (None, m.vocab_size),
+            "stats": (m.layers, None, m.q_heads, 4),
+        }
+        wanted |= {name: (None, *self._block_shape(name)) for name, _ in self._caches}
+        for name, shape in wanted.items():
+            found = shapes[name]  # dynamic dimensions are names
+            if [size for size, asked in zip(found, shape, strict=False) if asked] != [size for size in shape if size]:
+                raise InputError(
+                    f"{name} of the model has shape {found}, and sharp.json describes "
+                    f"{[size or 'any' for size in shape]}; export the model again"
+                )
+
+    def _block_shape(self, name: str) -> tuple[int, int, int]:
+        m = self._manifest
+        tail = (m.head_dim, m.cache.block_size) if name.startswith("key") else (m.cache.block_size, m.value_dim)
+        return (m.kv_heads, *tail)
 
     def allocate_cache(self, blocks: int) -> None:
         """Make the key-value cache. Memory of blocks that are never used is never taken from the system."""
@@ -89,10 +109,8 @@ class OnnxRuntimeBackend:
         self._next = self._current if self._kernels else [self._buffer(name, blocks) for name, _ in self._caches]
 
     def _buffer(self, name: str, blocks: int) -> Any:
-        m = self._manifest
-        tail = (m.head_dim, m.cache.block_size) if name.startswith("key") else (m.cache.block_size, m.value_dim)
         # The OrtValue is a view of the array and keeps it alive.
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((blocks, m.kv_heads, *tail), np.float32))
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((blocks, *self._block_shape(name)), np.float32))
 
     def step(self, batch: Batch) -> StepOutput:
         """Compute one step."""

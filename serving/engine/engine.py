@@ -56,7 +56,7 @@ class Engine:
         self.scheduler = Scheduler(self.blocks, config.max_batch_tokens, config.max_sequences)
         self._backend = backend
         self._tokenizer = tokenizer
-        self._eos_token_ids = manifest.tokenizer.eos_token_ids if manifest.tokenizer else ()
+        self._eos_token_ids = manifest.tokenizer.eos_token_ids
         self._attention_interval = config.attention_interval
         self._sequences: dict[str, Sequence] = {}
         self._steps = 0

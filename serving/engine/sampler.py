@@ -31,9 +31,10 @@ def sample(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> NDArray[np
 
 def _draw(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> NDArray[np.int64]:
     """Draw from softmax(logits / temperature) after top-k and top-p; the highest logit of each row is 0."""
-    temperature = np.array([sequence.request.params.temperature for sequence in sequences], np.float32)[:, None]
+    limits = np.finfo(np.float32)
+    temperatures = np.clip([sequence.request.params.temperature for sequence in sequences], limits.tiny, limits.max)
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to minus infinity
-        weights = np.exp(logits / np.maximum(temperature, np.finfo(np.float32).tiny))  # [rows, vocab]
+        weights = np.exp(logits / temperatures.astype(np.float32)[:, None])  # [rows, vocab]
     return np.array([_draw_one(row, sequence) for row, sequence in zip(weights, sequences, strict=True)], np.int64)
 
 

@@ -75,9 +75,10 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                if self._engine.has_work:
-                    self._deliver(self._engine.step())
+                events = self._engine.step() if self._engine.has_work else []
+                # First: who has the last token of an answer finds all of it in the metrics.
                 self._observe(self._engine.report())
+                self._deliver(events)
         except Exception:
             logger.exception("the engine ended")
         self._close()

@@ -116,6 +116,6 @@ def model_message(manifest: Manifest, context_limit: int) -> control_pb2.GetMode
         max_context=context_limit,
         trained_context=manifest.trained_context,
         positions=manifest.positions,
-        tokenizer=manifest.tokenizer is not None,
-        eos_token_ids=manifest.tokenizer.eos_token_ids if manifest.tokenizer else (),
+        tokenizer=manifest.tokenizer.file is not None,
+        eos_token_ids=manifest.tokenizer.eos_token_ids,
     )

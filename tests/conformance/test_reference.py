@@ -27,6 +27,12 @@ def test_golden_rows(row: dict[str, Any]) -> None:
     assert statistics.logit_spread == pytest.approx(row["logit_spread"], abs=1e-12)
 
 
+def test_entropy_of_weights_that_vanish_beside_their_sum() -> None:
+    # Sigmoid far below zero: e^-745 / 3 is 0, and 0 ln 0 must not be NaN.
+    _, statistics = normalize(np.array([50.0, 50.0, 50.0, -745.0]), Normalizer("sigmoid"))
+    assert statistics.entropy == pytest.approx(np.log(3))
+
+
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 @pytest.mark.parametrize("count", [1, 2, 17, 500])
 def test_entmax_is_that_of_the_entmax_package(alpha: float, count: int) -> None:

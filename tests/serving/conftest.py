@@ -134,7 +134,7 @@ def write_folder(folder: Path, *, hashing: int, tokenizer: bool = True) -> Path:
         positions="none",
         norm=Norm(name="softmax", normalizer="softmax", trained=True),
         cache=Cache(block_size=BLOCK),
-        tokenizer=TokenizerSettings(eos_token_ids=(EOS,)) if tokenizer else None,
+        tokenizer=TokenizerSettings(file="tokenizer.json" if tokenizer else None, eos_token_ids=(EOS,)),
     ).write(folder)
     return folder
 

@@ -67,6 +67,20 @@ def test_a_model_of_another_shape_is_refused(counting):
         load_backend(counting, manifest, CONFIG)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 300}, r"logits of the model has shape \['outputs', 257\].*\['any', 300\]"),
+        ({"q_heads": 4}, r"stats of the model has shape \[1, 'tokens', 2, 4\]"),
+        ({"head_dim": 8}, r"key_cache\.0 of the model has shape"),
+        ({"value_dim": 8}, r"value_cache\.0 of the model has shape"),
+    ],
+)
+def test_a_manifest_of_another_model_is_refused(counting, changes, message):
+    with pytest.raises(InputError, match=message):
+        load_backend(counting, read_manifest(counting).model_copy(update=changes), CONFIG)
+
+
 def test_cache_size(counting):
     manifest = read_manifest(counting)
     block_bytes = bytes_per_token(manifest) * 4

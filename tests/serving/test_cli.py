@@ -49,6 +49,8 @@ def test_generate_with_token_ids(address):
     [
         (["a", "--max-tokens", "-1"], "max_tokens is -1; it must be a number at least 0"),
         (["a", "--temperature", "nan"], "temperature is nan; it must be a number at least 0"),
+        (["a", "--max-tokens", str(10**12)], "max_tokens is 1000000000000; it must be a number from 0 to 2147483647"),
+        (["a", "--seed", "-1"], "seed is -1; it must be a number from 0 to 18446744073709551615"),
         (["a", "--model", "other"], "model 'other' is not served here; the server has 'counting'"),
         ([""], "prompt has 0 tokens; it must have at least 1"),
         ([], "give either PROMPT or --token-ids"),

@@ -29,6 +29,11 @@ def test_one_prompt_alone_and_parameters_per_prompt(llm):
     assert [completion.text for completion in both] == ["bcdefghi", "cd"]
 
 
+def test_token_ids_in_arrays(llm):
+    assert [one.text for one in llm.generate([np.array([97]), np.array([98])], GREEDY)] == ["bcdefghi", "cdefghij"]
+    assert [one.text for one in llm.generate(np.array([[97, 98], [98, 99]]), GREEDY)] == ["cdefghij", "defghijk"]
+
+
 def test_stops_at_eos_unless_told_not_to(llm):
     stopped = llm.generate([[253]], GREEDY)[0]
     assert (stopped.finish_reason, stopped.matched, stopped.token_ids) == ("stop", 256, (254, 255, 256))
@@ -92,6 +97,8 @@ def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
         ([257], "token id 257.*0 to 256"),
         ([-1], "token id -1"),
         ("x" * 128, "prompt has 128 tokens; the limit is 127"),
+        ([1.5, 2], "prompt is neither text nor a list of token ids: 'float'"),
+        (["a", "b"], "prompt is neither text nor a list of token ids: 'str'"),
     ],
 )
 def test_prompts_that_cannot_be_used(llm, prompt, message):
@@ -114,6 +121,12 @@ def test_a_model_that_fails_says_so_and_can_be_used_again(counting, monkeypatch)
         llm.generate(["a", "b"], GREEDY)
     monkeypatch.undo()
     assert llm.generate("a", GREEDY)[0].text == "bcdefghi"
+
+
+def test_a_manifest_of_a_newer_major_version_is_refused_whatever_else_it_says(tmp_path):
+    (tmp_path / "sharp.json").write_text('{"format_version": "2.0", "layers": "many"}')
+    with pytest.raises(InputError, match=r"format version 2\.0, this Sharp reads 1\.0; upgrade Sharp"):
+        LLM(tmp_path)
 
 
 def test_folders_that_cannot_be_loaded(tmp_path, counting):
