@@ -93,6 +93,6 @@ def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
     assert result.exit_code == 0, result.output
     manifest = read_manifest(tmp_path / "out")
     assert manifest.norm.trained == (norm == "softmax")
-    assert manifest.tokenizer is None
+    assert manifest.tokenizer.file is None
     assert manifest.source.architecture == "LlamaForCausalLM"
     assert np.isclose(manifest.max_context, 128)
