@@ -15,14 +15,10 @@ from torch.nn import functional
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import NormalizerName
+from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
 ScaleKind = Literal["none", "length", "head", "token"]
 
-# Velickovic et al., "softmax is not enough", highest power first: ICML 2025 Fig. 4, and the earlier arXiv version.
-TEMPERATURE_PRESETS: dict[str, tuple[float, ...]] = {
-    "icml2025": (-0.037, 0.481, -2.3, 4.917, -1.791),
-    "arxiv2024": (-0.04, 0.48, -2.3, 4.92, -1.79),
-}
 DEFAULT_TEMPERATURE = TEMPERATURE_PRESETS["icml2025"]
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from sharp.models.normalizers import (
     NORMALIZERS,
     NORMS,
-    TEMPERATURE_PRESETS,
     SsaParameters,
     attention_weights,
     entropy,
     get_norm,
 )
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "conformance" / "normalizers.json").read_text())["rows"]
 finite = st.floats(-30, 30, allow_nan=False, width=32)
