@@ -112,8 +112,3 @@ def report(result: Export) -> None:
         soft_wrap=True,
     )
     console.print(f"Serve it with: sharp-serve {result.folder}", highlight=False, soft_wrap=True)
-
-
-def main() -> None:
-    """Entry point of `sharp-export`."""
-    export(prog_name="sharp-export")

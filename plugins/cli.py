@@ -11,10 +11,11 @@ import click
 
 from sharp.plugins.errors import SharpError, VerificationError
 
+# Name of a subcommand -> where it is, and the extra of the package that brings what it imports.
 COMMANDS = {
-    "export": "sharp.exporter.cli:export",
-    "generate": "sharp.serving.cli:generate",
-    "serve": "sharp.serving.cli:serve",
+    "export": ("sharp.exporter.cli:export", "export"),
+    "generate": ("sharp.serving.cli:generate", "serve"),
+    "serve": ("sharp.serving.cli:serve", "serve"),
 }
 
 
@@ -40,6 +41,8 @@ class SharpCommand(click.Command):
         except SharpError as error:
             kind = FailedVerification if isinstance(error, VerificationError) else Refusal
             raise kind(str(error)) from error
+        except ModuleNotFoundError as error:
+            raise missing_extra(str(self.name), error) from error
         except OSError as error:  # a path that cannot be read or written: no permission, too long a name, a full disk
             if error.errno == errno.EPIPE:  # click ends quietly when nobody reads the output
                 raise
@@ -64,20 +67,52 @@ class LazyGroup(click.Group):
         """The names of the subcommands."""
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The subcommand, imported now; a missing extra is said in one sentence."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        try:
-            command: click.Command = getattr(import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            extra = "export" if module.startswith("sharp.exporter") else "serve"
-            ctx.fail(f"{error.name} is not installed; install it with: pip install 'sharp-attention[{extra}]'")
-        return command
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, imported now."""
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+
+def load_command(name: str) -> click.Command:
+    """Import a subcommand.
+
+    Raises:
+        click.ClickException: what it imports is not installed; the message names the extra that brings it.
+    """
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    try:
+        command: click.Command = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise missing_extra(name, error) from error
+    return command
+
+
+def missing_extra(name: str, error: ModuleNotFoundError) -> Refusal:
+    """The sentence for a subcommand whose libraries are not installed."""
+    _, extra = COMMANDS.get(name, ("", "dev"))
+    return Refusal(f"{error.name} is not installed; install it with: pip install 'sharp-attention[{extra}]'")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="sharp-attention", prog_name="sharp")
 def main() -> None:
     """Export, serve and measure transformers whose attention stays sharp."""
+
+
+def export_main() -> None:
+    """The `sharp-export` script."""
+    run_script("export")
+
+
+def serve_main() -> None:
+    """The `sharp-serve` script."""
+    run_script("serve")
+
+
+def run_script(name: str) -> None:
+    """Run one subcommand as the script `sharp-<name>`."""
+    try:
+        command = load_command(name)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    command(prog_name=f"sharp-{name}")

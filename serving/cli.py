@@ -164,8 +164,3 @@ def _print_heads(stats: inference_pb2.AttentionStats) -> None:
     for normalized, entropy, layer, head in shown:
         table.add_row(str(layer), str(head), f"{normalized:.3f}", f"{entropy:.3f}")
     Console(stderr=True).print(table)
-
-
-def serve_main() -> None:
-    """The `sharp-serve` script."""
-    serve(prog_name="sharp-serve")

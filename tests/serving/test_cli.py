@@ -89,7 +89,7 @@ def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_until_a_signal(counting, number):
-    program = "from sharp.serving.cli import serve_main; serve_main()"
+    program = "from sharp.plugins.cli import serve_main; serve_main()"
     command = [sys.executable, "-c", program, str(counting), "--grpc-port", "0", "--http-port", "0", "--no-kernels"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
