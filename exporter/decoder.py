@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sharp.models.causal_lm import AttentionFunction
+from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
 
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from sharp.exporter.decoder import Decoder, Source
 from sharp.exporter.digest import sha256
-from sharp.models.causal_lm import AttentionFunction
+from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import SsaParameters, get_norm
 from sharp.models.positions import scaled_heads

@@ -1,15 +1,19 @@
-"""Checkpoints of our own `SharpForCausalLM`: `.pt` and `.safetensors`."""
+"""Checkpoints of our own `SharpForCausalLM`: `.pt`, `.safetensors` and Hugging Face folders."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from sharp.exporter.decoder import Decoder, Source
 from sharp.exporter.digest import sha256
-from sharp.models.byte_tokenizer import byte_tokenizer
-from sharp.models.causal_lm import AttentionFunction, SharpForCausalLM
-from sharp.models.checkpoint import load_checkpoint
+from sharp.models.attention import AttentionFunction
+from sharp.models.byte_tokenizer import save_byte_tokenizer
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import folder_files, load_checkpoint
+from sharp.models.config import SharpConfig
 from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
 
@@ -46,15 +50,31 @@ def read_own_model(path: Path, norm: str) -> Source:
     model = load_checkpoint(path)
     trained = model.config.norm == norm
     decoder = OwnDecoder((model if trained else with_norm(model, norm, path)).eval())
-    has_bytes = model.config.vocab_size >= byte_tokenizer().get_vocab_size()
     return Source(
-        name=path.stem,
+        name=path.resolve().name if path.is_dir() else path.stem,
         architecture=type(model).__name__,
-        sha256=sha256([path]),
+        sha256=sha256(folder_files(path) if path.is_dir() else [path]),
         decoder=decoder,
         trained=trained,
-        write_tokenizer=(lambda folder: byte_tokenizer().save(str(folder / "tokenizer.json"))) if has_bytes else None,
+        write_tokenizer=_tokenizer_writer(path, model.config),
     )
+
+
+def _tokenizer_writer(path: Path, config: SharpConfig) -> Callable[[Path], object] | None:
+    """What writes the tokenizer: the one beside the weights, else the one that the configuration names, if any."""
+    beside = path / "tokenizer.json"
+    if not beside.is_file():
+        return save_byte_tokenizer if config.tokenizer == "bytes" else None
+    try:
+        tokenizer = Tokenizer.from_file(str(beside))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InputError(f"{beside} cannot be read as a tokenizer; save it again") from error
+    if tokenizer.get_vocab_size() > config.vocab_size:
+        raise InputError(
+            f"{beside} has {tokenizer.get_vocab_size()} tokens, but the model's vocab_size is {config.vocab_size}; "
+            "give the tokenizer that the model was trained with"
+        )
+    return lambda folder: tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def with_norm(model: SharpForCausalLM, norm: str, path: Path) -> SharpForCausalLM:

@@ -5,6 +5,7 @@ from pathlib import Path
 from sharp.exporter.decoder import Source
 from sharp.exporter.hugging_face import read_hugging_face
 from sharp.exporter.own_model import read_own_model
+from sharp.models.checkpoint import is_sharp_folder
 from sharp.plugins.errors import InputError, NotFoundError
 
 KINDS = (
@@ -24,7 +25,7 @@ def read_source(path: Path, norm: str) -> Source:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{path} has no config.json; give {KINDS}")
-        return read_hugging_face(path, norm)
+        return read_own_model(path, norm) if is_sharp_folder(path) else read_hugging_face(path, norm)
     if path.suffix == ".gguf":
         return read_hugging_face(path, norm)
     if path.suffix in (".pt", ".safetensors"):

@@ -1,5 +1,7 @@
 """Attention over contiguous sequences, written out: the definition that every kernel must agree with."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -7,16 +9,37 @@ from sharp.models.config import SharpConfig
 from sharp.models.normalizers import attention_weights
 
 
-class EagerAttention:
-    """Causal grouped-query attention that holds all weights in memory.
+class AttentionFunction(Protocol):
+    """Attention of one layer; the query already carries its positions and its learned length scale."""
 
-    With `record`, the weights of every layer are kept in `weights` [batch, q_heads, queries, keys], float32, in
-    the order of the layers; `sharp.models.normalizers.entropy` of one gives the entropy of every head and query.
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+    ) -> Tensor:
+        """Query [batch, tokens, q_heads, head_dim], key and value [batch, tokens, kv_heads, head_dim].
+
+        head_params is [q_heads, P] or None, alibi_slopes [q_heads] or None; the result has the query's shape.
+        """
+        ...
+
+
+class EagerAttention:
+    """Grouped-query attention that holds all weights in memory; causal or not as the configuration says.
+
+    `attention_mask` [batch, keys] is 0 at padding, which no query sees; None if there is none. With `record`, the
+    weights of every layer are kept in `weights` [batch, q_heads, queries, keys], float32, in the order of the layers;
+    `sharp.models.normalizers.entropy` of one gives the entropy of every head and query.
     """
 
-    def __init__(self, config: SharpConfig, record: bool = False) -> None:
+    def __init__(self, config: SharpConfig, record: bool = False, attention_mask: Tensor | None = None) -> None:
         self.config = config
         self.record = record
+        self.attention_mask = attention_mask
         self.weights: list[Tensor] = []
 
     def __call__(
@@ -28,24 +51,30 @@ class EagerAttention:
         head_params: Tensor | None,
         alibi_slopes: Tensor | None,
     ) -> Tensor:
-        """Query [batch, tokens, q_heads, head_dim], key and value [batch, tokens, kv_heads, head_dim] -> as query."""
+        """Query [batch, queries, q_heads, head_dim], key and value [batch, keys, kv_heads, head_dim] -> as query.
+
+        Where there are fewer queries than keys, they are the last ones; the other keys come from a cache.
+        """
         config = self.config
-        tokens = query.shape[1]
+        queries, keys = query.shape[1], key.shape[1]
         group = config.q_heads // config.kv_heads
-        # The heads that share a key head are rows of one matrix product: [batch, kv_heads, group * tokens, dim].
+        # The heads that share a key head are rows of one matrix product: [batch, kv_heads, group * queries, dim].
         query = query.transpose(1, 2).unflatten(1, (config.kv_heads, group)).flatten(2, 3)
-        key, value = key.transpose(1, 2), value.transpose(1, 2)  # [batch, kv_heads, tokens, dim]
+        key, value = key.transpose(1, 2), value.transpose(1, 2)  # [batch, kv_heads, keys, dim]
         logits = torch.matmul(query, key.transpose(-1, -2)).float() * config.scale
-        logits = logits.unflatten(2, (group, tokens)).flatten(1, 2)  # [batch, q_heads, queries, keys]
+        logits = logits.unflatten(2, (group, queries)).flatten(1, 2)  # [batch, q_heads, queries, keys]
         # float32, as torch.compile's CPU kernels are half as fast with int64 in them
-        index = torch.arange(tokens, device=query.device, dtype=torch.float32)
-        distance = index[None, :] - index[:, None]  # key - query [queries, keys]
+        index = torch.arange(keys, device=query.device, dtype=torch.float32)
+        distance = index[None, :] - index[keys - queries :, None]  # key - query [queries, keys]
         if alibi_slopes is not None:
-            logits = logits + alibi_slopes[:, None, None] * distance
+            logits = logits - alibi_slopes[:, None, None] * distance.abs()
+        visible = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
+        if self.attention_mask is not None:
+            visible = visible & self.attention_mask.bool()[:, None, None, :]  # [batch, 1, queries, keys]
         weights = attention_weights(  # [batch, q_heads, queries, keys]
             config.scheme.normalizer,
             logits,
-            distance <= 0,
+            visible,
             head_params=head_params,
             alpha=config.alpha,
             temperature_coefficients=config.temperature_coefficients,
@@ -57,6 +86,6 @@ class EagerAttention:
             self.weights.append(weights.detach())
         grouped = weights.to(value.dtype).unflatten(1, (config.kv_heads, group)).flatten(2, 3)
         mixed: Tensor = torch.matmul(grouped, value).unflatten(
-            2, (group, tokens)
-        )  # [batch, kv_heads, group, tokens, dim]
+            2, (group, queries)
+        )  # [batch, kv_heads, group, queries, dim]
         return mixed.flatten(1, 2).transpose(1, 2)

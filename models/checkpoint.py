@@ -1,9 +1,9 @@
-"""Sharp's own checkpoints: `.safetensors` (the configuration is JSON in its metadata) and `.pt`."""
+"""Sharp's own checkpoints: `.safetensors` (the configuration is JSON in its metadata), `.pt`, Hugging Face folders."""
 
 import json
 import pickle
 import zipfile
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,39 @@ from torch import Tensor
 
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
+from sharp.models.masked_lm import SharpForMaskedLM
+from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
+from sharp.models.number_sequence import SharpForNumbers
 from sharp.plugins.errors import InputError, NotFoundError
 
 FORMAT = "sharp"
 VERSION = 1
+MODEL_TYPE = "sharp"  # what `config.json` of a Hugging Face folder says
+FOLDER_PREFIX = "model."  # of every parameter in such a folder
+
+Model = SharpForCausalLM | SharpForMaskedLM | MaxRetrieval | SharpForNumbers
+Config = SharpConfig | MaxRetrievalConfig
+
+# The format's field `model` -> class and configuration; files without the field are of the first.
+CAUSAL_LM = "causal-lm"
+MODELS: dict[str, tuple[type[Model], type[Config]]] = {
+    CAUSAL_LM: (SharpForCausalLM, SharpConfig),
+    "masked-lm": (SharpForMaskedLM, SharpConfig),
+    "max-retrieval": (MaxRetrieval, MaxRetrievalConfig),
+    "numbers": (SharpForNumbers, SharpConfig),
+}
 
 
-def save_checkpoint(path: Path, model: SharpForCausalLM, dtype: torch.dtype = torch.float32) -> None:
-    """Write `model` to `path`, as `.safetensors` or `.pt` by its suffix.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model and the task that it was trained for, None where the file does not say."""
+
+    model: Model
+    task: str | None
+
+
+def save_checkpoint(path: Path, model: Model, dtype: torch.dtype = torch.float32, task: str | None = None) -> None:
+    """Write `model` to `path`, as `.safetensors` or `.pt` by its suffix; `task` names what it was trained for.
 
     Matrices are stored in `dtype`; vectors (norms, the schemes' parameters per head) stay float32, as they weigh
     nothing. The file appears complete or not at all.
@@ -30,12 +55,14 @@ def save_checkpoint(path: Path, model: SharpForCausalLM, dtype: torch.dtype = to
         InputError: the suffix is another one, or a weight is not finite in `dtype`.
     """
     state = {
-        name: tensor.detach().to(dtype if tensor.dim() > 1 else torch.float32).contiguous()
+        name: tensor.detach().to("cpu", dtype if tensor.dim() > 1 else torch.float32).contiguous()
         for name, tensor in model.state_dict().items()
-        if not (model.config.tie_embeddings and name == "lm_head.weight")
+        if name not in _tied(model.config)
     }
     _check_finite(path, state)
-    content = {"version": VERSION, "config": asdict(model.config)}
+    content = describe(model)
+    if task is not None:
+        content["task"] = task
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     if path.suffix == ".safetensors":
@@ -49,49 +76,139 @@ def save_checkpoint(path: Path, model: SharpForCausalLM, dtype: torch.dtype = to
 
 
 def load_checkpoint(path: Path | str) -> SharpForCausalLM:
-    """The model in a file that `save_checkpoint` wrote, float32, in evaluation mode.
+    """The causal language model in a file or Hugging Face folder, float32, in evaluation mode.
 
     Raises:
-        NotFoundError: there is no such file.
-        InputError: the file is damaged, of another format or version, or does not hold the parameters that its
+        NotFoundError: there is no such file or folder.
+        InputError: it is damaged, or holds a model of another kind; see `read_checkpoint`.
+    """
+    model = read_checkpoint(path).model
+    if not isinstance(model, SharpForCausalLM):
+        raise InputError(f"{path} holds a {type(model).__name__}, but a SharpForCausalLM is needed here")
+    return model
+
+
+def load_masked_lm(path: Path | str) -> SharpForMaskedLM:
+    """The encoder in a file or Hugging Face folder; otherwise as `load_checkpoint`."""
+    model = read_checkpoint(path).model
+    if not isinstance(model, SharpForMaskedLM):
+        raise InputError(f"{path} holds a {type(model).__name__}, but a SharpForMaskedLM is needed here")
+    return model
+
+
+def read_checkpoint(path: Path | str) -> Checkpoint:
+    """The model of any kind that is in a file or Hugging Face folder, float32, in evaluation mode, and its task.
+
+    Raises:
+        NotFoundError: there is no such file or folder.
+        InputError: it is damaged, of another format or version, or does not hold the parameters that its
             configuration asks for.
     """
     path = Path(path)
-    if not path.is_file():
-        raise NotFoundError(f"checkpoint {path} does not exist; give the path of a .safetensors or .pt file")
-    if path.suffix == ".safetensors":
+    if not path.exists():
+        raise NotFoundError(f"checkpoint {path} does not exist; give a .safetensors or .pt file, or a folder")
+    if path.is_dir():
+        content, state = _read_folder(path)
+    elif path.suffix == ".safetensors":
         content, state = _read_safetensors(path)
     elif path.suffix == ".pt":
         content, state = _read_pt(path)
     else:
         raise InputError(f"{path} is not a Sharp checkpoint: its name must end in .safetensors or .pt")
+    model_class, config = parse_description(path, content)
+    _check_finite(path, state)
+    _check_state(path, model_class, config, state)
+    model = _make(model_class, config)
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
+    return Checkpoint(model.eval(), content.get("task"))
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """What a checkpoint says about its model; `parse_description` reads it."""
+    name = next(name for name, (kind, _) in MODELS.items() if type(model) is kind)
+    return {"version": VERSION, "model": name, "config": asdict(model.config)}
+
+
+def parse_description(path: Path | str, content: dict[str, Any]) -> tuple[type[Model], Config]:
+    """The class and the configuration in what `describe` made.
+
+    Raises:
+        InputError: it is of another version, or says no possible model; the message names `path`.
+    """
     if content.get("version") != VERSION:
         raise InputError(
             f"{path} has checkpoint version {content.get('version')!r}, this Sharp reads {VERSION}; "
             "upgrade Sharp or save the checkpoint again"
         )
-    config = _config(path, content.get("config"))
-    _check_finite(path, state)
-    _check_state(path, config, state)
-    model = SharpForCausalLM(config)
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
-    return model.eval()
+    name = content.get("model", CAUSAL_LM)
+    if name not in MODELS:
+        raise InputError(f"{path} holds the model {name!r}, this Sharp knows {', '.join(MODELS)}; upgrade Sharp")
+    model_class, config_class = MODELS[name]
+    return model_class, _config(path, config_class, content.get("config"))
+
+
+def is_sharp_folder(path: Path) -> bool:
+    """Whether `path` is a Hugging Face folder of our own models."""
+    try:
+        content = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("model_type") == MODEL_TYPE
+
+
+def folder_files(path: Path) -> list[Path]:
+    """The files of a Hugging Face folder that hold the model: its weights, then its configuration."""
+    return [*sorted(path.glob("*.safetensors")), path / "config.json"]
+
+
+def _make(model_class: type[Model], config: Config) -> Model:
+    model: Model = model_class(config)  # type: ignore[arg-type] # the pairs of MODELS belong together
+    return model
+
+
+def _tied(config: Config) -> set[str]:
+    """Parameters that are other ones too and so are not stored."""
+    return {"lm_head.weight"} if isinstance(config, SharpConfig) and config.tie_embeddings else set()
+
+
+def _read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not is_sharp_folder(path):
+        raise InputError(
+            f"{path} is not a Hugging Face folder of a Sharp model: config.json must have model_type 'sharp'"
+        )
+    content = json.loads((path / "config.json").read_bytes()).get(FORMAT)
+    *shards, _ = folder_files(path)
+    if not isinstance(content, dict) or not shards:
+        raise InputError(f"{path} is incomplete: it needs the entry 'sharp' in config.json, and .safetensors files")
+    state: dict[str, Tensor] = {}
+    for shard in shards:
+        _, tensors = _open_safetensors(shard)
+        state |= {name.removeprefix(FOLDER_PREFIX): tensor for name, tensor in tensors.items()}
+    return content, state
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    metadata, state = _open_safetensors(path)
+    if FORMAT not in metadata:
+        raise InputError(
+            f"{path} is not a Sharp checkpoint: its metadata has no entry 'sharp'; save it with sharp.models.checkpoint"
+        )
+    try:
+        content = json.loads(metadata[FORMAT])
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: its metadata is not JSON; copy or save it again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a Sharp checkpoint: its metadata entry 'sharp' is not an object")
+    return content, state
+
+
+def _open_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        if FORMAT in metadata:
-            content = json.loads(metadata[FORMAT])
-            if isinstance(content, dict):
-                return content, state
+            return file.metadata() or {}, state
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path} is damaged or not a safetensors file; copy or save it again") from error
-    raise InputError(
-        f"{path} is not a Sharp checkpoint: its metadata has no entry 'sharp'; save it with sharp.models.checkpoint"
-    )
 
 
 def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -120,14 +237,14 @@ def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return content, state
 
 
-def _config(path: Path, values: object) -> SharpConfig:
+def _config(path: Path | str, config_class: type[Config], values: object) -> Config:
     if not isinstance(values, dict):
         raise InputError(f"{path} has no model configuration; save it again with sharp.models.checkpoint")
-    known = {field.name for field in fields(SharpConfig)}
+    known = {field.name for field in fields(config_class)}
     if unknown := sorted(set(values) - known):
         raise InputError(f"{path} has the unknown configuration field {unknown[0]!r}; upgrade Sharp")
     try:
-        return SharpConfig(**values)
+        return config_class(**values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except TypeError as error:
@@ -140,13 +257,13 @@ def _check_finite(path: Path, state: dict[str, Tensor]) -> None:
             raise InputError(f"{path}: parameter {name} has values that are not finite in {tensor.dtype}")
 
 
-def _check_state(path: Path, config: SharpConfig, state: dict[str, Tensor]) -> None:
+def _check_state(path: Path, model_class: type[Model], config: Config, state: dict[str, Tensor]) -> None:
     with torch.device("meta"):  # a wrong configuration may ask for more memory than there is
-        expected = SharpForCausalLM(config).state_dict()
-    if config.tie_embeddings:
-        del expected["lm_head.weight"]
+        expected = _make(model_class, config).state_dict()
+    for name in _tied(config):
+        del expected[name]
     if missing := [name for name in expected if name not in state]:
-        of_norm = [name for name in missing if ".head_parameters." in name or ".query_scale." in name]
+        of_norm = [name for name in missing if "head_parameters." in name or "query_scale." in name]
         owner = f"norm {config.norm}" if of_norm else "its configuration"
         raise InputError(
             f"{path} lacks {len(missing)} parameters that {owner} needs, the first is {(of_norm or missing)[0]}; "

@@ -1,21 +1,27 @@
-"""`SharpConfig`: everything that defines the shape of a `SharpForCausalLM`."""
+"""`SharpConfig`: everything that defines the shape of a `SharpForCausalLM` or `SharpForMaskedLM`."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from sharp.models.byte_tokenizer import VOCAB_SIZE as BYTES_VOCAB_SIZE
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, get_norm
 from sharp.plugins.errors import InputError
 
 Positions = Literal["none", "rope", "alibi", "nape"]
+RopeScaling = Literal["linear", "llama3"]
+TokenizerName = Literal["none", "bytes"]
 
 
 @dataclass(frozen=True)
 class SharpConfig:
-    """A decoder's sizes, its attention scheme and its special tokens; checked when it is made.
+    """A model's sizes, its attention scheme and its special tokens; checked when it is made.
 
-    `alpha` 0 takes the norm's own. `trained_context` is the longest sequence seen in training, `max_context` the
-    longest that the model may be served with; `bos_token_id` is put before a text, `eos_token_ids` end it.
+    `causal` makes a decoder, otherwise it is an encoder. `alpha` 0 takes the norm's own. `trained_context` is the
+    longest sequence seen in training, `max_context` the longest that the model may be served with. `rope_factor` and
+    `rope_scaling` stretch RoPE, see `sharp.models.positions.inverse_frequency`; 1 leaves it as it is. `tokenizer` says
+    what a token id stands for: `bytes` is `sharp.models.byte_tokenizer`, `none` leaves it open. `bos_token_id` is put
+    before a text, `eos_token_ids` end it.
 
     Raises:
         InputError: a field has a value that no model can have; the message names field, value and limit.
@@ -35,9 +41,13 @@ class SharpConfig:
     alpha: float = 0.0
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
     entropy_threshold: float = 0.5
+    causal: bool = True
     rope_theta: float = 10000.0
+    rope_factor: float = 1.0
+    rope_scaling: RopeScaling = "linear"
     rms_norm_eps: float = 1e-5
     tie_embeddings: bool = True
+    tokenizer: TokenizerName = "none"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -69,8 +79,13 @@ class SharpConfig:
                 raise InputError(f"{field} is {value!r}, but must be a whole number of at least 1")
         if self.q_heads % self.kv_heads:
             raise InputError(f"q_heads is {self.q_heads}, but must be a multiple of kv_heads ({self.kv_heads})")
-        if self.positions not in get_args(Positions):
-            raise InputError(f"positions is {self.positions!r}, but must be one of: {', '.join(get_args(Positions))}")
+        for field, known in (("positions", Positions), ("rope_scaling", RopeScaling), ("tokenizer", TokenizerName)):
+            if getattr(self, field) not in get_args(known):
+                raise InputError(
+                    f"{field} is {getattr(self, field)!r}, but must be one of: {', '.join(get_args(known))}"
+                )
+        if not isinstance(self.causal, bool):
+            raise InputError(f"causal is {self.causal!r}, but must be true or false")
         if self.positions == "rope" and self.head_dim % 2:
             raise InputError(f"head_dim is {self.head_dim}, but must be even for positions 'rope'")
         if self.positions == "nape" and self.q_heads < 2:
@@ -87,6 +102,12 @@ class SharpConfig:
             value = getattr(self, field)
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"{field} is {value}, but must be above 0")
+        if not (math.isfinite(self.rope_factor) and self.rope_factor >= 1):
+            raise InputError(f"rope_factor is {self.rope_factor}, but must be at least 1")
+        if self.tokenizer == "bytes" and self.vocab_size < BYTES_VOCAB_SIZE:
+            raise InputError(
+                f"vocab_size is {self.vocab_size}, but must be at least {BYTES_VOCAB_SIZE} for tokenizer 'bytes'"
+            )
         specials = (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,)))
         for token in specials:
             if not 0 <= token < self.vocab_size:

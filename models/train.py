@@ -1,6 +1,6 @@
 """`python -m sharp.models.train TASK`: train a model and write its checkpoint.
 
-The one task so far is `text`, the byte-level language model of the demo.
+TASK is `text`, the byte-level language model of the demo, or a task of `sharp.models.tasks.registry`.
 """
 
 import math
@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import click
 import torch
@@ -18,14 +19,23 @@ from torch.nn import functional
 from sharp.models.byte_tokenizer import END_OF_TEXT_ID, VOCAB_SIZE
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import save_checkpoint
-from sharp.models.config import SharpConfig
+from sharp.models.config import Positions, SharpConfig
+from sharp.models.device import choose_device
 from sharp.models.normalizers import NORMS
+from sharp.models.objective import Batch
+from sharp.models.plots import plot_losses
+from sharp.models.tasks.recipe import Choices, choose_task, make_model, make_settings
+from sharp.models.tasks.registry import TASKS, get_task
+from sharp.models.tasks.scoring import score
 from sharp.models.text import Source, load_sources
 from sharp.models.trainer import Stage, TrainSettings, train
 from sharp.plugins.errors import InputError, SharpError
 
 CHECKPOINTS = Path("models/checkpoints")
 VALIDATION_LENGTH = 512
+VALIDATION_SAMPLES = 512
+VALIDATION_SEED = 0
+TEXT_STEPS = 5000
 
 
 def text_config(norm: str) -> SharpConfig:
@@ -42,6 +52,7 @@ def text_config(norm: str) -> SharpConfig:
         positions="nape",
         trained_context=512,
         max_context=65536,
+        tokenizer="bytes",
         bos_token_id=END_OF_TEXT_ID,
         eos_token_ids=(END_OF_TEXT_ID,),
     )
@@ -53,15 +64,16 @@ def text_settings(steps: int, seed: int, compile_model: bool) -> TrainSettings:
     return TrainSettings(steps=steps, batch_tokens=4096, stages=stages, seed=seed, bfloat16=True, compile=compile_model)
 
 
-def sample_windows(sources: list[Source], sequences: int, length: int, generator: torch.Generator) -> Tensor:
-    """int64 [sequences, length + 1]: windows at random places of sources that are drawn by their share."""
+def sample_windows(sources: list[Source], sequences: int, length: int, generator: torch.Generator) -> Batch:
+    """Windows at random places of sources that are drawn by their share; every token is predicted from those before."""
     shares = torch.tensor([source.share for source in sources])
     rows = []
     for index in torch.multinomial(shares, sequences, replacement=True, generator=generator).tolist():
         tokens = sources[index].train
         start = int(torch.randint(len(tokens) - length, (), generator=generator))
         rows.append(tokens[start : start + length + 1])
-    return torch.stack(rows).long()
+    windows = torch.stack(rows).long()  # [sequences, length + 1]
+    return Batch((windows[:, :-1],), windows[:, 1:])
 
 
 @torch.no_grad()
@@ -75,58 +87,176 @@ def bits_per_byte(model: SharpForCausalLM, tokens: Tensor, length: int = VALIDAT
     return total / targets.numel() / math.log(2)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.argument("task", type=click.Choice(["text"]))
-@click.option("--norm", type=click.Choice(list(NORMS)), default="ssa", help="Attention scheme to train with.")
-@click.option("--steps", type=click.IntRange(min=10), default=5000, help="Optimizer steps of 4096 tokens.")
-@click.option("--seed", default=0, help="Seed of the weights and of the order of the text.")
-@click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
-@click.option("--compile/--no-compile", "compile_model", default=True, help="Use torch.compile (needs a C++ compiler).")
-@click.option("--output", type=click.Path(path_type=Path), help="Checkpoint.  [default: models/checkpoints/TASK-NORM]")
-@click.option("--work", type=click.Path(path_type=Path), help="State to resume from.  [default: build/train/TASK-NORM]")
-def main(
-    task: str,
+def train_text(
+    console: Console,
     norm: str,
     steps: int,
     seed: int,
-    threads: int,
     compile_model: bool,
+    device: torch.device,
+    output: Path,
+    work: Path,
+) -> None:
+    """Train the demo's language model and write it to `output`, its losses beside it.
+
+    Raises:
+        SharpError: the corpus cannot be had, the run cannot be resumed, or its loss is not finite.
+    """
+    sources = load_sources()
+    model = SharpForCausalLM(text_config(norm)).to(device)
+    settings = text_settings(steps, seed, compile_model)
+    held_out = sources[0].validation.to(device)
+    console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
+    console.print(settings)
+    for source in sources:
+        console.print(f"{source.name}: {len(source.train):,} bytes to train on, {len(source.validation):,} held out")
+    train(
+        model,
+        lambda sequences, length, generator: sample_windows(sources, sequences, length, generator),
+        lambda trained: bits_per_byte(trained, held_out),
+        settings,
+        work,
+    )
+    save_checkpoint(output, model, torch.float16)
+    shutil.copyfile(work / "loss.csv", output.with_suffix(".loss.csv"))
+    for length in (256, 512, 1024, 2048):
+        found = bits_per_byte(model, held_out, length)
+        console.print(f"{sources[0].name}, held out, windows of {length}: {found:.4f} bits per byte")
+
+
+def train_task(
+    console: Console,
+    name: str,
+    choices: Choices,
+    parameters: tuple[str, ...],
+    device: torch.device,
+    output: Path,
+    work: Path,
+) -> None:
+    """Train a model on a task of the registry and write it to `output`, its losses beside it.
+
+    Raises:
+        SharpError: a choice cannot work, the run cannot be resumed, or its loss is not finite.
+    """
+    task = choose_task(get_task(name), choices, parameters)
+    model = make_model(task, choices).to(device)
+    settings = make_settings(task, choices)
+    length = task.longest_training_length
+    console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
+    console.print(task.sampler)
+    console.print(settings)
+    train(
+        model,
+        task.sampler.sample,
+        lambda trained: score(trained, task.sampler, task.metric, length, VALIDATION_SAMPLES, VALIDATION_SEED).mean,
+        settings,
+        work,
+        measure=task.metric,
+        task=task.name,
+        data=str(task.sampler),
+    )
+    save_checkpoint(output, model, torch.float16, task.name)
+    shutil.copyfile(work / "loss.csv", output.with_suffix(".loss.csv"))
+    found = score(model, task.sampler, task.metric, length, VALIDATION_SAMPLES, VALIDATION_SEED)
+    console.print(
+        f"{task.metric} at {length} {task.length_name}: {found.mean:.4f}; evaluate {output} for other lengths"
+    )
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """LOW-HIGH, or one length.
+
+    Raises:
+        InputError: it is neither.
+    """
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal()):
+        raise InputError(f"--lengths is {text!r}, but must be two whole numbers as 32-64")
+    return int(low), int(high or low)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("task", type=click.Choice(["text", *TASKS]))
+@click.option("--norm", type=click.Choice(list(NORMS)), default="ssa", help="Attention scheme to train with.")
+@click.option(
+    "--steps", type=click.IntRange(min=10), help=f"Optimizer steps.  [default: {TEXT_STEPS} for text, else the paper's]"
+)
+@click.option("--seed", default=0, help="Seed of the weights and of the samples or the order of the text.")
+@click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
+@click.option(
+    "--compile/--no-compile",
+    "compile_model",
+    default=None,
+    help="Use torch.compile (needs a C++ compiler).  [default: compile for text only]",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Checkpoint.  [default: models/checkpoints/TASK-NORM]")
+@click.option("--work", type=click.Path(path_type=Path), help="State to resume from.  [default: build/train/TASK-NORM]")
+@click.option("--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE; repeatable.")
+@click.option("--lengths", help="Lengths to train on, as 32-64.  [default: the paper's]")
+@click.option("--positions", type=click.Choice(get_args(Positions)), help="Position encoding.  [default: nape]")
+@click.option("--rope-factor", type=click.FloatRange(min=1), help="Stretching of RoPE, as in Llama 3.  [default: 16]")
+@click.option("--alpha", type=float, help="Alpha of entmax.  [default: the norm's]")
+@click.option("--layers", type=click.IntRange(min=1), help="Layers.  [default: the paper's]")
+@click.option("--heads", type=click.IntRange(min=1), help="Heads.  [default: the paper's]")
+@click.option("--hidden-size", type=click.IntRange(min=1), help="Width of the model.  [default: the paper's]")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples of a step.  [default: the paper's]")
+@click.option("--learning-rate", type=float, help="Highest learning rate.  [default: the paper's]")
+@click.option(
+    "--bf16/--no-bf16", "bfloat16", default=None, help="bfloat16.  [default: on a GPU, but for max-retrieval]"
+)
+def main(
+    task: str,
+    norm: str,
+    steps: int | None,
+    seed: int,
+    threads: int,
+    device: str,
+    compile_model: bool | None,
     output: Path | None,
     work: Path | None,
+    parameters: tuple[str, ...],
+    lengths: str | None,
+    bfloat16: bool | None,
+    **sizes: Any,
 ) -> None:
-    """Train the model of TASK; a run that was killed goes on where it was saved last."""
+    """Train the model of TASK; a run that was killed goes on where it was saved last.
+
+    Options from --set on are for tasks other than text.
+    """
     console = Console()
-    output = output or CHECKPOINTS / f"{task}-{norm}.safetensors"
-    work = work or Path("build/train") / f"{task}-{norm}"
+    run = f"{task}-{norm}" + (f"-seed{seed}" if seed and task != "text" else "")
+    output = output or CHECKPOINTS / f"{run}.safetensors"
+    work = work or Path("build/train") / run
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     try:
-        if compile_model and shutil.which(os.environ.get("CXX", "g++")) is None:
+        place = choose_device(device)
+        compiled = task == "text" if compile_model is None else compile_model
+        if compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
             raise InputError(
                 "torch.compile needs a C++ compiler (g++, or the one that CXX names); or pass --no-compile"
             )
-        sources = load_sources()
-        model = SharpForCausalLM(text_config(norm))
-        settings = text_settings(steps, seed, compile_model)
-        held_out = sources[0].validation
-        console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
-        console.print(settings)
-        for source in sources:
-            console.print(
-                f"{source.name}: {len(source.train):,} bytes to train on, {len(source.validation):,} held out"
+        given = {name: value for name, value in sizes.items() if value is not None}
+        if task == "text":
+            if parameters or lengths or given or bfloat16 is not None:
+                raise InputError("text is trained with its own sizes and lengths; leave out --set and what follows it")
+            train_text(console, norm, steps or TEXT_STEPS, seed, compiled, place, output, work)
+        else:
+            if bfloat16 is None:
+                bfloat16 = place.type == "cuda" and task != "max-retrieval"
+            choices = Choices(
+                norm,
+                steps=steps,
+                lengths=None if lengths is None else parse_range(lengths),
+                seed=seed,
+                bfloat16=bfloat16,
+                compile=compiled,
+                **given,
             )
-        train(
-            model,
-            lambda sequences, length, generator: sample_windows(sources, sequences, length, generator),
-            lambda trained: bits_per_byte(trained, held_out),
-            settings,
-            work,
-        )
-        save_checkpoint(output, model, torch.float16)
-        shutil.copyfile(work / "loss.csv", output.with_suffix(".loss.csv"))
-        for length in (256, 512, 1024, 2048, 4096):
-            found = bits_per_byte(model, held_out, length)
-            console.print(f"{sources[0].name}, held out, windows of {length}: {found:.4f} bits per byte")
+            train_task(console, task, choices, parameters, place, output, work)
+        if hint := plot_losses(work / "loss.csv", work / "loss.png"):
+            console.print(hint)
     except SharpError as error:
         Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
         sys.exit(2)

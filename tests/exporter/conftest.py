@@ -13,8 +13,9 @@ from sharp.models.config import SharpConfig
 def tiny_model(norm: str, positions: str = "rope", **changes: object) -> SharpForCausalLM:
     """A random model with every feature that matters: two layers, GQA, learned parameters away from their start."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 64, "layers": 2, "q_heads": 6, "kv_heads": 2}
-    config = SharpConfig(**{**sizes, "head_dim": 8, "norm": norm, "positions": positions, **changes})  # type: ignore[arg-type]
+    sizes = {"vocab_size": 257, "hidden_size": 48, "intermediate_size": 64, "layers": 2, "q_heads": 6, "kv_heads": 2}
+    options = {"head_dim": 8, "norm": norm, "positions": positions, "tokenizer": "bytes"}
+    config = SharpConfig(**{**sizes, **options, **changes})  # type: ignore[arg-type]
     model = SharpForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,11 +1,18 @@
 """Bad input of `sharp-export`: one sentence, exit code 2, nothing half-written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import Result
+
+from sharp.models.byte_tokenizer import save_byte_tokenizer
+from sharp.models.checkpoint import save_checkpoint
+from sharp.models.hugging_face import to_hugging_face
+from sharp.models.masked_lm import SharpForMaskedLM
+from tests.exporter.conftest import tiny_model
 
 
 def assert_refused(result: Result, output: Path, *words: str) -> None:
@@ -73,6 +80,13 @@ def test_output_folder_that_cannot_be_made(checkpoint, sharp_export, tmp_path):
     assert "cannot be made" in result.output
 
 
+def test_a_path_that_the_system_refuses(checkpoint, sharp_export, tmp_path):
+    for arguments in (["x" * 300, "--norm", "ssa"], [checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / ("x" * 300)]):
+        result = sharp_export(*arguments)
+        assert result.exit_code == 2, result.output
+        assert "File name too long" in result.output
+
+
 def test_hugging_face_folder_of_another_architecture(sharp_export, tmp_path):
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text(json.dumps({"model_type": "bert"}))
@@ -84,6 +98,30 @@ def test_hugging_face_folder_without_weights(sharp_export, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert_refused(sharp_export(tmp_path / "empty", "--norm", "softmax", "-o", tmp_path / "out"), tmp_path / "out")
+
+
+def test_an_encoder_is_refused(sharp_export, tmp_path):
+    model = SharpForMaskedLM(replace(tiny_model("softmax").config, causal=False))
+    save_checkpoint(tmp_path / "encoder.pt", model)
+    to_hugging_face(model).save_pretrained(tmp_path / "folder")
+    for name in ("encoder.pt", "folder"):
+        result = sharp_export(tmp_path / name, "--norm", "softmax", "-o", tmp_path / "out")
+        assert_refused(result, tmp_path / "out", name, "SharpForMaskedLM")
+
+
+@pytest.mark.parametrize(("file", "word"), [("model.safetensors", "damaged"), ("tokenizer.json", "tokenizer")])
+def test_damaged_hugging_face_folder_of_our_own(sharp_export, tmp_path, file, word):
+    to_hugging_face(tiny_model("ssa")).save_pretrained(tmp_path / "mine")
+    (tmp_path / "mine" / file).write_text("{}")
+    result = sharp_export(tmp_path / "mine", "--norm", "ssa", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", file, word)
+
+
+def test_a_tokenizer_that_knows_more_tokens_than_the_model(sharp_export, tmp_path):
+    to_hugging_face(tiny_model("ssa", vocab_size=20, tokenizer="none")).save_pretrained(tmp_path / "mine")
+    save_byte_tokenizer(tmp_path / "mine")
+    result = sharp_export(tmp_path / "mine", "--norm", "ssa", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "257 tokens", "vocab_size is 20")
 
 
 def test_failed_verification_leaves_nothing(checkpoint, sharp_export, tmp_path, monkeypatch):

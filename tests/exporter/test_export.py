@@ -1,14 +1,21 @@
 """`sharp-export` on checkpoints of our own and of Hugging Face: what a user gets."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from sharp.models.checkpoint import save_checkpoint
+from sharp.models.config import RopeScaling
+from sharp.models.hugging_face import to_hugging_face
 from sharp.models.normalizers import NORMS
 from sharp.plugins.manifest import read_manifest
+from tests.exporter.conftest import tiny_model
 
 # Every norm once, every position scheme at least twice.
 COMBINATIONS = list(zip(NORMS, ("rope", "nape", "alibi", "none") * len(NORMS), strict=False))
@@ -34,6 +41,51 @@ def test_pt_checkpoint_and_default_folder(checkpoint, sharp_export, tmp_path, mo
     assert {"model.onnx", "model.onnx.data", "sharp.json", "tokenizer.json"} <= {
         file.name for file in (tmp_path / "tiny-ssa").iterdir()
     }
+
+
+def test_the_current_folder_as_output(checkpoint, sharp_export, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    result = sharp_export(checkpoint("softmax"), "--norm", "softmax", "-o", ".")
+    assert result.exit_code == 0, result.output
+    assert read_manifest(tmp_path / "mine").name == "mine"
+
+
+def test_a_model_that_does_not_read_bytes_gets_no_byte_tokenizer(sharp_export, tmp_path):
+    save_checkpoint(tmp_path / "words.safetensors", tiny_model("softmax", tokenizer="none"))
+    assert sharp_export(tmp_path / "words.safetensors", "--norm", "softmax", "-o", tmp_path / "out").exit_code == 0
+    assert read_manifest(tmp_path / "out").tokenizer.file is None
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("rope_scaling", get_args(RopeScaling))
+def test_rope_with_a_scaling_factor(sharp_export, tmp_path, rope_scaling):
+    model = tiny_model("softmax", rope_factor=16.0, rope_scaling=rope_scaling, trained_context=32)
+    save_checkpoint(tmp_path / "rope.safetensors", model)
+    result = sharp_export(tmp_path / "rope.safetensors", "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert all(one["logits_error"] < 1e-4 for one in read_manifest(tmp_path / "out").verification["comparisons"])
+
+
+@pytest.mark.parametrize(("norm", "positions"), [("ssa", "nape"), ("asentmax", "rope"), ("softmax", "alibi")])
+def test_a_hugging_face_folder_of_our_own_keeps_its_trained_norm(sharp_export, tmp_path, norm, positions):
+    to_hugging_face(tiny_model(norm, positions)).save_pretrained(tmp_path / "mine")
+    result = sharp_export(tmp_path / "mine", "--norm", norm, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "UNTRAINED" not in result.output
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.norm.name, manifest.norm.trained, manifest.positions) == (norm, True, positions)
+    assert (manifest.source.name, manifest.source.architecture) == ("mine", "SharpForCausalLM")
+    assert manifest.tokenizer.file == "tokenizer.json"
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("aé").ids == [97, 195, 169]
+
+
+def test_a_hugging_face_folder_with_a_tokenizer_of_its_own(sharp_export, tmp_path):
+    to_hugging_face(tiny_model("softmax", tokenizer="none")).save_pretrained(tmp_path / "words")
+    Tokenizer(WordLevel({"one": 0, "two": 1}, unk_token="one")).save(str(tmp_path / "words" / "tokenizer.json"))
+    result = sharp_export(tmp_path / "words", "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("two").ids == [1]
 
 
 def test_graph_is_what_the_design_says(checkpoint, sharp_export, tmp_path):
@@ -94,5 +146,6 @@ def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
     manifest = read_manifest(tmp_path / "out")
     assert manifest.norm.trained == (norm == "softmax")
     assert manifest.tokenizer.file is None
+    assert manifest.tokenizer.eos_token_ids == (2,)  # a model that is asked in token ids ends its answers too
     assert manifest.source.architecture == "LlamaForCausalLM"
     assert np.isclose(manifest.max_context, 128)

@@ -10,7 +10,7 @@ from sharp.models.attention import EagerAttention
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import NORMS, entropy
-from sharp.models.positions import alibi_slopes
+from sharp.models.positions import alibi_slopes, inverse_frequency
 from sharp.plugins.errors import InputError
 
 TINY = SharpConfig(
@@ -64,9 +64,20 @@ def test_every_norm_trains_all_its_parameters(norm):
         assert parameter.grad.any(), name
 
 
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": TINY.trained_context}
+
+
 @pytest.mark.parametrize("tie", [True, False])
-def test_softmax_with_rope_is_hugging_faces_llama(tie):
-    model = tiny(positions="rope", tie_embeddings=tie, rope_theta=500.0)
+@pytest.mark.parametrize(
+    ("stretch", "rope_parameters"),
+    [
+        ({}, {"rope_type": "default"}),
+        ({"rope_factor": 16.0}, {"rope_type": "linear", "factor": 16.0}),
+        ({"rope_factor": 16.0, "rope_scaling": "llama3"}, {"rope_type": "llama3", "factor": 16.0, **LLAMA3}),
+    ],
+)
+def test_softmax_with_rope_is_hugging_faces_llama(tie, stretch, rope_parameters):
+    model = tiny(positions="rope", tie_embeddings=tie, rope_theta=500.0, **stretch)
     llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=TINY.vocab_size,
@@ -78,7 +89,7 @@ def test_softmax_with_rope_is_hugging_faces_llama(tie):
             head_dim=TINY.head_dim,
             rms_norm_eps=TINY.rms_norm_eps,
             tie_word_embeddings=tie,
-            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+            rope_parameters={"rope_theta": 500.0, **rope_parameters},
             attn_implementation="eager",
         )
     ).eval()
@@ -101,6 +112,19 @@ def test_softmax_with_rope_is_hugging_faces_llama(tie):
     with torch.no_grad():
         ours, theirs = model(input_ids, positions), llama(input_ids, position_ids=positions).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_scaling_reads_every_sixteenth_position_as_the_next_one():
+    model, stretched = tiny(positions="rope"), tiny(positions="rope", rope_factor=16.0)
+    with torch.no_grad():
+        torch.testing.assert_close(stretched(tokens(1, 9), 16 * torch.arange(9)[None]), model(tokens(1, 9)))
+
+
+def test_llama3_scaling_stretches_only_the_long_waves():
+    config = replace(TINY, positions="rope", head_dim=64, rope_factor=16.0, rope_scaling="llama3")
+    ratio = inverse_frequency(config) / inverse_frequency(replace(config, rope_factor=1.0))
+    assert (ratio[0], ratio[-1]) == (1.0, 1 / 16)
+    assert (ratio.diff() <= 1e-6).all()
 
 
 def test_nape_gives_half_of_the_heads_slopes_and_the_rest_none():
@@ -209,6 +233,11 @@ def test_torch_export_takes_any_number_of_tokens(norm, positions):
         ({"max_context": 16}, "max_context is 16"),
         ({"temperature_coefficients": ()}, "temperature_coefficients"),
         ({"rope_theta": -1.0}, "rope_theta is -1.0"),
+        ({"rope_factor": 0.5}, "rope_factor is 0.5"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'.*llama3"),
+        ({"causal": 1}, "causal is 1"),
+        ({"tokenizer": "words"}, "tokenizer is 'words'.*bytes"),
+        ({"tokenizer": "bytes"}, "vocab_size is 50.*257"),
         ({"eos_token_ids": (50,)}, "special token 50"),
     ],
 )

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import load_checkpoint, save_checkpoint
+from sharp.models.checkpoint import load_checkpoint, load_masked_lm, save_checkpoint
 from sharp.models.config import SharpConfig
+from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.normalizers import NORMS
 from sharp.plugins.errors import InputError, NotFoundError
 
@@ -48,6 +49,26 @@ def test_round_trip(tmp_path, suffix, norm, tie):
     assert loaded.config == model.config
     with torch.no_grad():
         assert torch.equal(loaded(INPUT_IDS), model(INPUT_IDS))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_round_trip_of_an_encoder(tmp_path, suffix, norm):
+    model = SharpForMaskedLM(replace(CONFIG, norm=norm, alpha=0.0, causal=False)).eval()
+    path = tmp_path / f"model{suffix}"
+    save_checkpoint(path, model)
+    loaded = load_masked_lm(path)
+    assert loaded.config == model.config
+    with torch.no_grad():
+        assert torch.equal(loaded(INPUT_IDS), model(INPUT_IDS))
+    with pytest.raises(InputError, match="holds a SharpForMaskedLM"):
+        load_checkpoint(path)
+
+
+def test_a_decoder_is_not_read_as_an_encoder(tmp_path, model):
+    save_checkpoint(tmp_path / "model.pt", model)
+    with pytest.raises(InputError, match="holds a SharpForCausalLM"):
+        load_masked_lm(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -126,6 +147,18 @@ class TestBadFiles:
         torch.save(state, path) if suffix == ".pt" else save_file(state, path)
         with pytest.raises(InputError, match="not a Sharp checkpoint"):
             load_checkpoint(path)
+
+    def test_a_file_from_before_a_field_was_there_has_its_default(self, tmp_path, model, suffix):
+        path = tmp_path / f"model{suffix}"
+
+        def change(content, state):
+            for field in ("tokenizer", "causal", "rope_factor", "rope_scaling"):
+                del content["config"][field]
+
+        self.rewrite(path, model, change)
+        loaded = load_checkpoint(path)
+        assert loaded.config == model.config
+        assert loaded.config.tokenizer == "none"
 
     def test_of_another_version(self, tmp_path, model, suffix):
         path = tmp_path / f"model{suffix}"

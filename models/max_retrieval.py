@@ -1,0 +1,138 @@
+"""`MaxRetrieval`: the set model of Velickovic et al., "softmax is not enough" (ICML 2025), appendix A.
+
+One attention head, asked by one query, over a set of items; its output is classified. The normalizer is any of the
+registry, so that the same model shows how each one keeps or loses the maximum as sets grow.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, attention_weights, get_norm
+from sharp.models.query_scale import QueryScale
+from sharp.plugins.errors import InputError
+
+
+@dataclass(frozen=True)
+class MaxRetrievalConfig:
+    """The sizes of App. A.2-A.3 and the attention scheme; `alpha` 0 takes the norm's own.
+
+    `trained_items` is the largest set seen in training; SSMax starts as plain softmax there.
+
+    Raises:
+        InputError: a field has a value that no model can have; the message names field, value and limit.
+    """
+
+    classes: int = 10
+    hidden_size: int = 128
+    norm: str = "softmax"
+    trained_items: int = 16
+    alpha: float = 0.0
+    temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
+    entropy_threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        norm = get_norm(self.norm)
+        if self.alpha == 0.0:
+            object.__setattr__(self, "alpha", norm.alpha)
+        object.__setattr__(self, "temperature_coefficients", tuple(self.temperature_coefficients))  # JSON has lists
+        for field, least in (("classes", 2), ("hidden_size", 1), ("trained_items", 1)):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InputError(f"{field} is {value!r}, but must be a whole number of at least {least}")
+        if not (math.isfinite(self.alpha) and self.alpha > 1):
+            raise InputError(f"alpha is {self.alpha}, but must be above 1")
+        if not self.temperature_coefficients or not all(map(math.isfinite, self.temperature_coefficients)):
+            raise InputError("temperature_coefficients must be one or more finite numbers, highest power first")
+
+    @property
+    def scheme(self) -> Norm:
+        """The registry's entry for `norm`."""
+        return get_norm(self.norm)
+
+
+class MaxRetrieval(nn.Module):
+    """Eq. 9-14: embed items and query, attend once, classify.
+
+    psi_x, psi_q and phi are two-layer MLPs with (tanh) GELU, as the paper's Flax listing has them: psi_x ends in an
+    activation, psi_q does not, and the attention has biases and an output projection. The logits are divided by
+    sqrt(hidden_size), which the listing's Flax module does too.
+
+    With `adaptive-temperature` training uses plain softmax: the paper adapts the temperature at inference only.
+    """
+
+    def __init__(self, config: MaxRetrievalConfig) -> None:
+        super().__init__()
+        self.config = config
+        size = config.hidden_size
+        gelu = nn.GELU(approximate="tanh")
+        self.embed_item = nn.Sequential(
+            nn.Linear(1 + config.classes, size), gelu, nn.Linear(size, size), gelu
+        )  # psi_x, Eq. 9
+        self.embed_query = nn.Sequential(nn.Linear(1, size), gelu, nn.Linear(size, size))  # psi_q, Eq. 10
+        self.q_proj = nn.Linear(size, size)
+        self.k_proj = nn.Linear(size, size)
+        self.v_proj = nn.Linear(size, size)
+        self.o_proj = nn.Linear(size, size)
+        self.classify = nn.Sequential(nn.Linear(size, size), gelu, nn.Linear(size, config.classes))  # phi, Eq. 14
+        scheme = config.scheme
+        self.head_parameters = SsaParameters(1) if scheme.head_parameters else None
+        self.query_scale = (
+            None
+            if scheme.scale_kind == "none"
+            else QueryScale(scheme.scale_kind, size, torch.ones(1, dtype=torch.bool), config.trained_items)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Flax's default: normal with variance 1 / inputs, cut at two standard deviations; biases 0."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and not name.startswith("query_scale."):
+                std = module.in_features**-0.5 / 0.87962566  # the cut takes away variance
+                nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+                nn.init.zeros_(module.bias)
+
+    def attention_logits(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits e (Eq. 11) [sets, items] and embedded items [sets, items, hidden_size]."""
+        hidden = self.embed_item(items)  # [sets, items, hidden_size]
+        embedded_query = self.embed_query(query)  # [sets, hidden_size]
+        asked = self.q_proj(embedded_query)  # [sets, hidden_size]
+        if self.query_scale is not None:
+            last = torch.full((len(items), 1), items.shape[1] - 1, device=items.device)  # it sees all items
+            factor = self.query_scale(embedded_query.unsqueeze(1), last)  # [sets, 1, 1 head]
+            asked = asked * factor.squeeze(1).to(asked.dtype)
+        # K is linear: (Q q) (K h + b) = (K^T Q q) h + (Q q) b, so the query is projected instead of every item.
+        logits = torch.einsum("sd,snd->sn", asked @ self.k_proj.weight, hidden) + asked @ self.k_proj.bias[:, None]
+        return logits.float() * self.config.hidden_size**-0.5, hidden
+
+    def attention(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights alpha (Eq. 12) [sets, items], float32, and embedded items [sets, items, hidden_size]."""
+        logits, hidden = self.attention_logits(items, query)
+        normalizer = self.config.scheme.normalizer
+        weights = attention_weights(
+            "softmax" if self.training and normalizer == "adaptive_softmax" else normalizer,
+            logits[:, None, None, :],  # [sets, 1 head, 1 query, items]
+            torch.ones((), dtype=torch.bool, device=logits.device),
+            head_params=None if self.head_parameters is None else self.head_parameters(),
+            alpha=self.config.alpha,
+            temperature_coefficients=self.config.temperature_coefficients,
+            entropy_threshold=self.config.entropy_threshold,
+        )
+        return weights[:, 0, 0], hidden
+
+    def forward(self, items: Tensor, query: Tensor) -> Tensor:
+        """Class logits [sets, classes].
+
+        Args:
+            items: float [sets, items, 1 + classes]: the priority, then the class as a one-hot vector.
+            query: float [sets, 1]; it carries no information.
+        """
+        weights, hidden = self.attention(items, query)
+        # V is linear as well: the weighted mean of the items is projected instead of every item.
+        mixed = torch.einsum("sn,snd->sd", weights.to(hidden.dtype), hidden)
+        mixed = functional.linear(mixed, self.v_proj.weight) + weights.sum(-1, keepdim=True) * self.v_proj.bias
+        outputs: Tensor = self.classify(self.o_proj(mixed))
+        return outputs

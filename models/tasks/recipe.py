@@ -1,0 +1,168 @@
+"""From a task and the user's choices to a model and the settings to train it with."""
+
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import Model
+from sharp.models.config import Positions, SharpConfig
+from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
+from sharp.models.number_sequence import SharpForNumbers
+from sharp.models.tasks.task import Sampler, Shape, Task
+from sharp.models.trainer import Stage, TrainSettings
+from sharp.plugins.errors import InputError
+
+MAX_CONTEXT = 2**17
+ROPE_FACTOR = 16.0  # ASEntmax App. G.2, the best of 4 to 32 on flip-flop
+
+SamplerT = TypeVar("SamplerT", bound=Sampler)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user says about a run; None takes the task's own."""
+
+    norm: str
+    positions: Positions = "nape"
+    rope_factor: float = ROPE_FACTOR
+    alpha: float = 0.0
+    layers: int | None = None
+    heads: int | None = None
+    hidden_size: int | None = None
+    steps: int | None = None
+    batch: int | None = None
+    learning_rate: float | None = None
+    lengths: tuple[int, int] | None = None
+    seed: int = 0
+    bfloat16: bool = False
+    compile: bool = False
+
+
+def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Task:
+    """`task` with the chosen sizes, lengths and schedule, and its sampler with `parameters`, each FIELD=VALUE.
+
+    A run of other length than the paper's keeps the shape of its schedule: warm-up and stages move along.
+
+    Raises:
+        InputError: a choice cannot work; the message names it and the limit.
+    """
+    training = task.training
+    steps = choices.steps or training.steps
+    share = steps / training.steps
+    stages = tuple(replace(stage, start_step=round(stage.start_step * share)) for stage in training.stages)
+    if choices.lengths is not None:
+        stages = (Stage(0, *choices.lengths, every=training.stages[0].every),)
+    training = replace(
+        training,
+        steps=steps,
+        batch=choices.batch or training.batch,
+        stages=stages,
+        learning_rate=training.learning_rate if choices.learning_rate is None else choices.learning_rate,
+        warmup_steps=round(training.warmup_steps * share),
+    )
+    if training.final_learning_rate == task.training.learning_rate:  # a constant rate stays constant
+        training = replace(training, final_learning_rate=training.learning_rate)
+    shape = task.shape
+    if shape is not None:
+        shape = Shape(
+            choices.layers or shape.layers,
+            choices.heads or shape.q_heads,
+            choices.hidden_size or shape.hidden_size,
+            shape.intermediate_size,
+        )
+        if shape.hidden_size % shape.q_heads:
+            raise InputError(f"hidden size {shape.hidden_size} cannot be divided among {shape.q_heads} heads")
+    elif choices.layers or choices.heads:
+        raise InputError(f"{task.name} has one layer with one head, by its paper; leave out --layers and --heads")
+    chosen = replace(task, sampler=with_parameters(task.sampler, parameters), training=training, shape=shape)
+    for stage in training.stages:
+        for length in stage.lengths:
+            chosen.sampler.tokens(length)  # refuses a length that cannot work before anything is built
+    return chosen
+
+
+def with_parameters(sampler: SamplerT, parameters: tuple[str, ...]) -> SamplerT:
+    """`sampler` with other values of its fields, each given as FIELD=VALUE.
+
+    Raises:
+        InputError: there is no such field, or the value is of another type or out of range.
+    """
+    values: dict[str, object] = {}
+    types = {field.name: type(getattr(sampler, field.name)) for field in fields(sampler)}  # type: ignore[arg-type]
+    for parameter in parameters:
+        name, _, text = parameter.partition("=")
+        if name not in types:
+            raise InputError(f"{parameter!r} sets no parameter of this task; its parameters are: {', '.join(types)}")
+        values[name] = _parse(name, text, types[name])
+    return replace(sampler, **values)  # type: ignore[type-var]
+
+
+def _parse(name: str, text: str, kind: type) -> object:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"{name} is {text!r}, but must be true or false")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise InputError(f"{name} is {text!r}, but must be {'a whole' if kind is int else 'a'} number") from error
+
+
+def make_model(task: Task, choices: Choices) -> Model:
+    """A fresh model of the task's kind and sizes, with weights from PyTorch's random state.
+
+    NAPE is the default everywhere: under it the ASEntmax paper's models do best, and the learned positions of the SSA
+    paper's GPT-2 end with the training length.
+
+    Raises:
+        InputError: sizes and positions do not go together.
+    """
+    if task.shape is None:
+        return MaxRetrieval(
+            MaxRetrievalConfig(
+                classes=task.sampler.outputs,
+                hidden_size=choices.hidden_size or MaxRetrievalConfig.hidden_size,
+                norm=choices.norm,
+                trained_items=task.longest_training_length,
+                alpha=choices.alpha,
+            )
+        )
+    config = SharpConfig(
+        vocab_size=task.sampler.outputs,
+        hidden_size=task.shape.hidden_size,
+        intermediate_size=task.shape.intermediate_size,
+        layers=task.shape.layers,
+        q_heads=task.shape.q_heads,
+        kv_heads=task.shape.q_heads,
+        head_dim=task.shape.hidden_size // task.shape.q_heads,
+        norm=choices.norm,
+        positions=choices.positions,
+        trained_context=task.sampler.tokens(task.longest_training_length),
+        max_context=MAX_CONTEXT,
+        alpha=choices.alpha,
+        rope_factor=choices.rope_factor if choices.positions == "rope" else 1.0,
+        rope_scaling="llama3",
+        tie_embeddings=False,
+    )
+    return SharpForCausalLM(config) if task.model == "tokens" else SharpForNumbers(config)
+
+
+def make_settings(task: Task, choices: Choices) -> TrainSettings:
+    """The task's training, with the default betas of Adam as in the papers, and gradients clipped to norm 1."""
+    training = task.training
+    return TrainSettings(
+        steps=training.steps,
+        stages=training.stages,
+        batch_sequences=training.batch,
+        learning_rate=training.learning_rate,
+        final_learning_rate=training.final_learning_rate,
+        warmup_steps=training.warmup_steps,
+        weight_decay=training.weight_decay,
+        betas=(0.9, 0.999),
+        seed=choices.seed,
+        bfloat16=choices.bfloat16,
+        compile=choices.compile,
+        log_every=100,
+        save_every=1000,
+        validate_every=max(1, training.steps // 20),
+    )
