@@ -15,7 +15,7 @@ from sharp.serving.engine.batch import pack
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.events import Accepted, Delta, Event, Failed, FinishReason
 from sharp.serving.engine.report import EngineReport
-from sharp.serving.engine.sampler import sample
+from sharp.serving.engine.sampler import NO_TOKEN, sample
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.errors import AlreadyExistsError, EngineError
@@ -121,12 +121,12 @@ class Engine:
         logger.error("a step of %d requests failed", len(plan.chunks), exc_info=error)
         failure = EngineError(f"a step of the engine failed: {error}")
         now = time.perf_counter()
-        events: list[Event] = []
-        for chunk in plan.chunks:
-            self._drop(chunk.sequence)
-            self._tally.finished.append(("error", now - chunk.sequence.arrived))
-            events.append(Failed(chunk.sequence.request_id, failure))
-        return events
+        return [self._fail(chunk.sequence, failure, now) for chunk in plan.chunks]
+
+    def _fail(self, sequence: Sequence, error: EngineError, now: float) -> Event:
+        self._drop(sequence)
+        self._tally.finished.append(("error", now - sequence.arrived))
+        return Failed(sequence.request_id, error)
 
     def _commit(
         self,
@@ -143,7 +143,10 @@ class Engine:
             sequence = chunk.sequence
             sequence.computed += chunk.tokens
             sequence.observed = max(sequence.observed, sequence.computed)
-            if row in token_ids:
+            if token_ids.get(row) == NO_TOKEN:
+                broken = EngineError("the model gave logits that are not finite for this request")
+                events.append(self._fail(sequence, broken, now))
+            elif row in token_ids:
                 events.extend(self._append(sequence, token_ids[row], now))
             elif sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
                 self._tally.prompt_tokens += len(sequence.request.prompt_ids)

@@ -6,23 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.errors import EngineError
+
+NO_TOKEN = -1
 
 
 def sample(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> NDArray[np.int64]:
     """The next token of each sequence: logits float32 [sequences, vocab] -> int64 [sequences].
 
     Every row is computed from that row alone, and every sequence draws from a generator of its own, so the result
-    for one does not depend on the others.
-
-    Raises:
-        EngineError: the model gave logits that are not numbers.
+    for one does not depend on the others. A row whose highest logit is not finite has no next token: NO_TOKEN.
     """
     best: NDArray[np.int64] = logits.argmax(-1)
     highest = np.take_along_axis(logits, best[:, None], -1)  # [sequences, 1]; argmax stops at a NaN
-    if not np.isfinite(highest).all():
-        raise EngineError("the model gave logits that are not finite; the exported model is broken")
-    random = np.array([sequence.request.params.temperature > 0 for sequence in sequences], bool)
+    finite = np.isfinite(highest[:, 0])
+    best[~finite] = NO_TOKEN
+    random = finite & np.array([sequence.request.params.temperature > 0 for sequence in sequences], bool)
     if random.any():
         drawing = [sequence for sequence, drawn in zip(sequences, random, strict=True) if drawn]
         best[random] = _draw(logits[random] - highest[random], drawing)

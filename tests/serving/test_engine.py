@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,6 +181,28 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(harness, monkeypatch)
     assert sorted(some.finished) == ["waiting 1", "waiting 2", "waiting 3"]
     reasons = [reason for report in some.reports for reason, _ in report.finished]
     assert sorted(reasons) == ["error"] * 2 + ["length"] * 3
+
+
+def test_a_request_whose_logits_are_no_numbers_fails_alone(harness, monkeypatch):
+    some = harness()
+    some.add("good", [1] * 3, 3)
+    some.add("bad", [2] * 3, 3)
+    step = some.engine._backend.step
+
+    def spoil_the_last_row(batch):
+        output = step(batch)
+        logits = output.logits.copy()
+        logits[-1] = np.nan
+        return replace(output, logits=logits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(some.engine._backend, "step", spoil_the_last_row)
+        some.take(some.engine.step())
+    assert list(some.failed) == ["bad"]
+    assert "not finite" in str(some.failed["bad"])
+    some.run()
+    assert list(some.finished) == ["good"]
+    assert some.engine.blocks.free == BLOCKS
 
 
 def test_blocks_that_are_lost_or_handed_out_twice_are_found():
