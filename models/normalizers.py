@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from entmax import entmax15, entmax_bisect, sparsemax
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import NormalizerName
+from sharp.plugins.ops import torch_entmax
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
 ScaleKind = Literal["none", "length", "head", "token"]
@@ -145,15 +145,7 @@ def entmax(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
 
     alpha = 2 is sparsemax; alpha -> 1 is softmax.
     """
-    masked = skip_masked(logits, visible)
-    weights: Tensor
-    if options.alpha == 1.5:
-        weights = entmax15(masked, dim=-1)
-    elif options.alpha == 2.0:
-        weights = sparsemax(masked, dim=-1)
-    else:
-        weights = entmax_bisect(masked, alpha=options.alpha, dim=-1)
-    return weights
+    return torch_entmax.entmax(skip_masked(logits, visible), options.alpha)
 
 
 def ssa(logits: Tensor, visible: Tensor, options: Options) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ENTMAX_MAX_STEPS = 64
+from sharp.plugins.ops.torch_entmax import entmax
 
 
 def normalize(
@@ -38,7 +38,8 @@ def normalize(
         b, n = head_params[:, 0, None, None], head_params[:, 1, None, None]
         weights = _softmax(n * logits.sign() * torch.log1p(b * logits.abs()), visible)
     elif normalizer == "entmax":
-        weights = _entmax(logits, visible, alpha)
+        seen = visible.any(-1, keepdim=True)  # a row that sees nothing keeps finite logits, or its weights were NaN
+        weights = torch.where(visible, entmax(logits.masked_fill(~visible & seen, -torch.inf), alpha), 0.0)
     elif normalizer == "sigmoid":
         weights = torch.where(visible, logits.sigmoid(), 0.0)
     elif normalizer in ("relu", "relu2"):
@@ -73,34 +74,3 @@ def _inverse_temperature(entropy: Tensor, coefficients: Sequence[float], thresho
     for coefficient in coefficients:
         value = value * entropy + coefficient
     return torch.where(entropy > threshold, value.clamp(min=1.0), 1.0)
-
-
-def _entmax(logits: Tensor, visible: Tensor, alpha: float) -> Tensor:
-    """Eq. 2 of ASEntmax's paper; tau by Newton steps kept inside its bracket.
-
-    With k = 1 / (alpha - 1), x = [s - tau]_+, F = sum x^k and G = sum x^(k-1): for k >= 1 the step on F^(1/k) - 1
-    climbs to the root from the left without passing it; for k < 1 F is concave between breakpoints and the plain step
-    on F - 1 converges, with a bisection wherever it would leave the bracket.
-    """
-    k = 1 / (alpha - 1)
-    top = logits.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True)
-    s = torch.where(visible, (alpha - 1) * (logits - top), -torch.inf)
-    count = visible.sum(-1, keepdim=True).clamp(min=1)
-    low, high = torch.full_like(top, -1.0), -(count.to(top.dtype) ** (1 - alpha))
-    tau = low
-    for _ in range(ENTMAX_MAX_STEPS):
-        x = (s - tau).relu()
-        total = (x**k).sum(-1, keepdim=True)
-        slope = torch.where(x > 0, x ** (k - 1), 0.0).sum(-1, keepdim=True)
-        low, high = torch.where(total >= 1, tau, low), torch.where(total >= 1, high, tau)
-        step = (1 - total ** (-1 / k)) * total / slope if k >= 1 else (total - 1) / (k * slope)
-        newton = tau + step
-        # A step onto an end of the bracket counts as outside: steps from end to end would go on for ever.
-        inside = (newton > low) & (newton < high) | (newton == tau)
-        following = torch.where(inside, newton, (low + high) / 2)
-        if torch.equal(following, tau):
-            break
-        tau = following
-    weights = (s - tau).relu() ** k
-    total = weights.sum(-1, keepdim=True)
-    return torch.div(weights, torch.where(total == 0, 1.0, total))
