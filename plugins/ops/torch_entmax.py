@@ -1,7 +1,7 @@
 """Entmax in torch, differentiable.
 
-The `entmax` package finds the threshold by sorting or bisection, which takes a CPU several times as long as the few Newton
-steps here and more than the rest of a small model's training step; tests hold the two together.
+The `entmax` package finds the threshold by sorting or bisection, which takes a CPU several times as long as the few
+Newton steps here and more than the rest of a small model's training step; tests hold the two together.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """dz = q (g - sum q g / sum q) with q = p^(2 - alpha) on the support (Peters et al. 2019, Proposition 2)."""
+        """The gradient dz = q (g - sum q g / sum q) with q = p^(2 - alpha) on the support (Peters et al. 2019, Proposition 2)."""
         (weights,) = ctx.saved_tensors
         (gradient,) = gradients
         q = torch.where(weights > 0, weights ** (2 - ctx.alpha), 0.0)
@@ -47,7 +47,7 @@ class _Entmax(torch.autograd.Function):
 
 
 def _thresholds(s: Tensor, alpha: float) -> Tensor:
-    """tau [..., 1] of s; compiled code passes over the rows as it likes."""
+    """The thresholds tau [..., 1] of s; compiled code passes over the rows as it likes."""
     if torch.compiler.is_compiling():
         return _solve(s, alpha)
     rows = s.reshape(-1, s.shape[-1])
@@ -56,7 +56,7 @@ def _thresholds(s: Tensor, alpha: float) -> Tensor:
 
 
 def _solve(s: Tensor, alpha: float) -> Tensor:
-    """tau [..., 1] of s = (alpha - 1) z - max, by Newton steps kept inside [-1, -n^(1 - alpha)].
+    """The thresholds tau [..., 1] of s = (alpha - 1) z - max, by Newton steps kept inside [-1, -n^(1 - alpha)].
 
     With k = 1 / (alpha - 1), x = [s - tau]_+, F = sum x^k and G = sum x^(k-1): for k >= 1 the step on F^(1/k) - 1
     climbs to the root from the left without passing it; for k < 1 F is concave between breakpoints and the plain step
