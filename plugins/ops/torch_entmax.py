@@ -38,7 +38,7 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The gradient dz = q (g - sum q g / sum q) with q = p^(2 - alpha) on the support (Peters et al. 2019, Proposition 2)."""
+        """Gradient q (g - sum q g / sum q) with q = p^(2 - alpha) on the support (Peters et al. 2019, Prop. 2)."""
         (weights,) = ctx.saved_tensors
         (gradient,) = gradients
         q = torch.where(weights > 0, weights ** (2 - ctx.alpha), 0.0)
