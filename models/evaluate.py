@@ -18,6 +18,8 @@ from sharp.models.evaluation import (
     find_task,
     measure,
     measure_text,
+    parse_lengths,
+    parse_numbers,
     plot,
     sampler_of,
     with_adaptive_temperature,
@@ -30,30 +32,6 @@ from sharp.plugins.errors import InputError, SharpError
 
 RESULTS = Path("build/evaluate")
 WINDOWS = (256, 512, 1024, 2048)
-
-
-def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """The numbers of a list like 16,32,64.
-
-    Raises:
-        InputError: it is not such a list.
-    """
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(f"{option} is {text!r}, but must be numbers with commas between them") from error
-
-
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """The lengths of a list like 16,32,64.
-
-    Raises:
-        InputError: it is not a list of whole numbers.
-    """
-    numbers = parse_numbers("--lengths", text)
-    if not all(number.is_integer() for number in numbers):
-        raise InputError(f"--lengths is {text!r}, but must be whole numbers")
-    return tuple(int(number) for number in numbers)
 
 
 def parse_sweep(text: str) -> Sweep | None:

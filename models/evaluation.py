@@ -188,3 +188,27 @@ def plot(rows: list[Row], length_name: str, picture: Path) -> str | None:
     ]
     title = f"{first.task}, {first.norm}"
     return plot_scores(points, first.sweep or length_name, first.metric.replace("_", " "), title, picture)
+
+
+def parse_numbers(option: str, text: str) -> tuple[float, ...]:
+    """The numbers of a list like 16,32,64.
+
+    Raises:
+        InputError: it is not such a list.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"{option} is {text!r}, but must be numbers with commas between them") from error
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """The lengths of a list like 16,32,64.
+
+    Raises:
+        InputError: it is not a list of whole numbers.
+    """
+    numbers = parse_numbers("--lengths", text)
+    if not all(number.is_integer() for number in numbers):
+        raise InputError(f"--lengths is {text!r}, but must be whole numbers")
+    return tuple(int(number) for number in numbers)

@@ -5,6 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from sharp.models.temperature_fit import Points
+from sharp.plugins.ops.schema import ICML2025_COEFFICIENTS
+
 INSTALL = "install matplotlib for a plot of it: pip install matplotlib"
 
 
@@ -52,5 +57,38 @@ def plot_scores(
         axes.set_xscale("log", base=2)
     if len(lines) > 1:
         axes.legend()
+    figure.savefig(picture, dpi=120)
+    return None
+
+
+def plot_temperature_fit(points: Points, coefficients: Sequence[float], title: str, picture: Path) -> str | None:
+    """Draw how often every inverse temperature is best, and the polynomials, ours and the paper's, over the entropy.
+
+    Figure 6 of the adaptive-temperature paper with 1 / theta instead of theta. A hint where matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return INSTALL
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    cells = axes.hexbin(
+        points.entropy, points.inverse_temperature, gridsize=60, bins="log", mincnt=1, cmap="Greys", linewidths=0.1
+    )
+    figure.colorbar(cells, ax=axes, label="points")
+    low, high = points.entropy.min(), points.entropy.max()
+    edges = np.linspace(low, high, 21)
+    place = np.digitize(points.entropy, edges[1:-1])
+    filled = [index for index in range(20) if (place == index).any()]
+    means = [points.inverse_temperature[place == index].mean() for index in filled]
+    axes.plot((edges[:-1] + edges[1:])[filled] / 2, means, "o", color="tab:orange", label="mean of the points")
+    inside, around = np.linspace(low, high, 200), np.linspace(0, 1.15 * high, 300)
+    axes.plot(around, np.polyval(ICML2025_COEFFICIENTS, around), "--", color="tab:blue", label="paper (ICML 2025)")
+    axes.plot(around, np.polyval(coefficients, around), ":", color="tab:red")
+    axes.plot(inside, np.polyval(coefficients, inside), color="tab:red", label="fitted to this model")
+    axes.axhline(1, color="black", linewidth=0.5)
+    axes.set(xlabel="entropy of the attention, nats", ylabel="inverse temperature 1 / θ", title=title)
+    axes.set_ylim(0, max(4.0, 1.2 * max(means)))
+    axes.legend()
     figure.savefig(picture, dpi=120)
     return None
