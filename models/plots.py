@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +37,15 @@ def plot_losses(log: Path, picture: Path) -> str | None:
 
 
 def plot_scores(
-    rows: Sequence[tuple[str, float, float, float]], x_name: str, y_name: str, title: str, picture: Path
+    rows: Sequence[tuple[str, float, float, float]],
+    x_name: str,
+    y_name: str,
+    title: str,
+    picture: Path,
+    dashed: Collection[str] = (),
+    log_scores: bool = False,
 ) -> str | None:
-    """Draw rows (line, x, score, standard error), one line each; a hint where matplotlib is missing."""
+    """Draw rows (line, x, score, error), one line each, some of them dashed; a hint where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -51,12 +57,14 @@ def plot_scores(
     axes = figure.subplots()
     for name, points in lines.items():
         xs, means, errors = zip(*points, strict=True)
-        axes.errorbar(xs, means, yerr=errors, label=name)
+        axes.errorbar(xs, means, yerr=errors, label=name, linestyle="--" if name in dashed else "-")
     axes.set(xlabel=x_name, ylabel=y_name, title=title)
     if len({x for _, x, *_ in rows}) > 1 and min(x for _, x, *_ in rows) > 0:
         axes.set_xscale("log", base=2)
+    if log_scores:
+        axes.set_yscale("log")
     if len(lines) > 1:
-        axes.legend()
+        axes.legend(fontsize="small")
     figure.savefig(picture, dpi=120)
     return None
 
