@@ -45,7 +45,10 @@ def plot_scores(
     dashed: Collection[str] = (),
     log_scores: bool = False,
 ) -> str | None:
-    """Draw rows (line, x, score, error), one line each, some of them dashed; a hint where matplotlib is missing."""
+    """Draw rows (line, x, score, error), one line each; a hint where matplotlib is missing.
+
+    Lines in `dashed` have the color of the line before and no error bars.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -55,9 +58,13 @@ def plot_scores(
         lines[name].append((x, mean, error))
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
+    color = None
     for name, points in lines.items():
         xs, means, errors = zip(*points, strict=True)
-        axes.errorbar(xs, means, yerr=errors, label=name, linestyle="--" if name in dashed else "-")
+        if name in dashed:
+            axes.plot(xs, means, "--", label=name, color=color)
+        else:
+            color = axes.errorbar(xs, means, yerr=errors, label=name).lines[0].get_color()
     axes.set(xlabel=x_name, ylabel=y_name, title=title)
     if len({x for _, x, *_ in rows}) > 1 and min(x for _, x, *_ in rows) > 0:
         axes.set_xscale("log", base=2)
