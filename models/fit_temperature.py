@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # torch takes seconds to import: not for --help or a typing e
     from sharp.models.temperature_fit import Points
     from sharp.models.temperature_preset import TemperaturePreset
 
+COMPARED_SAMPLES = 100
+
 
 @click.command(
     "fit-temperature",
@@ -67,40 +69,40 @@ def fit_temperature(
     import torch
 
     from sharp.models.checkpoint import read_checkpoint
-    from sharp.models.max_retrieval import MaxRetrieval
     from sharp.models.plots import plot_temperature_fit
-    from sharp.models.temperature_data import language_data, set_data
+    from sharp.models.temperature_data import find_data, find_points, mean_loss
     from sharp.models.temperature_fit import fit_polynomial
-    from sharp.models.temperature_preset import TemperaturePreset
+    from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
 
     output = output or Path(f"{checkpoint.stem}.temperature.json")
     if output.suffix != ".json":
         raise InputError(f"{output} must end in .json")
     torch.set_num_threads(threads)
-    stored = read_checkpoint(checkpoint)
-    if isinstance(stored.model, MaxRetrieval):
-        if text_file is not None:
-            raise InputError("a max-retrieval model reads no text; leave out --text")
-        points, data = set_data(stored, stored.model, lengths, samples or 1000, parameters, seed)
-    else:
-        points, data = language_data(stored, lengths, samples or 8, parameters, text_file, entropy_threshold, seed)
+    model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
+    samples = samples or data.usual_samples
+    points = find_points(model, data, samples, seed, entropy_threshold)
     coefficients = fit_polynomial(points)
     preset = TemperaturePreset(
         temperature_coefficients=coefficients,
         entropy_threshold=entropy_threshold,
         entropy_range=(float(points.entropy.min()), float(points.entropy.max())),
         source=checkpoint.name,
-        data=data,
+        data=f"{data.description}, {samples} samples of each length, seed {seed}",
         date=datetime.datetime.now(datetime.UTC).date(),
         samples=points.samples,
     )
     preset.write(output)
     hint = plot_temperature_fit(points, coefficients, checkpoint.stem, output.with_suffix(".png"))
-    report(preset, points, output, hint)
+    temperatures = (None, read_temperature("icml2025"), AdaptiveTemperature(coefficients, entropy_threshold))
+    unseen = min(samples, COMPARED_SAMPLES), seed + 1
+    report(preset, points, [mean_loss(model, data.draw(*unseen), one) for one in temperatures])
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
+    console.print(f"Use it with: sharp-export ... --norm adaptive-temperature --temperature-coefficients {output}")
 
 
-def report(preset: TemperaturePreset, points: Points, output: Path, hint: str | None) -> None:
-    """Print the polynomial, what it is fitted to, and what to do with it."""
+def report(preset: TemperaturePreset, points: Points, losses: list[float]) -> None:
+    """Print the polynomial, what it is fitted to, and the mean losses with softmax, the paper's polynomial and this."""
     console = Console(highlight=False, soft_wrap=True)
     low, high = preset.entropy_range
     terms = [f"{value:+.4g}" for value in preset.temperature_coefficients]
@@ -109,10 +111,15 @@ def report(preset: TemperaturePreset, points: Points, output: Path, hint: str | 
         f"fitted to {points.samples} of {points.drawn} samples, whose target is not the maximum already; "
         f"entropies from {low:.2f} to {high:.2f} nats"
     )
+    plain, published, fitted = losses
+    console.print(
+        f"cross entropy of all targets, on other samples: softmax {plain:.4f} nats, the paper's polynomial "
+        f"{published:.4f}, this one {fitted:.4f}"
+    )
+    if fitted > plain:
+        console.print("[bold red]This polynomial makes the model worse than plain softmax[/]; do not use it as it is")
     if preset.temperature_coefficients[0] > 0:
         console.print(
             f"[bold red]Beyond {high:.2f} nats it rises without bound[/], which makes attention nearly hard there; "
             "fit to longer samples before using it at longer lengths"
         )
-    console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
-    console.print(f"Use it with: sharp-export ... --norm adaptive-temperature --temperature-coefficients {output}")

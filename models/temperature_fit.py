@@ -71,8 +71,14 @@ def best_inverse_temperature(logits: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch]) -> Points:
-    """The points of sets of items, as appendix F has them; batches are those of `LargestItem`."""
+def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch], advance: Callable[[], None]) -> Points:
+    """The points of sets of items, as appendix F has them.
+
+    Args:
+        model: its norm is softmax or adaptive-temperature.
+        batches: those of `LargestItem`.
+        advance: shows progress; called after every batch.
+    """
     entropies, inverses, drawn = [], [], 0
     for batch in batches:
         items, query = batch.inputs
@@ -83,6 +89,7 @@ def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch]) -> Point
         logits, target = logits[wrong], target[wrong]
         entropies.append(entropy(torch.softmax(logits, 1)).cpu())
         inverses.append(best_inverse_temperature(logits, target))
+        advance()
     return _points(entropies, inverses, sum(map(len, inverses)), drawn)
 
 
@@ -90,13 +97,13 @@ def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch]) -> Point
 def language_points(
     model: SharpForCausalLM, batches: Iterable[Batch], threshold: float, advance: Callable[[], None]
 ) -> Points:
-    """The points of texts, by our definition; `advance` is called after every run of the model.
+    """The points of texts, by our definition.
 
     Args:
         model: its norm is softmax or adaptive-temperature; positions are of any kind.
         batches: inputs and targets int64 [sequences, tokens]; `IGNORED` targets are left out.
         threshold: nats of entropy that a head must exceed to give a point.
-        advance: shows progress.
+        advance: shows progress; called for every batch and theta.
     """
     entropies, inverses, samples, drawn = [], [], 0, 0
     for batch in batches:

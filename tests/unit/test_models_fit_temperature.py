@@ -21,6 +21,7 @@ from sharp.models.normalizers import entropy
 from sharp.models.number_sequence import SharpForNumbers
 from sharp.models.objective import Batch
 from sharp.models.tasks.largest_item import LargestItem
+from sharp.models.temperature_data import mean_loss
 from sharp.models.temperature_fit import (
     TEMPERATURES,
     Points,
@@ -30,7 +31,7 @@ from sharp.models.temperature_fit import (
     language_points,
     max_retrieval_points,
 )
-from sharp.models.temperature_preset import read_temperature
+from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
@@ -72,7 +73,7 @@ def test_the_best_temperature_is_the_known_one():
 def test_sets_whose_maximum_has_the_largest_logit_are_left_out():
     model = read_checkpoint(TRAINED).model
     batch = LargestItem().sample(50, 1000, torch.Generator().manual_seed(0))
-    points = max_retrieval_points(model, [batch])
+    points = max_retrieval_points(model, [batch], lambda: None)
     expected = []
     for items, query in zip(*batch.inputs, strict=True):
         logits = model.attention_logits(items[None], query[None])[0][0].double()
@@ -122,9 +123,10 @@ def test_from_a_trained_model_to_an_evaluation(tmp_path):
     code, output = fit(TRAINED, "--lengths", "256,1024", "--samples", 60, "-o", preset)
     assert code == 0, output
     assert "of 120 samples" in output
+    assert "cross entropy of all targets, on other samples: softmax" in output
     content = json.loads(preset.read_text())
     assert content["source"] == "max-retrieval-softmax.safetensors"
-    assert content["data"].startswith("LargestItem(classes=10), 60 samples of each of the lengths 256, 1024")
+    assert content["data"].startswith("LargestItem(classes=10), lengths 256, 1024, 60 samples")
     assert len(content["temperature_coefficients"]) == 5
     assert 0 < content["samples"] < 120
     low, high = content["entropy_range"]
@@ -151,7 +153,7 @@ def test_a_language_model_is_fitted_to_a_text(tmp_path):
     code, output = fit(*arguments, "-o", tmp_path / "lm.json")
     assert code == 0, output
     content = json.loads((tmp_path / "lm.json").read_text())
-    assert content["data"] == "text.txt, 3 windows of each of the lengths 16, seed 0"
+    assert content["data"] == "text.txt, windows of 16, 3 samples of each length, seed 0"
     assert content["entropy_range"][0] > 0.5
 
 
@@ -163,7 +165,19 @@ def test_a_model_of_a_token_task_is_fitted_to_its_task(tmp_path):
     code, output = fit(tmp_path / "sort.pt", "--lengths", "8", "--samples", 4, "-o", tmp_path / "sort.json")
     assert code == 0, output
     data = json.loads((tmp_path / "sort.json").read_text())["data"]
-    assert data == "Rearrange(order='sort', symbols=5), 4 samples of each of the lengths 8, seed 0"
+    assert data == "Rearrange(order='sort', symbols=5), lengths 8, 4 samples of each length, seed 0"
+
+
+def test_the_compared_losses_are_those_of_the_model(tmp_path):
+    model, targets = language_model(), torch.full((1, 8), -100)
+    tokens = torch.randint(257, (1, 8), generator=torch.Generator().manual_seed(1))
+    targets[0, 5:] = 7
+    batches = [Batch((tokens,), targets), Batch((tokens[:, :6],), targets[:, :6])]
+    plain = [model(*batch.inputs)[batch.targets == 7].log_softmax(-1)[:, 7] for batch in batches]
+    assert mean_loss(model, iter(batches), None) == pytest.approx(-torch.cat(plain).mean().item(), rel=1e-5)
+    doubled = AdaptiveTemperature((2.0,), 0.0)
+    sharp = [model(tokens, attention=at_temperature(model.config, 0.5))[0, 5:].log_softmax(-1)[:, 7]]
+    assert mean_loss(model, iter(batches[:1]), doubled) == pytest.approx(-sharp[0].mean().item(), rel=1e-3)
 
 
 def other_model(kind):
