@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
     "--norm",
     required=True,
     metavar="NAME",
-    help="The attention scheme: softmax, adaptive-temperature, ssmax, assmax, entmax, sparsemax, sentmax, asentmax, "
-    "ssa, sigmoid, relu or relu2.",
+    help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, assmax, entmax, sparsemax, "
+    "sentmax, asentmax, ssa, sigmoid, relu or relu2.",
 )
 @click.option(
     "-o",
@@ -35,7 +35,15 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
     metavar="FOLDER",
     help="The model folder to write; it must be new or empty.  [default: <source name>-<norm>]",
 )
-def export(source: Path, norm: str, output: Path | None) -> None:
+@click.option("--temperature", type=float, metavar="T", help="What divides the logits of norm fixed-temperature.")
+@click.option(
+    "--temperature-coefficients",
+    "preset",
+    metavar="FILE",
+    help="The polynomial of norm adaptive-temperature: a file of sharp fit-temperature, icml2025 or arxiv2024.  "
+    "[default: the checkpoint's, which is icml2025 unless it says another]",
+)
+def export(source: Path, norm: str, output: Path | None, temperature: float | None, preset: str | None) -> None:
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
     SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of
@@ -64,9 +72,10 @@ def export(source: Path, norm: str, output: Path | None) -> None:
                 progress.console.print(untrained_warning(read))
 
         from sharp.exporter.export import export as run
+        from sharp.models.temperature_preset import norm_options
 
         try:
-            result = run(source, norm, folder, phase, on_source)
+            result = run(source, norm, folder, phase, on_source, norm_options(norm, temperature, preset))
         except BaseException:
             progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
             raise

@@ -2,8 +2,9 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,6 +19,10 @@ class Decoder(nn.Module):
     """
 
     config: SharpConfig
+
+    def configure(self, **changes: Any) -> None:
+        """Change fields of the configuration that no weight depends on: the temperatures."""
+        self.config = replace(self.config, **changes)
 
     @abstractmethod
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -30,10 +30,18 @@ class Export:
     comparisons: tuple[Comparison, ...]
 
 
-def export(path: Path, norm: str, folder: Path, phase: Phase, on_source: Callable[[Source], None]) -> Export:
+def export(
+    path: Path,
+    norm: str,
+    folder: Path,
+    phase: Phase,
+    on_source: Callable[[Source], None],
+    norm_options: Mapping[str, Any] | None = None,
+) -> Export:
     """Export the checkpoint at `path` with `norm` into `folder`, which must not exist or be empty.
 
-    `on_source` is called when the checkpoint is read, before the long work begins.
+    `on_source` is called when the checkpoint is read, before the long work begins. `norm_options` are fields of the
+    configuration, see `sharp.models.temperature_preset`.
 
     Raises:
         InputError, NotFoundError: see `read_source`; or `folder` is not empty or cannot be written.
@@ -44,6 +52,9 @@ def export(path: Path, norm: str, folder: Path, phase: Phase, on_source: Callabl
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
     phase("Reading the checkpoint", 1)
     source = read_source(path, norm)
+    source.decoder.configure(**norm_options or {})
+    if norm == "fixed-temperature" and not source.trained and "temperature" not in (norm_options or {}):
+        raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
     on_source(source)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +119,7 @@ def describe(source: Source, norm: str, name: str, comparisons: tuple[Comparison
             alpha=config.alpha,
             temperature_coefficients=config.temperature_coefficients,
             entropy_threshold=config.entropy_threshold,
+            temperature=config.temperature,
         ),
         cache=manifest.Cache(block_size=lowering.BLOCK_SIZE),
         tokenizer=manifest.Tokenizer(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -25,6 +26,11 @@ class OwnDecoder(Decoder):
         super().__init__()
         self.model = model
         self.config = model.config
+
+    def configure(self, **changes: Any) -> None:
+        """See `Decoder`."""
+        super().configure(**changes)
+        self.model.config = self.config
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """See `Decoder`."""

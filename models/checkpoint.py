@@ -3,6 +3,7 @@
 import json
 import pickle
 import zipfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,24 @@ MODELS: dict[str, tuple[type[Model], type[Config]]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model and the task that it was trained for, None where the file does not say."""
+    """A model and the task that it was trained for, None where the file does not say.
+
+    `task_parameters` are the task's parameters in which the training differed from its defaults.
+    """
 
     model: Model
     task: str | None
+    task_parameters: dict[str, Any]
 
 
-def save_checkpoint(path: Path, model: Model, dtype: torch.dtype = torch.float32, task: str | None = None) -> None:
-    """Write `model` to `path`, as `.safetensors` or `.pt` by its suffix; `task` names what it was trained for.
+def save_checkpoint(
+    path: Path,
+    model: Model,
+    dtype: torch.dtype = torch.float32,
+    task: str | None = None,
+    task_parameters: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `model` to `path`, as `.safetensors` or `.pt` by its suffix, with the task that it was trained for.
 
     Matrices are stored in `dtype`; vectors (norms, the schemes' parameters per head) stay float32, as they weigh
     nothing. The file appears complete or not at all.
@@ -63,6 +74,7 @@ def save_checkpoint(path: Path, model: Model, dtype: torch.dtype = torch.float32
     content = describe(model)
     if task is not None:
         content["task"] = task
+        content["task_parameters"] = dict(task_parameters or {})
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     if path.suffix == ".safetensors":
@@ -120,7 +132,10 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     _check_state(path, model_class, config, state)
     model = _make(model_class, config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
-    return Checkpoint(model.eval(), content.get("task"))
+    parameters = content.get("task_parameters", {})
+    if not isinstance(parameters, dict):
+        raise InputError(f"{path} is damaged: its task_parameters are not an object; save it again")
+    return Checkpoint(model.eval(), content.get("task"), parameters)
 
 
 def describe(model: Model) -> dict[str, Any]:

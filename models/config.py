@@ -13,15 +13,34 @@ RopeScaling = Literal["linear", "llama3"]
 TokenizerName = Literal["none", "bytes"]
 
 
+def check_norm_options(
+    alpha: float, temperature: float, temperature_coefficients: tuple[float, ...], entropy_threshold: float
+) -> None:
+    """Check what a norm is set up with.
+
+    Raises:
+        InputError: a value cannot work; the message names field, value and limit.
+    """
+    if not (math.isfinite(alpha) and alpha > 1):
+        raise InputError(f"alpha is {alpha}, but must be above 1")
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise InputError(f"temperature is {temperature}, but must be above 0")
+    if not temperature_coefficients or not all(map(math.isfinite, temperature_coefficients)):
+        raise InputError("temperature_coefficients must be one or more finite numbers, highest power first")
+    if not (math.isfinite(entropy_threshold) and entropy_threshold >= 0):
+        raise InputError(f"entropy_threshold is {entropy_threshold}, but must be at least 0")
+
+
 @dataclass(frozen=True)
 class SharpConfig:
     """A model's sizes, its attention scheme and its special tokens; checked when it is made.
 
-    `causal` makes a decoder, otherwise it is an encoder. `alpha` 0 takes the norm's own. `trained_context` is the
-    longest sequence seen in training, `max_context` the longest that the model may be served with. `rope_factor` and
-    `rope_scaling` stretch RoPE, see `sharp.models.positions.inverse_frequency`; 1 leaves it as it is. `tokenizer` says
-    what a token id stands for: `bytes` is `sharp.models.byte_tokenizer`, `none` leaves it open. `bos_token_id` is put
-    before a text, `eos_token_ids` end it.
+    `causal` makes a decoder, otherwise it is an encoder. `alpha` 0 takes the norm's own. `temperature` divides q k
+    under norm fixed-temperature and matters to no other. `trained_context` is the longest sequence seen in training,
+    `max_context` the longest that the model may be served with. `rope_factor` and `rope_scaling` stretch RoPE, see
+    `sharp.models.positions.inverse_frequency`; 1 leaves it as it is. `tokenizer` says what a token id stands for:
+    `bytes` is `sharp.models.byte_tokenizer`, `none` leaves it open. `bos_token_id` is put before a text,
+    `eos_token_ids` end it.
 
     Raises:
         InputError: a field has a value that no model can have; the message names field, value and limit.
@@ -39,6 +58,7 @@ class SharpConfig:
     trained_context: int = 512
     max_context: int = 65536
     alpha: float = 0.0
+    temperature: float = 1.0
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
     entropy_threshold: float = 0.5
     causal: bool = True
@@ -65,8 +85,8 @@ class SharpConfig:
 
     @property
     def scale(self) -> float:
-        """The factor of the logits q k: head_dim^-0.5."""
-        return float(self.head_dim**-0.5)
+        """The factor of the logits q k: head_dim^-0.5, over the temperature where it is fixed."""
+        return float(self.head_dim**-0.5) / (self.temperature if self.norm == "fixed-temperature" else 1.0)
 
     def _check(self) -> None:
         get_norm(self.norm)
@@ -94,10 +114,7 @@ class SharpConfig:
             raise InputError(
                 f"max_context is {self.max_context}, but must be at least trained_context ({self.trained_context})"
             )
-        if not (math.isfinite(self.alpha) and self.alpha > 1):
-            raise InputError(f"alpha is {self.alpha}, but must be above 1")
-        if not self.temperature_coefficients or not all(map(math.isfinite, self.temperature_coefficients)):
-            raise InputError("temperature_coefficients must be one or more finite numbers, highest power first")
+        check_norm_options(self.alpha, self.temperature, self.temperature_coefficients, self.entropy_threshold)
         for field in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value > 0):

@@ -4,13 +4,13 @@ One attention head, asked by one query, over a set of items; its output is class
 registry, so that the same model shows how each one keeps or loses the maximum as sets grow.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sharp.models.config import check_norm_options
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, attention_weights, get_norm
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
@@ -18,7 +18,7 @@ from sharp.plugins.errors import InputError
 
 @dataclass(frozen=True)
 class MaxRetrievalConfig:
-    """The sizes of App. A.2-A.3 and the attention scheme; `alpha` 0 takes the norm's own.
+    """The sizes of App. A.2-A.3 and the attention scheme; `alpha` 0 takes the norm's own, `temperature` is a fixed one.
 
     `trained_items` is the largest set seen in training; SSMax starts as plain softmax there.
 
@@ -31,6 +31,7 @@ class MaxRetrievalConfig:
     norm: str = "softmax"
     trained_items: int = 16
     alpha: float = 0.0
+    temperature: float = 1.0
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
     entropy_threshold: float = 0.5
 
@@ -43,15 +44,17 @@ class MaxRetrievalConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{field} is {value!r}, but must be a whole number of at least {least}")
-        if not (math.isfinite(self.alpha) and self.alpha > 1):
-            raise InputError(f"alpha is {self.alpha}, but must be above 1")
-        if not self.temperature_coefficients or not all(map(math.isfinite, self.temperature_coefficients)):
-            raise InputError("temperature_coefficients must be one or more finite numbers, highest power first")
+        check_norm_options(self.alpha, self.temperature, self.temperature_coefficients, self.entropy_threshold)
 
     @property
     def scheme(self) -> Norm:
         """The registry's entry for `norm`."""
         return get_norm(self.norm)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the logits q k: hidden_size^-0.5, over the temperature where it is fixed."""
+        return float(self.hidden_size**-0.5) / (self.temperature if self.norm == "fixed-temperature" else 1.0)
 
 
 class MaxRetrieval(nn.Module):
@@ -59,7 +62,8 @@ class MaxRetrieval(nn.Module):
 
     psi_x, psi_q and phi are two-layer MLPs with (tanh) GELU, as the paper's Flax listing has them: psi_x ends in an
     activation, psi_q does not, and the attention has biases and an output projection. The logits are divided by
-    sqrt(hidden_size), which the listing's Flax module does too.
+    sqrt(hidden_size), which the listing's Flax module does too; what the ASEntmax paper's Table 5 calls theta is this
+    divisor, sqrt(hidden_size) times our temperature.
 
     With `adaptive-temperature` training uses plain softmax: the paper adapts the temperature at inference only.
     """
@@ -106,7 +110,7 @@ class MaxRetrieval(nn.Module):
             asked = asked * factor.squeeze(1).to(asked.dtype)
         # K is linear: (Q q) (K h + b) = (K^T Q q) h + (Q q) b, so the query is projected instead of every item.
         logits = torch.einsum("sd,snd->sn", asked @ self.k_proj.weight, hidden) + asked @ self.k_proj.bias[:, None]
-        return logits.float() * self.config.hidden_size**-0.5, hidden
+        return logits.float() * self.config.scale, hidden
 
     def attention(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
         """Weights alpha (Eq. 12) [sets, items], float32, and embedded items [sets, items, hidden_size]."""

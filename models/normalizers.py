@@ -41,6 +41,7 @@ NORMS: dict[str, Norm] = {
     norm.name: norm
     for norm in (
         Norm("softmax", "softmax"),
+        Norm("fixed-temperature", "softmax"),  # its temperature is part of the model's `scale`
         Norm("adaptive-temperature", "adaptive_softmax"),
         Norm("ssmax", "softmax", scale_kind="length"),
         Norm("assmax", "softmax", scale_kind="token"),

@@ -2,8 +2,13 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+import numpy as np
+
+from sharp.models.temperature_fit import Points
+from sharp.plugins.ops.schema import ICML2025_COEFFICIENTS
 
 INSTALL = "install matplotlib for a plot of it: pip install matplotlib"
 
@@ -32,9 +37,18 @@ def plot_losses(log: Path, picture: Path) -> str | None:
 
 
 def plot_scores(
-    rows: Sequence[tuple[str, float, float, float]], x_name: str, y_name: str, title: str, picture: Path
+    rows: Sequence[tuple[str, float, float, float]],
+    x_name: str,
+    y_name: str,
+    title: str,
+    picture: Path,
+    dashed: Collection[str] = (),
+    log_scores: bool = False,
 ) -> str | None:
-    """Draw rows (line, x, score, standard error), one line each; a hint where matplotlib is missing."""
+    """Draw rows (line, x, score, error), one line each; a hint where matplotlib is missing.
+
+    Lines in `dashed` have the color of the line before and no error bars.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -44,13 +58,52 @@ def plot_scores(
         lines[name].append((x, mean, error))
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
+    color = None
     for name, points in lines.items():
         xs, means, errors = zip(*points, strict=True)
-        axes.errorbar(xs, means, yerr=errors, label=name)
+        if name in dashed:
+            axes.plot(xs, means, "--", label=name, color=color)
+        else:
+            color = axes.errorbar(xs, means, yerr=errors, label=name).lines[0].get_color()
     axes.set(xlabel=x_name, ylabel=y_name, title=title)
     if len({x for _, x, *_ in rows}) > 1 and min(x for _, x, *_ in rows) > 0:
         axes.set_xscale("log", base=2)
+    if log_scores:
+        axes.set_yscale("log")
     if len(lines) > 1:
-        axes.legend()
+        axes.legend(fontsize="small")
+    figure.savefig(picture, dpi=120)
+    return None
+
+
+def plot_temperature_fit(points: Points, coefficients: Sequence[float], title: str, picture: Path) -> str | None:
+    """Draw how often every inverse temperature is best, and the polynomials, ours and the paper's, over the entropy.
+
+    Figure 6 of the adaptive-temperature paper with 1 / theta instead of theta. A hint where matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return INSTALL
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    cells = axes.hexbin(
+        points.entropy, points.inverse_temperature, gridsize=60, bins="log", mincnt=1, cmap="Greys", linewidths=0.1
+    )
+    figure.colorbar(cells, ax=axes, label="points")
+    low, high = points.entropy.min(), points.entropy.max()
+    edges = np.linspace(low, high, 21)
+    place = np.digitize(points.entropy, edges[1:-1])
+    filled = [index for index in range(20) if (place == index).any()]
+    means = [points.inverse_temperature[place == index].mean() for index in filled]
+    axes.plot((edges[:-1] + edges[1:])[filled] / 2, means, "o", color="tab:orange", label="mean of the points")
+    inside, around = np.linspace(low, high, 200), np.linspace(0, 1.15 * high, 300)
+    axes.plot(around, np.polyval(ICML2025_COEFFICIENTS, around), "--", color="tab:blue", label="paper (ICML 2025)")
+    axes.plot(around, np.polyval(coefficients, around), ":", color="tab:red")
+    axes.plot(inside, np.polyval(coefficients, inside), color="tab:red", label="fitted to this model")
+    axes.axhline(1, color="black", linewidth=0.5)
+    axes.set(xlabel="entropy of the attention, nats", ylabel="inverse temperature 1 / θ", title=title)
+    axes.set_ylim(0, max(4.0, 1.2 * max(means)))
+    axes.legend()
     figure.savefig(picture, dpi=120)
     return None

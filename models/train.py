@@ -3,7 +3,6 @@
 TASK is `text`, the byte-level language model of the demo, or a task of `sharp.models.tasks.registry`.
 """
 
-import math
 import os
 import shutil
 import sys
@@ -13,18 +12,25 @@ from typing import Any, get_args
 import click
 import torch
 from rich.console import Console
-from torch import Tensor
-from torch.nn import functional
 
+from sharp.models.bits_per_byte import bits_per_byte
 from sharp.models.byte_tokenizer import END_OF_TEXT_ID, VOCAB_SIZE
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.device import choose_device
+from sharp.models.evaluation import TEXT
 from sharp.models.normalizers import NORMS
 from sharp.models.objective import Batch
 from sharp.models.plots import plot_losses
-from sharp.models.tasks.recipe import Choices, choose_task, make_model, make_settings
+from sharp.models.tasks.recipe import (
+    Choices,
+    changed_parameters,
+    choose_task,
+    fixed_temperature,
+    make_model,
+    make_settings,
+)
 from sharp.models.tasks.registry import TASKS, get_task
 from sharp.models.tasks.scoring import score
 from sharp.models.text import Source, load_sources
@@ -32,13 +38,12 @@ from sharp.models.trainer import Stage, TrainSettings, train
 from sharp.plugins.errors import InputError, SharpError
 
 CHECKPOINTS = Path("models/checkpoints")
-VALIDATION_LENGTH = 512
 VALIDATION_SAMPLES = 512
 VALIDATION_SEED = 0
 TEXT_STEPS = 5000
 
 
-def text_config(norm: str) -> SharpConfig:
+def text_config(norm: str, temperature: float = 1.0) -> SharpConfig:
     """The demo model: 3.1 million parameters, bytes in and out."""
     return SharpConfig(
         vocab_size=VOCAB_SIZE,
@@ -49,6 +54,7 @@ def text_config(norm: str) -> SharpConfig:
         kv_heads=2,
         head_dim=32,
         norm=norm,
+        temperature=temperature,
         positions="nape",
         trained_context=512,
         max_context=65536,
@@ -76,20 +82,9 @@ def sample_windows(sources: list[Source], sequences: int, length: int, generator
     return Batch((windows[:, :-1],), windows[:, 1:])
 
 
-@torch.no_grad()
-def bits_per_byte(model: SharpForCausalLM, tokens: Tensor, length: int = VALIDATION_LENGTH) -> float:
-    """Cross entropy in bits of `tokens` [tokens], in windows of `length` that do not overlap."""
-    windows = tokens[: (len(tokens) - 1) // length * length + 1].long()
-    inputs, targets = windows[:-1].view(-1, length), windows[1:].view(-1, length)
-    total = 0.0
-    for row, wanted in zip(inputs.split(1), targets.split(1), strict=True):  # one at a time stays in the CPU's cache
-        total += functional.cross_entropy(model(row).flatten(0, 1), wanted.flatten(), reduction="sum").item()
-    return total / targets.numel() / math.log(2)
-
-
 def train_text(
     console: Console,
-    norm: str,
+    config: SharpConfig,
     steps: int,
     seed: int,
     compile_model: bool,
@@ -103,7 +98,7 @@ def train_text(
         SharpError: the corpus cannot be had, the run cannot be resumed, or its loss is not finite.
     """
     sources = load_sources()
-    model = SharpForCausalLM(text_config(norm)).to(device)
+    model = SharpForCausalLM(config).to(device)
     settings = text_settings(steps, seed, compile_model)
     held_out = sources[0].validation.to(device)
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
@@ -116,8 +111,9 @@ def train_text(
         lambda trained: bits_per_byte(trained, held_out),
         settings,
         work,
+        task=TEXT,
     )
-    save_checkpoint(output, model, torch.float16)
+    save_checkpoint(output, model, torch.float16, TEXT)
     shutil.copyfile(work / "loss.csv", output.with_suffix(".loss.csv"))
     for length in (256, 512, 1024, 2048):
         found = bits_per_byte(model, held_out, length)
@@ -139,6 +135,7 @@ def train_task(
         SharpError: a choice cannot work, the run cannot be resumed, or its loss is not finite.
     """
     task = choose_task(get_task(name), choices, parameters)
+    changed = changed_parameters(get_task(name).sampler, task.sampler)
     model = make_model(task, choices).to(device)
     settings = make_settings(task, choices)
     length = task.longest_training_length
@@ -154,8 +151,9 @@ def train_task(
         measure=task.metric,
         task=task.name,
         data=str(task.sampler),
+        task_parameters=changed,
     )
-    save_checkpoint(output, model, torch.float16, task.name)
+    save_checkpoint(output, model, torch.float16, task.name, changed)
     shutil.copyfile(work / "loss.csv", output.with_suffix(".loss.csv"))
     found = score(model, task.sampler, task.metric, length, VALIDATION_SAMPLES, VALIDATION_SEED)
     console.print(
@@ -176,8 +174,9 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.argument("task", type=click.Choice(["text", *TASKS]))
+@click.argument("task", type=click.Choice([TEXT, *TASKS]))
 @click.option("--norm", type=click.Choice(list(NORMS)), default="ssa", help="Attention scheme to train with.")
+@click.option("--temperature", type=float, help="Temperature of norm fixed-temperature; it divides the logits.")
 @click.option(
     "--steps", type=click.IntRange(min=10), help=f"Optimizer steps.  [default: {TEXT_STEPS} for text, else the paper's]"
 )
@@ -217,6 +216,7 @@ def main(
     work: Path | None,
     parameters: tuple[str, ...],
     lengths: str | None,
+    temperature: float | None,
     bfloat16: bool | None,
     **sizes: Any,
 ) -> None:
@@ -225,28 +225,30 @@ def main(
     Options from --set on are for tasks other than text.
     """
     console = Console()
-    run = f"{task}-{norm}" + (f"-seed{seed}" if seed and task != "text" else "")
+    run = f"{task}-{norm}" + (f"-seed{seed}" if seed and task != TEXT else "")
     output = output or CHECKPOINTS / f"{run}.safetensors"
     work = work or Path("build/train") / run
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     try:
         place = choose_device(device)
-        compiled = task == "text" if compile_model is None else compile_model
+        compiled = task == TEXT if compile_model is None else compile_model
         if compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
             raise InputError(
                 "torch.compile needs a C++ compiler (g++, or the one that CXX names); or pass --no-compile"
             )
         given = {name: value for name, value in sizes.items() if value is not None}
-        if task == "text":
+        if task == TEXT:
             if parameters or lengths or given or bfloat16 is not None:
                 raise InputError("text is trained with its own sizes and lengths; leave out --set and what follows it")
-            train_text(console, norm, steps or TEXT_STEPS, seed, compiled, place, output, work)
+            config = text_config(norm, fixed_temperature(norm, temperature))
+            train_text(console, config, steps or TEXT_STEPS, seed, compiled, place, output, work)
         else:
             if bfloat16 is None:
                 bfloat16 = place.type == "cuda" and task != "max-retrieval"
             choices = Choices(
                 norm,
+                temperature=temperature,
                 steps=steps,
                 lengths=None if lengths is None else parse_range(lengths),
                 seed=seed,

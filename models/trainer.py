@@ -4,10 +4,10 @@ import csv
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -112,14 +112,15 @@ def train(
     measure: str = "bits_per_byte",
     task: str | None = None,
     data: str = "",
+    task_parameters: Mapping[str, Any] | None = None,
 ) -> None:
     """Train `model` in place for `settings.steps` steps, or continue the run that `folder` holds.
 
     Batches depend on seed and step alone, so a run that was killed and resumed gives the weights of one that was not.
     `folder` gets state.pt (model and optimizer), latest.safetensors and loss.csv, where what `validate` returns is
-    called validation_`measure`. `stop_after` ends early, as if killed after that step had been saved. `task` is the
-    name kept in the checkpoint, `data` says what is sampled: a run is resumed only with the same. The model stays on
-    the device that it is on.
+    called validation_`measure`. `stop_after` ends early, as if killed after that step had been saved. `task` and
+    `task_parameters` are kept in the checkpoint, `data` says what is sampled: a run is resumed only with the same. The
+    model stays on the device that it is on.
 
     Raises:
         InputError: `folder` holds a run with other settings.
@@ -177,7 +178,9 @@ def train(
                 )
                 train_loss, since_log = 0.0, 0
             if step % settings.save_every == 0 or step == last:
-                save_state(model, optimizer, settings, folder, step, time.monotonic() - started, task, data)
+                save_state(
+                    model, optimizer, settings, folder, step, time.monotonic() - started, data, task, task_parameters
+                )
                 saved = step
     model.eval()
 
@@ -206,8 +209,9 @@ def save_state(
     folder: Path,
     step: int,
     seconds: float,
-    task: str | None = None,
-    data: str = "",
+    data: str,
+    task: str | None,
+    task_parameters: Mapping[str, Any] | None,
 ) -> None:
     """Write the state that `resume` reads; complete or not at all, as a kill may come while writing."""
     state = {
@@ -223,7 +227,7 @@ def save_state(
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / "state.pt")
-    save_checkpoint(folder / "latest.safetensors", model, torch.float16, task)
+    save_checkpoint(folder / "latest.safetensors", model, torch.float16, task, task_parameters)
 
 
 def resume(

@@ -41,6 +41,7 @@ class Norm(_Frozen):
     alpha: float = 1.5
     temperature_coefficients: tuple[float, ...] = ()
     entropy_threshold: float = 0.5
+    temperature: float = Field(1.0, description="of norm fixed-temperature; the graph's `scale` contains it")
     log_length_offset: int = 2
 
 

@@ -1,6 +1,7 @@
 """From a task and the user's choices to a model and the settings to train it with."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeVar
 
 from sharp.models.causal_lm import SharpForCausalLM
@@ -26,6 +27,7 @@ class Choices:
     positions: Positions = "nape"
     rope_factor: float = ROPE_FACTOR
     alpha: float = 0.0
+    temperature: float | None = None
     layers: int | None = None
     heads: int | None = None
     hidden_size: int | None = None
@@ -88,13 +90,36 @@ def with_parameters(sampler: SamplerT, parameters: tuple[str, ...]) -> SamplerT:
         InputError: there is no such field, or the value is of another type or out of range.
     """
     values: dict[str, object] = {}
-    types = {field.name: type(getattr(sampler, field.name)) for field in fields(sampler)}  # type: ignore[arg-type]
+    types = _field_types(sampler)
     for parameter in parameters:
         name, _, text = parameter.partition("=")
         if name not in types:
             raise InputError(f"{parameter!r} sets no parameter of this task; its parameters are: {', '.join(types)}")
         values[name] = _parse(name, text, types[name])
     return replace(sampler, **values)  # type: ignore[type-var]
+
+
+def changed_parameters(default: Sampler, sampler: Sampler) -> dict[str, object]:
+    """The fields of `sampler` whose values are not those of `default`; `with_stored_parameters` takes them again."""
+    before, now = asdict(default), asdict(sampler)  # type: ignore[call-overload]
+    return {name: value for name, value in now.items() if value != before[name]}
+
+
+def with_stored_parameters(sampler: SamplerT, stored: Mapping[str, object]) -> SamplerT:
+    """`sampler` with the parameters of a checkpoint.
+
+    Raises:
+        InputError: a parameter does not exist in this version, or its value is of another type or out of range.
+    """
+    types = _field_types(sampler)
+    for name, value in stored.items():
+        if types.get(name) is not type(value):
+            raise InputError(f"the checkpoint's task parameter {name} = {value!r} cannot be used; upgrade Sharp")
+    return replace(sampler, **stored)  # type: ignore[type-var]
+
+
+def _field_types(sampler: Sampler) -> dict[str, type]:
+    return {field.name: type(getattr(sampler, field.name)) for field in fields(sampler)}  # type: ignore[arg-type]
 
 
 def _parse(name: str, text: str, kind: type) -> object:
@@ -108,6 +133,19 @@ def _parse(name: str, text: str, kind: type) -> object:
         raise InputError(f"{name} is {text!r}, but must be {'a whole' if kind is int else 'a'} number") from error
 
 
+def fixed_temperature(norm: str, chosen: float | None) -> float:
+    """The temperature that a model of `norm` is configured with; 1 where it has none.
+
+    Raises:
+        InputError: none is chosen for fixed-temperature, or one for another norm.
+    """
+    if norm == "fixed-temperature" and chosen is None:
+        raise InputError("norm fixed-temperature needs a temperature; give it with --temperature")
+    if norm != "fixed-temperature" and chosen is not None:
+        raise InputError(f"norm {norm} has no temperature to fix; leave out --temperature, or choose fixed-temperature")
+    return 1.0 if chosen is None else chosen
+
+
 def make_model(task: Task, choices: Choices) -> Model:
     """A fresh model of the task's kind and sizes, with weights from PyTorch's random state.
 
@@ -115,8 +153,9 @@ def make_model(task: Task, choices: Choices) -> Model:
     paper's GPT-2 end with the training length.
 
     Raises:
-        InputError: sizes and positions do not go together.
+        InputError: sizes and positions, or norm and temperature do not go together.
     """
+    temperature = fixed_temperature(choices.norm, choices.temperature)
     if task.shape is None:
         return MaxRetrieval(
             MaxRetrievalConfig(
@@ -125,6 +164,7 @@ def make_model(task: Task, choices: Choices) -> Model:
                 norm=choices.norm,
                 trained_items=task.longest_training_length,
                 alpha=choices.alpha,
+                temperature=temperature,
             )
         )
     config = SharpConfig(
@@ -140,6 +180,7 @@ def make_model(task: Task, choices: Choices) -> Model:
         trained_context=task.sampler.tokens(task.longest_training_length),
         max_context=MAX_CONTEXT,
         alpha=choices.alpha,
+        temperature=temperature,
         rope_factor=choices.rope_factor if choices.positions == "rope" else 1.0,
         rope_scaling="llama3",
         tie_embeddings=False,

@@ -38,7 +38,7 @@ def score(model: Model, sampler: Sampler, metric: Metric, length: int, samples: 
     heads = getattr(model.config, "q_heads", 0)  # the set model has one query, so one row of weights
     per_run = max(1, WEIGHTS_PER_RUN // (heads * tokens * tokens)) if heads else samples
     device = next(model.parameters()).device
-    _check_memory(heads * tokens * tokens, length, device)
+    check_memory(heads * tokens * tokens, length, device)
     generator = torch.Generator().manual_seed(seed)
     model.eval()
     found: list[Tensor] = []
@@ -69,7 +69,12 @@ def sample_scores(metric: Metric, outputs: Tensor, batch: Batch) -> Tensor:
     return right.sum(1) / asked.sum(1)
 
 
-def _check_memory(weights: int, length: int, device: torch.device) -> None:
+def check_memory(weights: int, length: int, device: torch.device) -> None:
+    """Check that the attention weights of one layer, so many numbers, fit into memory.
+
+    Raises:
+        InputError: they do not.
+    """
     needed = 4 * 5 * weights  # float32; logits, mask, weights and what the normalizer keeps
     there = (
         torch.cuda.mem_get_info(device)[1]

@@ -2,14 +2,18 @@
 
 import csv
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from sharp.models import evaluate, train
-from sharp.models.checkpoint import read_checkpoint, save_checkpoint
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import Checkpoint, describe, read_checkpoint, save_checkpoint
+from sharp.models.evaluation import sampler_of
 from sharp.models.normalizers import NORMS
 from sharp.models.objective import IGNORED, Batch, loss
 from sharp.models.tasks.associative_recall import AssociativeRecall
@@ -343,21 +347,81 @@ def test_training_and_evaluation_from_the_command_line(tmp_path):
     assert (tmp_path / "work" / "loss.png").stat().st_size > 1000
 
     stored = read_checkpoint(tmp_path / "sort.safetensors")
-    assert (stored.task, stored.model.config.norm) == ("sort", "entmax")
+    assert (stored.task, stored.task_parameters, stored.model.config.norm) == ("sort", {"symbols": 5}, "entmax")
+    assert read_checkpoint(tmp_path / "work" / "latest.safetensors").task_parameters == {"symbols": 5}
     found_file = tmp_path / "found.json"
     arguments = (tmp_path / "sort.safetensors", "--lengths", "2,4", "--samples", 20, "--output", found_file)
-    code, output = command(evaluate.main, *arguments, "--set", "symbols=5")
+    code, output = command(evaluate.main, *arguments)  # with symbols=5, as in training
     assert code == 0, output
     found = json.loads(found_file.read_text())
     assert [(row["task"], row["length"], row["samples"]) for row in found] == [("sort", 2, 20), ("sort", 4, 20)]
     assert found_file.with_suffix(".png").stat().st_size > 1000
 
-    code, output = command(evaluate.main, *arguments)
+    code, output = command(evaluate.main, *arguments, "--set", "symbols=6")
     assert code == 2
     assert "give the parameters of its training with --set" in output
     code, output = command(evaluate.main, *arguments, "--norm", "adaptive-temperature")
     assert code == 2
     assert "trained with softmax" in output
+
+
+def test_parameters_of_a_checkpoint_are_for_its_own_task_only():
+    _, model = tiny("sort")
+    stored = Checkpoint(model, "sort", {"symbols": 5})
+    assert sampler_of(get_task("sort"), stored).symbols == 5
+    assert sampler_of(get_task("sort"), stored, ("symbols=9",)).symbols == 9
+    assert sampler_of(get_task("reverse"), stored) == get_task("reverse").sampler
+
+
+@pytest.mark.parametrize("parameters", [{"colours": 5}, {"symbols": "many"}, {"symbols": 2.5}, {"outputs": 3}])
+def test_parameters_of_a_checkpoint_that_this_version_does_not_know(parameters):
+    _, model = tiny("sort")
+    with pytest.raises(InputError, match=rf"task parameter {next(iter(parameters))} = .* cannot be used"):
+        sampler_of(get_task("sort"), Checkpoint(model, "sort", parameters))
+
+
+def test_task_parameters_that_are_no_object(tmp_path):
+    task, model = tiny("sort")
+    described = json.dumps(describe(model) | {"task": task.name, "task_parameters": [5]})
+    save_file(model.state_dict(), tmp_path / "sort.safetensors", metadata={"sharp": described})
+    with pytest.raises(InputError, match="its task_parameters are not an object"):
+        read_checkpoint(tmp_path / "sort.safetensors")
+
+
+def test_a_text_is_measured_in_bits_per_byte(tmp_path):
+    torch.manual_seed(0)
+    model = SharpForCausalLM(replace(train.text_config("softmax"), hidden_size=32, layers=1, intermediate_size=32))
+    torch.nn.init.zeros_(model.lm_head.weight)  # every token is as likely
+    save_checkpoint(tmp_path / "lm.pt", model)
+    (tmp_path / "text.txt").write_text("a text of some bytes " * 20)
+    arguments = (tmp_path / "lm.pt", "--text", tmp_path / "text.txt", "--output", tmp_path / "lm.csv")
+    code, output = command(evaluate.main, *arguments, "--lengths", "16,64")
+    assert code == 0, output
+    with (tmp_path / "lm.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["task"], row["length"], row["metric"]) for row in rows] == [
+        ("text", "16", "bits_per_byte"),
+        ("text", "64", "bits_per_byte"),
+    ]
+    assert [int(row["samples"]) for row in rows] == [420 // 16, 420 // 64]
+    for row in rows:
+        assert float(row["score"]) == pytest.approx(math.log2(257), rel=1e-5)
+    for options, message in (
+        (("--lengths", "421"), "cannot be cut from a text of 421 tokens"),
+        (("--set", "colour=1"), "a text has no parameters"),
+        (("--text", tmp_path / "no.txt"), "does not exist"),
+    ):
+        code, output = command(evaluate.main, *arguments, *options)
+        assert code == 2
+        assert message in output
+
+
+def test_a_text_is_for_language_models_over_bytes(tmp_path):
+    task, model = tiny("max-retrieval")
+    save_checkpoint(tmp_path / "max.pt", model, task=task.name)
+    code, output = command(evaluate.main, tmp_path / "max.pt", "--task", "text")
+    assert code == 2
+    assert "a text is for language models over bytes" in output
 
 
 def test_a_run_goes_on_only_with_its_own_settings(tmp_path):
@@ -437,6 +501,7 @@ def test_a_checkpoint_without_a_task_needs_one_named(tmp_path):
 
 def test_every_norm_of_the_registry_can_be_trained_on_sequences():
     for norm in NORMS:
-        task, model = tiny("2back", norm, lengths=(4, 4))
+        temperature = 0.5 if norm == "fixed-temperature" else None
+        task, model = tiny("2back", norm, lengths=(4, 4), temperature=temperature)
         batch = draw(task.sampler, 4, 2)
         loss(model(*batch.inputs), batch.targets).backward()

@@ -1,0 +1,214 @@
+"""Measurements of a trained model: rows of scores over lengths, their files and their plot."""
+
+import csv
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from sharp.models.bits_per_byte import window_bits
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import Checkpoint, Model
+from sharp.models.plots import plot_scores
+from sharp.models.tasks.recipe import with_parameters, with_stored_parameters
+from sharp.models.tasks.registry import TASKS, get_task
+from sharp.models.tasks.scoring import check_memory, score
+from sharp.models.tasks.task import Sampler, Sweep, Task
+from sharp.models.temperature_preset import AdaptiveTemperature
+from sharp.plugins.errors import InputError
+
+TEXT = "text"  # the task of language models: not in the registry, as nothing is sampled
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement; `sweep` is the field that was varied beside the length, "" for none, `value` its value."""
+
+    task: str
+    norm: str
+    length: int
+    sweep: str
+    value: float | None
+    metric: str
+    score: float
+    standard_error: float
+    samples: int
+    seed: int
+
+
+def with_adaptive_temperature(model: Model, temperature: AdaptiveTemperature | None = None) -> Model:
+    """A model with the weights of `model`, trained with softmax, that adapts its temperature at inference (Table 1).
+
+    `temperature` None takes that of the model's configuration.
+
+    Raises:
+        InputError: `model` was trained with another norm.
+    """
+    if model.config.norm not in ("softmax", "adaptive-temperature"):
+        raise InputError(
+            f"adaptive-temperature is for models that were trained with softmax; this one has norm {model.config.norm}"
+        )
+    config = replace(model.config, norm="adaptive-temperature")
+    if temperature is not None:
+        config = replace(
+            config,
+            temperature_coefficients=temperature.coefficients,
+            entropy_threshold=temperature.entropy_threshold,
+        )
+    adaptive: Model = type(model)(config)  # type: ignore[arg-type] # the class of this very configuration
+    adaptive.load_state_dict(model.state_dict())
+    return adaptive.to(next(model.parameters()).device).train(model.training)
+
+
+def find_task(named: str | None, stored: Checkpoint) -> Task:
+    """The task to evaluate: the one that the user named, else the one in the checkpoint.
+
+    Raises:
+        InputError: neither is known, or the model is not of the kind that the task needs.
+    """
+    name = named or stored.task
+    if name is None:
+        raise InputError(f"the checkpoint does not say its task; give one with --task: {', '.join((TEXT, *TASKS))}")
+    task = get_task(name)
+    kinds = {"SharpForCausalLM": "tokens", "SharpForNumbers": "numbers", "MaxRetrieval": "set"}
+    model = type(stored.model).__name__
+    if kinds.get(model) != task.model:
+        raise InputError(f"task {name} is not for a {model}; choose another with --task")
+    return task
+
+
+def sampler_of(task: Task, stored: Checkpoint, parameters: tuple[str, ...] = ()) -> Sampler:
+    """The task's sampler as it was in training, where the checkpoint is of this task, and then with `parameters`.
+
+    Raises:
+        InputError: a parameter cannot be used.
+    """
+    trained = with_stored_parameters(task.sampler, stored.task_parameters if stored.task == task.name else {})
+    return with_parameters(trained, parameters)
+
+
+def check_outputs(model: Model, sampler: Sampler) -> None:
+    """Check that the model speaks the sampler's language.
+
+    Raises:
+        InputError: its vocabulary or number of classes is another one.
+    """
+    has = getattr(model.config, "vocab_size", None) or getattr(model.config, "classes", None)
+    if has != sampler.outputs:
+        raise InputError(
+            f"the model has {has} outputs, the task {sampler.outputs}; give the parameters of its training with --set"
+        )
+
+
+def measure(
+    model: Model, task: Task, sampler: Sampler, lengths: tuple[int, ...], sweep: Sweep | None, samples: int, seed: int
+) -> list[Row]:
+    """A row for every length and, within it, every value of `sweep`.
+
+    Raises:
+        InputError: a length or value cannot work.
+    """
+    check_outputs(model, sampler)
+    for length in lengths:
+        sampler.tokens(length)  # a wrong one is refused before the first is measured
+    rows = []
+    for length in lengths:
+        for value in sweep.values if sweep else (None,):
+            varied = sampler if sweep is None else with_parameters(sampler, (f"{sweep.field}={value}",))
+            found = score(model, varied, task.metric, length, samples, seed)
+            rows.append(
+                Row(
+                    task.name,
+                    model.config.norm,
+                    length,
+                    sweep.field if sweep else "",
+                    value,
+                    task.metric,
+                    found.mean,
+                    found.standard_error,
+                    samples,
+                    seed,
+                )
+            )
+    return rows
+
+
+def measure_text(model: SharpForCausalLM, tokens: Tensor, lengths: tuple[int, ...], windows: int) -> list[Row]:
+    """Bits per byte of `tokens` int [tokens] in windows of every length, of which up to `windows` are read.
+
+    Raises:
+        InputError: there is no window of a length, or attention over it does not fit into memory.
+    """
+    device = next(model.parameters()).device
+    for length in lengths:
+        if not 1 <= length < len(tokens):
+            raise InputError(f"windows of {length} cannot be cut from a text of {len(tokens)} tokens")
+        check_memory(model.config.q_heads * length * length, length, device)
+    rows = []
+    for length in lengths:
+        bits = window_bits(model, tokens[: windows * length + 1].to(device), length).double()
+        error = bits.std().item() / len(bits) ** 0.5 if len(bits) > 1 else 0.0
+        rows.append(
+            Row(TEXT, model.config.norm, length, "", None, "bits_per_byte", bits.mean().item(), error, len(bits), 0)
+        )
+    return rows
+
+
+def write(rows: list[Row], path: Path) -> None:
+    """Write the rows as `.csv` or `.json`, by the suffix.
+
+    Raises:
+        InputError: the suffix is another one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".json":
+        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+    else:
+        raise InputError(f"{path} must end in .csv or .json")
+
+
+def plot(rows: list[Row], length_name: str, picture: Path) -> str | None:
+    """Draw the rows over the length, or over the varied field where there is one; see `plot_scores`."""
+    first = rows[0]
+    swept = first.value is not None
+    points = [
+        (
+            f"{row.length} {length_name}" if swept else row.norm,
+            float(row.length if row.value is None else row.value),
+            row.score,
+            row.standard_error,
+        )
+        for row in rows
+    ]
+    title = f"{first.task}, {first.norm}"
+    return plot_scores(points, first.sweep or length_name, first.metric.replace("_", " "), title, picture)
+
+
+def parse_numbers(option: str, text: str) -> tuple[float, ...]:
+    """The numbers of a list like 16,32,64.
+
+    Raises:
+        InputError: it is not such a list.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"{option} is {text!r}, but must be numbers with commas between them") from error
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """The lengths of a list like 16,32,64.
+
+    Raises:
+        InputError: it is not a list of whole numbers.
+    """
+    numbers = parse_numbers("--lengths", text)
+    if not all(number.is_integer() for number in numbers):
+        raise InputError(f"--lengths is {text!r}, but must be whole numbers")
+    return tuple(int(number) for number in numbers)

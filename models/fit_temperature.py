@@ -1,0 +1,125 @@
+"""The command `sharp fit-temperature`: the adaptive temperature's polynomial for one model, as a preset and a plot."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.errors import InputError
+
+if TYPE_CHECKING:  # torch takes seconds to import: not for --help or a typing error
+    from sharp.models.temperature_fit import Points
+    from sharp.models.temperature_preset import TemperaturePreset
+
+COMPARED_SAMPLES = 100
+
+
+@click.command(
+    "fit-temperature",
+    cls=SharpCommand,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option(
+    "--lengths",
+    help="Lengths of the samples, as 16,32,64.  [default: those of the task's paper; windows of 512 of text]",
+)
+@click.option(
+    "--samples", type=click.IntRange(min=1), help="Samples of every length.  [default: 1000 sets; 8 sequences]"
+)
+@click.option(
+    "--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE.  [default: as trained]"
+)
+@click.option("--text", "text_file", type=click.Path(path_type=Path), help="Fit a language model to this text.")
+@click.option(
+    "--entropy-threshold", type=click.FloatRange(min=0), default=0.5, help="Leave rows up to it alone, in nats."
+)
+@click.option("--seed", default=0, help="Seed of the samples.")
+@click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The preset, .json; a .png is put beside it.  [default: CHECKPOINT.temperature.json in this folder]",
+)
+def fit_temperature(
+    checkpoint: Path,
+    lengths: str | None,
+    samples: int | None,
+    parameters: tuple[str, ...],
+    text_file: Path | None,
+    entropy_threshold: float,
+    seed: int,
+    threads: int,
+    output: Path | None,
+) -> None:
+    """Fit the adaptive temperature to CHECKPOINT, a model that was trained with softmax.
+
+    The polynomial of appendix F of "softmax is not enough": 1 / theta as a function of the attention's entropy, theta
+    being the temperature that makes a sample's target most probable. Max-retrieval models are fitted to their task.
+    For language models the paper defines no best temperature; here it is one for all heads, the target is the next
+    token of the task's answers or of a text.
+    """
+    import torch
+
+    from sharp.models.checkpoint import read_checkpoint
+    from sharp.models.plots import plot_temperature_fit
+    from sharp.models.temperature_data import find_data, find_points, mean_loss
+    from sharp.models.temperature_fit import fit_polynomial
+    from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
+
+    output = output or Path(f"{checkpoint.stem}.temperature.json")
+    if output.suffix != ".json":
+        raise InputError(f"{output} must end in .json")
+    torch.set_num_threads(threads)
+    model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
+    samples = samples or data.usual_samples
+    points = find_points(model, data, samples, seed, entropy_threshold)
+    coefficients = fit_polynomial(points)
+    preset = TemperaturePreset(
+        temperature_coefficients=coefficients,
+        entropy_threshold=entropy_threshold,
+        entropy_range=(float(points.entropy.min()), float(points.entropy.max())),
+        source=checkpoint.name,
+        data=f"{data.description}, {samples} samples of each length, seed {seed}",
+        date=datetime.datetime.now(datetime.UTC).date(),
+        samples=points.samples,
+    )
+    preset.write(output)
+    hint = plot_temperature_fit(points, coefficients, checkpoint.stem, output.with_suffix(".png"))
+    temperatures = (None, read_temperature("icml2025"), AdaptiveTemperature(coefficients, entropy_threshold))
+    unseen = min(samples, COMPARED_SAMPLES), seed + 1
+    report(preset, points, [mean_loss(model, data.draw(*unseen), one) for one in temperatures])
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
+    console.print(f"Use it with: sharp-export ... --norm adaptive-temperature --temperature-coefficients {output}")
+
+
+def report(preset: TemperaturePreset, points: Points, losses: list[float]) -> None:
+    """Print the polynomial, what it is fitted to, and the mean losses with softmax, the paper's polynomial and this."""
+    console = Console(highlight=False, soft_wrap=True)
+    low, high = preset.entropy_range
+    terms = [f"{value:+.4g}" for value in preset.temperature_coefficients]
+    console.print(f"1/theta = polynomial of the entropy, highest power first: {', '.join(terms)}")
+    console.print(
+        f"fitted to {points.samples} of {points.drawn} samples, whose target is not the maximum already; "
+        f"entropies from {low:.2f} to {high:.2f} nats"
+    )
+    plain, published, fitted = losses
+    console.print(
+        f"cross entropy of all targets, on other samples: softmax {plain:.4f} nats, the paper's polynomial "
+        f"{published:.4f}, this one {fitted:.4f}"
+    )
+    if fitted > plain:
+        console.print("[bold red]This polynomial makes the model worse than plain softmax[/]; do not use it as it is")
+    if preset.temperature_coefficients[0] > 0:
+        console.print(
+            f"[bold red]Beyond {high:.2f} nats it rises without bound[/], which makes attention nearly hard there; "
+            "fit to longer samples before using it at longer lengths"
+        )

@@ -1,0 +1,188 @@
+"""What `sharp fit-temperature` fits to: samples of a task, or windows of a text, and what a model makes of them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from sharp.models.bits_per_byte import check_reads_bytes, read_text
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import Checkpoint
+from sharp.models.evaluation import (
+    TEXT,
+    check_outputs,
+    find_task,
+    parse_lengths,
+    sampler_of,
+    with_adaptive_temperature,
+)
+from sharp.models.max_retrieval import MaxRetrieval
+from sharp.models.objective import IGNORED, Batch, loss
+from sharp.models.tasks.scoring import check_memory
+from sharp.models.tasks.task import Sampler
+from sharp.models.temperature_fit import TEMPERATURES, Points, language_points, max_retrieval_points
+from sharp.models.temperature_preset import AdaptiveTemperature
+from sharp.plugins.errors import InputError
+
+TOKENS_PER_BATCH = 2**17
+TEXT_WINDOW = 512
+SETS, SEQUENCES = 1000, 8
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches that a model is fitted to: `draw(samples, seed)` gives so many samples of every length.
+
+    `batches(samples)` says how many batches these are, `description` what they are, `usual_samples` how many suffice.
+    """
+
+    description: str
+    usual_samples: int
+    draw: Callable[[int, int], Iterator[Batch]]
+    batches: Callable[[int], int]
+
+
+def find_data(
+    stored: Checkpoint, lengths: str | None, parameters: tuple[str, ...], text_file: Path | None
+) -> tuple[MaxRetrieval | SharpForCausalLM, Data]:
+    """The model of a checkpoint and what it can be fitted to: its task, or a text.
+
+    Raises:
+        InputError: no best temperature is defined for such a model, it was not trained with softmax, or an option is
+            not for it.
+    """
+    model = stored.model
+    if not isinstance(model, MaxRetrieval | SharpForCausalLM):
+        raise InputError(
+            f"no best temperature is defined for a {type(model).__name__}, which says no next token; "
+            "fit a max-retrieval model or a causal language model"
+        )
+    if model.config.norm not in ("softmax", "adaptive-temperature"):
+        raise InputError(
+            f"adaptive temperature is for models that were trained with softmax; this one has norm {model.config.norm}"
+        )
+    if isinstance(model, MaxRetrieval):
+        if text_file is not None:
+            raise InputError("a max-retrieval model reads no text; leave out --text")
+        return model, sets_of(stored, lengths, parameters)
+    if text_file is not None or stored.task in (None, TEXT):
+        if parameters:
+            raise InputError("a text has no parameters; leave out --set")
+        return model, windows_of(check_reads_bytes(model), lengths, text_file)
+    return model, sequences_of(stored, model, lengths, parameters)
+
+
+def sets_of(stored: Checkpoint, lengths: str | None, parameters: tuple[str, ...]) -> Data:
+    """Sets of items, of all lengths that the paper evaluates unless others are given."""
+    task = find_task("max-retrieval", stored)
+    sampler = sampler_of(task, stored, parameters)
+    check_outputs(stored.model, sampler)
+    sizes = task.evaluation_lengths if lengths is None else parse_lengths(lengths)
+    return Data(
+        f"{sampler}, lengths {', '.join(map(str, sizes))}",
+        SETS,
+        lambda samples, seed: draw(sampler, sizes, samples, seed),
+        lambda samples: sum(-(-samples // at_once(sampler.tokens(length))) for length in sizes),
+    )
+
+
+def sequences_of(stored: Checkpoint, model: SharpForCausalLM, lengths: str | None, parameters: tuple[str, ...]) -> Data:
+    """Sequences of the task that a language model was trained on, of its first two evaluation lengths by default."""
+    task = find_task(None, stored)
+    sampler = sampler_of(task, stored, parameters)
+    check_outputs(model, sampler)
+    sizes = task.evaluation_lengths[:2] if lengths is None else parse_lengths(lengths)
+    for length in sizes:
+        check_recorded(model, sampler.tokens(length))
+
+    def one_by_one(samples: int, seed: int) -> Iterator[Batch]:
+        for batch in draw(sampler, sizes, samples, seed):
+            for inputs, targets in zip(batch.inputs[0].split(1), batch.targets.split(1), strict=True):
+                yield Batch((inputs,), targets)
+
+    description = f"{sampler}, lengths {', '.join(map(str, sizes))}"
+    return Data(description, SEQUENCES, one_by_one, lambda samples: samples * len(sizes))
+
+
+def windows_of(model: SharpForCausalLM, lengths: str | None, text_file: Path | None) -> Data:
+    """Windows at random places of a text, by default of 512 bytes of the demo's held-out text."""
+    sizes = (TEXT_WINDOW,) if lengths is None else parse_lengths(lengths)
+    tokens = read_text(text_file)
+    for length in sizes:
+        check_recorded(model, length)
+        if not 1 <= length < len(tokens):
+            raise InputError(f"windows of {length} cannot be cut from a text of {len(tokens)} tokens")
+
+    def windows(samples: int, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed)
+        for length in sizes:
+            for start in torch.randint(len(tokens) - length, (samples,), generator=generator).tolist():
+                window: Tensor = tokens[start : start + length + 1].long()[None]
+                yield Batch((window[:, :-1],), window[:, 1:])
+
+    name = text_file.name if text_file else "the held-out handbook"
+    description = f"{name}, windows of {', '.join(map(str, sizes))}"
+    return Data(description, SEQUENCES, windows, lambda samples: samples * len(sizes))
+
+
+def find_points(
+    model: MaxRetrieval | SharpForCausalLM, data: Data, samples: int, seed: int, threshold: float
+) -> Points:
+    """The points that the model's polynomial is fitted to, with a progress bar."""
+    runs = 1 if isinstance(model, MaxRetrieval) else len(TEMPERATURES)
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("fitting", total=runs * data.batches(samples))
+        batches = data.draw(samples, seed)
+        if isinstance(model, MaxRetrieval):
+            return max_retrieval_points(model, batches, lambda: progress.advance(bar))
+        return language_points(model, batches, threshold, lambda: progress.advance(bar))
+
+
+@torch.no_grad()
+def mean_loss(
+    model: MaxRetrieval | SharpForCausalLM,
+    batches: Iterator[Batch],
+    temperature: AdaptiveTemperature | None,
+) -> float:
+    """Nats of cross entropy of a target, right or wrong, with an adaptive temperature or, for None, with softmax."""
+    softmax = AdaptiveTemperature((1.0,))
+    adapted = with_adaptive_temperature(model, temperature or softmax).eval()
+    total, targets = 0.0, 0
+    for batch in batches:
+        asked = int((batch.targets != IGNORED).sum())
+        total += loss(adapted(*batch.inputs), batch.targets).item() * asked
+        targets += asked
+    return total / targets
+
+
+def draw(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[Batch]:
+    """`samples` samples of every length, in batches that fit into memory.
+
+    Raises:
+        InputError: there are no samples of a length.
+    """
+    for length in lengths:
+        sampler.tokens(length)  # a wrong one is refused before the first is drawn
+    for length in lengths:
+        generator = torch.Generator().manual_seed(seed)
+        most = at_once(sampler.tokens(length))
+        for done in range(0, samples, most):
+            yield sampler.sample(min(most, samples - done), length, generator)
+
+
+def at_once(tokens: int) -> int:
+    """How many samples of so many tokens make a batch."""
+    return max(1, TOKENS_PER_BATCH // tokens)
+
+
+def check_recorded(model: SharpForCausalLM, tokens: int) -> None:
+    """Check that the attention weights of all layers fit into memory, as their entropies are taken together.
+
+    Raises:
+        InputError: they do not.
+    """
+    check_memory(model.config.layers * model.config.q_heads * tokens * tokens, tokens, torch.device("cpu"))

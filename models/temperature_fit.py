@@ -1,0 +1,156 @@
+"""The polynomial of the adaptive temperature, fitted to a model: "softmax is not enough" (ICML 2025), appendix F.
+
+A point is the entropy H of a row of attention at temperature 1, and 1 / theta for the theta of a grid under which the
+sample's target is most probable. A sample whose target is the maximum already has no best temperature but 0 and is
+left out, and so is theta = 0 itself, where any other target has probability 0.
+
+What the paper defines is the set model of its appendix A: one head, whose target is an item. The item must not have
+the largest logit already, and its probability is its attention weight. For a language model the paper defines the
+entropies ("record attentional logits at every Transformer layer") but calls it an open question which theta is best
+(section 4.2). Ours is one theta for all heads: the target is the token that comes next, its probability is the
+model's, and the position is left out where that token is the likeliest already. Every head of every layer gives a
+point with this theta, unless its entropy is not above the threshold, as the polynomial is not used there.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sharp.models.attention import AttentionFunction, EagerAttention
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.config import SharpConfig
+from sharp.models.max_retrieval import MaxRetrieval
+from sharp.models.normalizers import entropy
+from sharp.models.objective import IGNORED, Batch
+from sharp.plugins.errors import InputError
+
+TEMPERATURES = tuple(step / 10 for step in range(1, 101))
+DEGREE = 4
+
+
+@dataclass(frozen=True)
+class Points:
+    """Entropies in nats and inverse temperatures, float64 [points]; they come from `samples` of `drawn` samples."""
+
+    entropy: NDArray[np.float64]
+    inverse_temperature: NDArray[np.float64]
+    samples: int
+    drawn: int
+
+
+def fit_polynomial(points: Points) -> tuple[float, ...]:
+    """The least-squares coefficients of degree 4, highest power first, by `numpy.polyfit`.
+
+    Raises:
+        InputError: too few points have different entropies.
+    """
+    distinct = len(np.unique(points.entropy))
+    if distinct <= DEGREE:
+        raise InputError(
+            f"only {points.samples} of {points.drawn} samples have a target that is not the maximum already, with "
+            f"{distinct} different entropies; a polynomial of degree {DEGREE} needs more: raise --samples or --lengths"
+        )
+    coefficients = np.polyfit(points.entropy, points.inverse_temperature, DEGREE)
+    return tuple(coefficients.tolist())
+
+
+def best_inverse_temperature(logits: Tensor, target: Tensor) -> Tensor:
+    """1 / theta of the theta in the grid that gives the target the largest weight, float32 [rows].
+
+    Args:
+        logits: float [rows, items].
+        target: int64 [rows], an item of each row.
+    """
+    of_target = logits.gather(1, target[:, None]).squeeze(1)
+    found = [of_target / theta - torch.logsumexp(logits / theta, 1) for theta in TEMPERATURES]
+    return 1 / torch.tensor(TEMPERATURES)[torch.stack(found).argmax(0).cpu()]
+
+
+@torch.no_grad()
+def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch], advance: Callable[[], None]) -> Points:
+    """The points of sets of items, as appendix F has them.
+
+    Args:
+        model: its norm is softmax or adaptive-temperature.
+        batches: those of `LargestItem`.
+        advance: shows progress; called after every batch.
+    """
+    entropies, inverses, drawn = [], [], 0
+    for batch in batches:
+        items, query = batch.inputs
+        logits, _ = model.attention_logits(items, query)  # [sets, items]
+        target = items[:, :, 0].argmax(1)  # of the largest priority
+        wrong = logits.gather(1, target[:, None]).squeeze(1) < logits.amax(1)
+        drawn += len(wrong)
+        logits, target = logits[wrong], target[wrong]
+        entropies.append(entropy(torch.softmax(logits, 1)).cpu())
+        inverses.append(best_inverse_temperature(logits, target))
+        advance()
+    return _points(entropies, inverses, sum(map(len, inverses)), drawn)
+
+
+@torch.no_grad()
+def language_points(
+    model: SharpForCausalLM, batches: Iterable[Batch], threshold: float, advance: Callable[[], None]
+) -> Points:
+    """The points of texts, by our definition.
+
+    Args:
+        model: its norm is softmax or adaptive-temperature; positions are of any kind.
+        batches: inputs and targets int64 [sequences, tokens]; `IGNORED` targets are left out.
+        threshold: nats of entropy that a head must exceed to give a point.
+        advance: shows progress; called for every batch and theta.
+    """
+    entropies, inverses, samples, drawn = [], [], 0, 0
+    for batch in batches:
+        (inputs,) = batch.inputs
+        attention = EagerAttention(replace(model.config, norm="softmax"), record=True)
+        asked = batch.targets != IGNORED
+        plain = model(inputs, attention=attention)[asked]  # [positions, vocab_size]
+        target = batch.targets[asked]
+        drawn += len(target)
+        wrong = plain.gather(1, target[:, None]).squeeze(1) < plain.amax(1)
+        # every layer's [sequences, q_heads, tokens] -> [positions, layers * q_heads]
+        heads = torch.cat([entropy(weights) for weights in attention.weights], 1).transpose(1, 2)[asked][wrong]
+        found = []
+        for theta in TEMPERATURES:
+            logits = model(inputs, attention=at_temperature(model.config, theta))[asked][wrong]
+            found.append(logits.gather(1, target[wrong, None]).squeeze(1) - torch.logsumexp(logits, 1))
+            advance()
+        best = 1 / torch.tensor(TEMPERATURES)[torch.stack(found).argmax(0).cpu()]
+        samples += len(best)
+        used = heads.cpu() > threshold
+        entropies.append(heads.cpu()[used])
+        inverses.append(best[:, None].expand_as(used)[used])
+    return _points(entropies, inverses, samples, drawn)
+
+
+def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
+    """Softmax attention whose logits, position bias included, are divided by `theta` in every head."""
+    eager = EagerAttention(replace(config, norm="softmax"))
+
+    def attention(
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+    ) -> Tensor:
+        slopes = None if alibi_slopes is None else alibi_slopes / theta
+        return eager(layer, query / theta, key, value, head_params, slopes)
+
+    return attention
+
+
+def _points(entropies: list[Tensor], inverses: list[Tensor], samples: int, drawn: int) -> Points:
+    return Points(
+        torch.cat([*entropies, torch.empty(0)]).double().numpy(),
+        torch.cat([*inverses, torch.empty(0)]).double().numpy(),
+        samples,
+        drawn,
+    )

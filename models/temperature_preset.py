@@ -1,0 +1,89 @@
+"""Presets of the adaptive temperature: the published polynomials by name, and the files of `sharp fit-temperature`."""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeFloat, PositiveInt, ValidationError
+
+from sharp.plugins.errors import InputError, NotFoundError
+from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD, TEMPERATURE_PRESETS
+
+
+@dataclass(frozen=True)
+class AdaptiveTemperature:
+    """Inverse temperature max(poly(H), 1) above `entropy_threshold` nats; coefficients have the highest power first."""
+
+    coefficients: tuple[float, ...]
+    entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
+
+
+class TemperaturePreset(BaseModel):
+    """The file of a fitted polynomial: what `AdaptiveTemperature` needs, and where it comes from.
+
+    `entropy_range` holds the least and the largest entropy, in nats, that the polynomial was fitted to.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["sharp-temperature"] = "sharp-temperature"
+    version: Literal[1] = 1
+    temperature_coefficients: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
+    entropy_threshold: Annotated[NonNegativeFloat, FiniteFloat] = DEFAULT_ENTROPY_THRESHOLD
+    entropy_range: tuple[NonNegativeFloat, NonNegativeFloat]
+    source: str
+    data: str
+    date: datetime.date
+    samples: PositiveInt
+
+    def write(self, path: Path) -> None:
+        """Write the preset as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_temperature(preset: str) -> AdaptiveTemperature:
+    """The adaptive temperature called `preset`: a name of `TEMPERATURE_PRESETS`, or the path of a preset file.
+
+    Raises:
+        NotFoundError: there is neither such a name nor such a file.
+        InputError: the file is not a preset.
+    """
+    if preset in TEMPERATURE_PRESETS:
+        return AdaptiveTemperature(TEMPERATURE_PRESETS[preset])
+    path = Path(preset)
+    if not path.is_file():
+        raise NotFoundError(
+            f"{preset} is neither a file of sharp fit-temperature nor a preset; "
+            f"the presets are: {', '.join(TEMPERATURE_PRESETS)}"
+        )
+    try:
+        read = TemperaturePreset.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InputError(
+            f"{path} is not a temperature preset: {field}: {first['msg']}; make one with sharp fit-temperature"
+        ) from error
+    return AdaptiveTemperature(read.temperature_coefficients, read.entropy_threshold)
+
+
+def norm_options(norm: str, temperature: float | None = None, preset: str | None = None) -> dict[str, Any]:
+    """The fields of a model's configuration that `--temperature` and `--temperature-coefficients` change under `norm`.
+
+    Raises:
+        NotFoundError, InputError: the preset cannot be read, or an option is not for this norm.
+    """
+    options: dict[str, Any] = {}
+    if temperature is not None:
+        if norm != "fixed-temperature":
+            raise InputError(f"--temperature is for norm fixed-temperature, not for {norm}; leave it out")
+        options["temperature"] = temperature
+    if preset is not None:
+        if norm != "adaptive-temperature":
+            raise InputError(f"--temperature-coefficients is for norm adaptive-temperature, not for {norm}")
+        adaptive = read_temperature(preset)
+        options["temperature_coefficients"] = adaptive.coefficients
+        options["entropy_threshold"] = adaptive.entropy_threshold
+    return options
