@@ -9,8 +9,9 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from sharp.exporter.decoder import Decoder, Source
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.source import Source
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import SsaParameters, get_norm
@@ -128,7 +129,7 @@ def _read(path: Path, norm: str) -> Source:
         name=path.stem if gguf else path.resolve().name,
         architecture=type(model).__name__,
         sha256=sha256([path] if gguf else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
-        decoder=HuggingFaceDecoder(model.eval(), _config(model, norm)),
+        model=HuggingFaceDecoder(model.eval(), _config(model, norm)),
         trained=norm == "softmax",
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
     )

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from sharp.exporter.decoder import Source
 from sharp.exporter.hugging_face import read_hugging_face
 from sharp.exporter.own_model import read_own_model
+from sharp.exporter.source import Source
 from sharp.models.checkpoint import is_sharp_folder
 from sharp.plugins.errors import InputError, NotFoundError
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from sharp.models.device import choose_device
 from sharp.models.plots import plot_scores
 from sharp.models.tasks.recipe import with_parameters
 from sharp.models.tasks.registry import TASKS, get_task
-from sharp.models.tasks.scoring import score
+from sharp.models.tasks.scoring import Scorable, score
 from sharp.models.tasks.task import Sampler, Sweep, Task
 from sharp.plugins.errors import InputError, SharpError
 
@@ -71,7 +72,7 @@ def find_task(named: str | None, stored: str | None, model: Model) -> Task:
     return task
 
 
-def check_outputs(model: Model, sampler: Sampler) -> None:
+def check_outputs(model: Scorable, sampler: Sampler) -> None:
     """Check that the model speaks the sampler's language.
 
     Raises:
@@ -85,7 +86,13 @@ def check_outputs(model: Model, sampler: Sampler) -> None:
 
 
 def measure(
-    model: Model, task: Task, sampler: Sampler, lengths: tuple[int, ...], sweep: Sweep | None, samples: int, seed: int
+    model: Scorable,
+    task: Task,
+    sampler: Sampler,
+    lengths: tuple[int, ...],
+    sweep: Sweep | None,
+    samples: int,
+    seed: int,
 ) -> list[Row]:
     """A row for every length and, within it, every value of `sweep`.
 
@@ -117,7 +124,7 @@ def measure(
     return rows
 
 
-def write(rows: list[Row], path: Path) -> None:
+def write(rows: Sequence[Row], path: Path) -> None:
     """Write the rows as `.csv` or `.json`, by the suffix.
 
     Raises:

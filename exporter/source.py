@@ -1,0 +1,21 @@
+"""A checkpoint that was read, whatever it was read from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharp.exporter.decoder import Decoder
+from sharp.exporter.uncached import UncachedModel
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that was read: the model, and what goes beside it into the model folder."""
+
+    name: str
+    architecture: str
+    sha256: str
+    model: Decoder | UncachedModel
+    trained: bool  # the checkpoint was trained with the norm that the model now has
+    write_tokenizer: Callable[[Path], object] | None
+    task: str | None = None
