@@ -1,11 +1,14 @@
 # libsharp_ops.so: the CPU kernels and their ONNX Runtime op. The attention loops are compiled once per instruction set.
 set(cpu plugins/cpu)
 set(sources
+  ${cpu}/contiguous_attention.cc
   ${cpu}/finish.cc
   ${cpu}/isa.cc
   ${cpu}/loops_baseline.cc
   ${cpu}/paged_attention.cc
   ${cpu}/plan.cc
+  plugins/onnxruntime/attention_inputs.cc
+  plugins/onnxruntime/attention_op.cc
   plugins/onnxruntime/attributes.cc
   plugins/onnxruntime/inputs.cc
   plugins/onnxruntime/paged_attention_op.cc)

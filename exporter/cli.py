@@ -15,8 +15,8 @@ from rich.table import Table
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --help or a typing error
-    from sharp.exporter.decoder import Source
     from sharp.exporter.export import Export
+    from sharp.exporter.source import Source
 
 
 @click.command("export", cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,6 +27,14 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
     metavar="NAME",
     help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, assmax, entmax, sparsemax, "
     "sentmax, asentmax, ssa, sigmoid, relu or relu2.",
+)
+@click.option(
+    "--cache",
+    type=click.Choice(["paged", "none"]),
+    default="paged",
+    show_default=True,
+    help="The key-value cache of the model: paged is what sharp-serve runs, none computes whole sequences (encoders, "
+    "set and number models have no other form).",
 )
 @click.option(
     "-o",
@@ -43,7 +51,9 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
     help="The polynomial of norm adaptive-temperature: a file of sharp fit-temperature, icml2025 or arxiv2024.  "
     "[default: the checkpoint's, which is icml2025 unless it says another]",
 )
-def export(source: Path, norm: str, output: Path | None, temperature: float | None, preset: str | None) -> None:
+def export(
+    source: Path, norm: str, cache: str, output: Path | None, temperature: float | None, preset: str | None
+) -> None:
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
     SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of
@@ -75,7 +85,7 @@ def export(source: Path, norm: str, output: Path | None, temperature: float | No
         from sharp.models.temperature_preset import norm_options
 
         try:
-            result = run(source, norm, folder, phase, on_source, norm_options(norm, temperature, preset))
+            result = run(source, norm, cache, folder, phase, on_source, norm_options(norm, temperature, preset))
         except BaseException:
             progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
             raise
@@ -86,12 +96,18 @@ def export(source: Path, norm: str, output: Path | None, temperature: float | No
 
 def untrained_warning(source: Source) -> Panel:
     """The warning that a user cannot miss: this checkpoint has never seen this norm."""
-    config = source.decoder.config
+    from sharp.exporter.decoder import Decoder
+
+    config = source.model.config
     learned = " Its learned parameters are set to their start values." if config.scheme.head_parameters else ""
-    return Panel(
-        f"{source.name} was not trained with --norm {config.norm}.{learned}\n"
+    cost = (
         "The model will run, but expect much worse text: SmolLM2's perplexity goes from 19 to 61 with "
-        "adaptive-temperature, 93 with ssmax, 105 with ssa and 114 with entmax. Fine-tune with the norm first.",
+        "adaptive-temperature, 93 with ssmax, 105 with ssa and 114 with entmax. Fine-tune with the norm first."
+        if isinstance(source.model, Decoder)
+        else "The model will run, but its answers may be much worse: evaluate it, or train it with the norm."
+    )
+    return Panel(
+        f"{source.name} was not trained with --norm {config.norm}.{learned}\n{cost}",
         title="WARNING: UNTRAINED NORM",
         border_style="bold red",
         style="bold",
@@ -120,4 +136,8 @@ def report(result: Export) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"Serve it with: sharp-serve {result.folder}", highlight=False, soft_wrap=True)
+    if facts.cache.form == "paged":
+        console.print(f"Serve it with: sharp-serve {result.folder}", highlight=False, soft_wrap=True)
+    else:
+        inputs = ", ".join(f"{port.name} {list(port.shape)}" for port in facts.inputs)
+        console.print(f"Inputs: {inputs}", highlight=False, markup=False, soft_wrap=True)

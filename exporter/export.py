@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from sharp.exporter import lowering
-from sharp.exporter.decoder import Source
+from sharp.exporter.forms import Form, make_form
 from sharp.exporter.reading import read_source
-from sharp.exporter.verification import CASES, Comparison, verify
+from sharp.exporter.source import Source
+from sharp.exporter.verification import Comparison
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError, SharpError, VerificationError
 
@@ -33,18 +34,19 @@ class Export:
 def export(
     path: Path,
     norm: str,
+    cache: str,
     folder: Path,
     phase: Phase,
     on_source: Callable[[Source], None],
     norm_options: Mapping[str, Any] | None = None,
 ) -> Export:
-    """Export the checkpoint at `path` with `norm` into `folder`, which must not exist or be empty.
+    """Export the checkpoint at `path` with `norm`, in the form `cache`, into `folder`: it must be empty or not exist.
 
     `on_source` is called when the checkpoint is read, before the long work begins. `norm_options` are fields of the
     configuration, see `sharp.models.temperature_preset`.
 
     Raises:
-        InputError, NotFoundError: see `read_source`; or `folder` is not empty or cannot be written.
+        InputError, NotFoundError: see `read_source` and `make_form`; or `folder` is not empty or cannot be written.
         VerificationError: the ONNX model and PyTorch disagree; nothing is left behind.
     """
     target = folder.resolve()  # a rename to "." is refused
@@ -52,9 +54,8 @@ def export(
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
     phase("Reading the checkpoint", 1)
     source = read_source(path, norm)
-    source.decoder.configure(**norm_options or {})
-    if norm == "fixed-temperature" and not source.trained and "temperature" not in (norm_options or {}):
-        raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
+    source = read_source(path, norm, norm_options or {})
+    form = make_form(cache, source, path)
     on_source(source)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ def export(
     except OSError as error:
         raise InputError(f"the output folder {folder} cannot be made: {error.strerror}") from error
     try:
-        result = _export_into(staging, source, norm, target.name, phase)
+        result = _export_into(staging, source, form, target.name, phase)
         staging.chmod(0o755)  # mkdtemp's folders are private
         staging.replace(target)
     except OSError as error:
@@ -73,15 +74,16 @@ def export(
 
 
 def _export_into(
-    staging: Path, source: Source, norm: str, name: str, phase: Phase
+    staging: Path, source: Source, form: Form, name: str, phase: Phase
 ) -> tuple[manifest.Manifest, tuple[Comparison, ...]]:
     phase("Tracing and lowering to ONNX", 1)
-    graph = lowering.lower(source.decoder)
+    tracing = form.trace()
+    graph = lowering.lower(tracing)
     phase("Writing the model", 1)
-    lowering.write(graph, staging)
+    lowering.write(graph, staging, tracing.defaults)
     if source.write_tokenizer is not None:
         source.write_tokenizer(staging)
-    comparisons = tuple(verify(source.decoder, staging, phase("Verifying against PyTorch", 2 * len(CASES))))
+    comparisons = tuple(form.verify(staging, phase("Verifying against PyTorch", form.checks)))
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if failed:
         raise VerificationError(
@@ -89,18 +91,25 @@ def _export_into(
             f"{failed[0].case!r} ({failed[0].runtime}): logits by {failed[0].logits_error:.1e}, "
             f"entropy by {failed[0].entropy_error:.1e}; nothing was written, please report this"
         )
-    described = describe(source, norm, name, comparisons)
+    described = describe(source, form, name, comparisons)
     described.write(staging)
     return described, comparisons
 
 
-def describe(source: Source, norm: str, name: str, comparisons: tuple[Comparison, ...]) -> manifest.Manifest:
+def describe(source: Source, form: Form, name: str, comparisons: tuple[Comparison, ...]) -> manifest.Manifest:
     """The manifest of a verified export."""
-    config = source.decoder.config
+    config = form.config
     return manifest.Manifest(
         sharp_version=version("sharp-attention"),
         name=name,
-        source=manifest.Source(name=source.name, architecture=source.architecture, sha256=source.sha256),
+        kind=form.kind,
+        source=manifest.Source(
+            name=source.name,
+            architecture=source.architecture,
+            sha256=source.sha256,
+            task=source.task,
+            task_parameters=dict(source.task_parameters),
+        ),
         model_file=lowering.MODEL_FILE,
         opset=lowering.OPSET,
         layers=config.layers,
@@ -113,7 +122,7 @@ def describe(source: Source, norm: str, name: str, comparisons: tuple[Comparison
         trained_context=config.trained_context,
         positions=config.positions,
         norm=manifest.Norm(
-            name=norm,
+            name=config.norm,
             normalizer=config.scheme.normalizer,
             trained=source.trained,
             alpha=config.alpha,
@@ -121,7 +130,9 @@ def describe(source: Source, norm: str, name: str, comparisons: tuple[Comparison
             entropy_threshold=config.entropy_threshold,
             temperature=config.temperature,
         ),
-        cache=manifest.Cache(block_size=lowering.BLOCK_SIZE),
+        cache=form.cache,
+        inputs=form.inputs,
+        outputs=form.outputs,
         tokenizer=manifest.Tokenizer(
             file=None if source.write_tokenizer is None else "tokenizer.json",
             bos_token_id=config.bos_token_id,

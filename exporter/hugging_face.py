@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from sharp.exporter.decoder import Decoder, Source
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.source import Source
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import SsaParameters, get_norm
@@ -84,13 +87,15 @@ class HuggingFaceDecoder(Decoder):
         return logits
 
 
-def read_hugging_face(path: Path, norm: str) -> Source:
-    """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm`.
+def read_hugging_face(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
+    """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm` and `norm_options`.
 
     Raises:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported, or the norm
             needs parameters that it cannot have.
     """
+    if norm == "fixed-temperature" and "temperature" not in norm_options:
+        raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
     if get_norm(norm).scale_kind in ("head", "token"):
         raise InputError(
             f"{path} has no parameters for --norm {norm} (its scale is learned); "
@@ -100,10 +105,10 @@ def read_hugging_face(path: Path, norm: str) -> Source:
     transformers.logging.disable_progress_bar()
     # The GGUF reader draws a bar of its own that no setting turns off.
     with contextlib.redirect_stderr(io.StringIO()):
-        return _read(path, norm)
+        return _read(path, norm, norm_options)
 
 
-def _read(path: Path, norm: str) -> Source:
+def _read(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
     gguf = path.is_file()
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if gguf else path)}
     where |= {"gguf_file": path.name if gguf else None, "local_files_only": True, "trust_remote_code": False}
@@ -128,7 +133,7 @@ def _read(path: Path, norm: str) -> Source:
         name=path.stem if gguf else path.resolve().name,
         architecture=type(model).__name__,
         sha256=sha256([path] if gguf else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
-        decoder=HuggingFaceDecoder(model.eval(), _config(model, norm)),
+        model=HuggingFaceDecoder(model.eval(), replace(_config(model, norm), **norm_options)),
         trained=norm == "softmax",
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
     )

@@ -1,91 +1,78 @@
-"""The lowering: a decoder becomes one ONNX graph whose attention is `ai.sharp::PagedAttention` nodes.
+"""The lowering: a module becomes one ONNX graph whose attention is nodes of the domain `ai.sharp`.
 
-The graph carries a model-local function with the op's name, so that a runtime without our kernels inlines standard
-ops instead. The function is attached last: `optimize` and version conversion would inline it (design section 2).
+The graph carries model-local functions with the ops' names, so that a runtime without our kernels inlines standard
+ops instead. They are attached last: `optimize` and version conversion would inline them (design section 2).
 """
 
 import logging
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir
 import torch
-from torch.export import Dim
+from onnx import numpy_helper
+from torch import nn
 
-from sharp.exporter.decoder import Decoder
-from sharp.exporter.paged_model import INPUTS, OUTPUTS, PagedModel
 from sharp.plugins.ops import function_body, schema, torch_op
 
 OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
-BLOCK_SIZE = 16
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
 
 
-def lower(decoder: Decoder) -> onnx_ir.Model:
-    """Export `decoder` in its paged form at opset 23."""
-    config = decoder.config
+@dataclass(frozen=True)
+class Tracing:
+    """A module with example arguments, and the names that its graph gets.
+
+    `inputs` maps the graph's inputs, in order, to their dimensions: numbers, or names of those that vary. `defaults`
+    are values that an input has where it is not fed.
+    """
+
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    dynamic_shapes: tuple[Any, ...]
+    inputs: Mapping[str, tuple[str | int, ...]]
+    outputs: tuple[str, ...]
+    defaults: Mapping[str, bool] = field(default_factory=dict)
+
+
+def lower(tracing: Tracing) -> onnx_ir.Model:
+    """Export the module at opset 23."""
     schema.register_schema()
-    model = PagedModel(decoder).eval()
-    blocks = 5  # like every size below: not 0 or 1, which the tracer would take for constants
-    key_caches = [torch.zeros(blocks, config.kv_heads, config.head_dim, BLOCK_SIZE) for _ in range(config.layers)]
-    value_caches = [torch.zeros(blocks, config.kv_heads, BLOCK_SIZE, config.head_dim) for _ in range(config.layers)]
-    arguments = (
-        torch.zeros(7, dtype=torch.int64),
-        torch.tensor([0, 1, 2, 3, 0, 1, 2]),
-        torch.tensor([0, 1, 2, 3, 16, 17, 18], dtype=torch.int32),
-        torch.tensor([[0, -1, -1], [1, -1, -1]], dtype=torch.int32),
-        torch.tensor([0, 4, 7], dtype=torch.int32),
-        torch.zeros(2, dtype=torch.int32),
-        torch.tensor(True),
-        torch.tensor([3, 5, 6]),
-        key_caches,
-        value_caches,
-    )
-    first = {0: Dim.DYNAMIC}
-    every = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
-    caches = [first] * config.layers
-    shapes: tuple[object, ...] = (first, first, first, every, first, first, {}, first, caches, caches)
-    cache_names = [f"key_cache.{layer}" for layer in range(config.layers)]
-    cache_names += [f"value_cache.{layer}" for layer in range(config.layers)]
-    out_names = [f"{part}_cache_out.{layer}" for layer in range(config.layers) for part in ("key", "value")]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         program = torch.onnx.export(
-            model,
-            arguments,
+            tracing.module.eval(),
+            tracing.arguments,
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            dynamic_shapes=shapes,
-            input_names=[*INPUTS, *cache_names],
-            output_names=[*OUTPUTS, *out_names],
+            dynamic_shapes=tracing.dynamic_shapes,
+            input_names=list(tracing.inputs),
+            output_names=list(tracing.outputs),
             custom_translation_table=torch_op.onnx_translation_table(),
             optimize=True,
         )
     assert program is not None
     graph = program.model
-    name_dimensions(graph)
+    name_dimensions(graph, tracing.inputs)
+    leave_out_unused_outputs(graph)
     return graph
 
 
-def name_dimensions(graph: onnx_ir.Model) -> None:
-    """Give the dynamic sizes the names of the design instead of the tracer's `s17`."""
-    dimensions = {
-        **dict.fromkeys(("input_ids", "positions", "slot_mapping"), ("tokens",)),
-        "block_table": ("sequences", "max_blocks"),
-        "query_start": ("sequences_plus_1",),
-        "context_lens": ("sequences",),
-        "logits_indices": ("outputs",),
-    }
+def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, ...]]) -> None:
+    """Give the dynamic sizes the names of `inputs` instead of the tracer's `s17`."""
     names: dict[str, str] = {}
     for value in graph.graph.inputs:
         assert value.name is not None
-        for dimension, name in zip(value.shape or (), dimensions.get(value.name, ("blocks",)), strict=False):
+        for dimension, name in zip(value.shape or (), inputs[value.name], strict=True):
             if isinstance(dimension, onnx_ir.SymbolicDim):
-                names[str(dimension.value)] = name
+                names[str(dimension.value)] = str(name)
     produced = (output for node in graph.graph for output in node.outputs)
     for value in (*graph.graph.inputs, *produced):
         for axis, dimension in enumerate(value.shape or ()):
@@ -94,10 +81,22 @@ def name_dimensions(graph: onnx_ir.Model) -> None:
                 value.shape[axis] = names[str(dimension.value)]
 
 
-def write(graph: onnx_ir.Model, folder: Path) -> None:
-    """Write `model.onnx` and its external data into `folder`, and attach the attention's function body."""
+def leave_out_unused_outputs(graph: onnx_ir.Model) -> None:
+    """Take the name from optional outputs that nobody reads: our kernel then does not compute them."""
+    optional = {parameter.name for parameter in schema.ATTENTION.outputs if parameter.optional}
+    for node in graph.graph:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.ATTENTION.name):
+            for value, name in zip(node.outputs, schema.ATTENTION.output_names, strict=False):
+                if name in optional and not value.uses() and not value.is_graph_output():
+                    value.name = ""
+
+
+def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool]) -> None:
+    """Write `model.onnx` and its external data into `folder`; attach the attention's function body and the defaults."""
     path = folder / MODEL_FILE
     onnx_ir.save(graph, path, external_data=DATA_FILE)
     model = onnx.load(path, load_external_data=False)
     function_body.attach_function(model)
+    for name, value in defaults.items():
+        model.graph.initializer.append(numpy_helper.from_array(torch.tensor(value).numpy(), name))
     onnx.save(model, path)

@@ -1,22 +1,28 @@
-"""Checkpoints of our own `SharpForCausalLM`: `.pt`, `.safetensors` and Hugging Face folders."""
+"""Checkpoints of our own models: `.pt`, `.safetensors` and Hugging Face folders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from sharp.exporter.decoder import Decoder, Source
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.source import Source
+from sharp.exporter.uncached import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
 from sharp.models.attention import AttentionFunction
 from sharp.models.byte_tokenizer import save_byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import folder_files, load_checkpoint
+from sharp.models.checkpoint import Model, folder_files, read_checkpoint
 from sharp.models.config import SharpConfig
+from sharp.models.masked_lm import SharpForMaskedLM
+from sharp.models.max_retrieval import MaxRetrieval
 from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
+
+ModelT = TypeVar("ModelT", bound=Model)
 
 
 class OwnDecoder(Decoder):
@@ -26,11 +32,6 @@ class OwnDecoder(Decoder):
         super().__init__()
         self.model = model
         self.config = model.config
-
-    def configure(self, **changes: Any) -> None:
-        """See `Decoder`."""
-        super().configure(**changes)
-        self.model.config = self.config
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """See `Decoder`."""
@@ -47,23 +48,38 @@ class OwnDecoder(Decoder):
         return logits
 
 
-def read_own_model(path: Path, norm: str) -> Source:
-    """Read a checkpoint of ours, to be exported with `norm`.
+def read_own_model(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
+    """Read a checkpoint of ours, to be exported with `norm` and with `norm_options` in its configuration.
 
     Raises:
         InputError: the checkpoint cannot be read, or the norm needs parameters that it lacks.
     """
-    model = load_checkpoint(path)
-    trained = model.config.norm == norm
-    decoder = OwnDecoder((model if trained else with_norm(model, norm, path)).eval())
+    stored = read_checkpoint(path)
+    config = stored.model.config
+    trained = config.norm == norm
+    model = (stored.model if trained else with_norm(stored.model, norm, path)).eval()
+    if norm == "fixed-temperature" and not trained and "temperature" not in norm_options:
+        raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
+    model.config = replace(model.config, **norm_options)
     return Source(
         name=path.resolve().name if path.is_dir() else path.stem,
         architecture=type(model).__name__,
         sha256=sha256(folder_files(path) if path.is_dir() else [path]),
-        decoder=decoder,
+        model=exportable(model),
         trained=trained,
-        write_tokenizer=_tokenizer_writer(path, model.config),
+        write_tokenizer=_tokenizer_writer(path, config) if isinstance(config, SharpConfig) else None,
+        task=stored.task,
+        task_parameters=stored.task_parameters,
     )
+
+
+def exportable(model: Model) -> Decoder | UncachedModel:
+    """`model` in the form that it is exported from."""
+    if isinstance(model, SharpForCausalLM):
+        return OwnDecoder(model)
+    if isinstance(model, SharpForMaskedLM):
+        return UncachedEncoder(model)
+    return UncachedSet(model) if isinstance(model, MaxRetrieval) else UncachedNumbers(model)
 
 
 def _tokenizer_writer(path: Path, config: SharpConfig) -> Callable[[Path], object] | None:
@@ -83,7 +99,7 @@ def _tokenizer_writer(path: Path, config: SharpConfig) -> Callable[[Path], objec
     return lambda folder: tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def with_norm(model: SharpForCausalLM, norm: str, path: Path) -> SharpForCausalLM:
+def with_norm(model: ModelT, norm: str, path: Path) -> ModelT:
     """The same weights under another norm, whose own parameters get their start values.
 
     Raises:
@@ -95,7 +111,8 @@ def with_norm(model: SharpForCausalLM, norm: str, path: Path) -> SharpForCausalL
             f"{path} was trained with --norm {model.config.norm} and has no parameters for {norm}; "
             f"export it with --norm {model.config.norm}, or train the model with {norm} first"
         )
-    changed = SharpForCausalLM(replace(model.config, norm=norm, alpha=scheme.alpha))
+    config = replace(model.config, norm=norm, alpha=scheme.alpha)
+    changed: ModelT = type(model)(config)  # type: ignore[arg-type] # the class of this very configuration
     own = {name for name in changed.state_dict() if "head_parameters" in name or "query_scale" in name}
     missing, _ = changed.load_state_dict(model.state_dict(), strict=False)
     assert set(missing) <= own

@@ -2,21 +2,24 @@
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from sharp.exporter.decoder import Decoder
+from sharp.exporter.lowering import Tracing
 from sharp.plugins.ops.torch_op import paged_attention
 
-# Names and order of the graph's inputs and outputs; the caches of every layer follow.
-INPUTS = (
-    "input_ids",
-    "positions",
-    "slot_mapping",
-    "block_table",
-    "query_start",
-    "context_lens",
-    "collect_stats",
-    "logits_indices",
-)
+BLOCK_SIZE = 16
+# Names and dimensions of the graph's inputs, in order; the caches of every layer follow.
+INPUTS: dict[str, tuple[str | int, ...]] = {
+    "input_ids": ("tokens",),
+    "positions": ("tokens",),
+    "slot_mapping": ("tokens",),
+    "block_table": ("sequences", "max_blocks"),
+    "query_start": ("sequences_plus_1",),
+    "context_lens": ("sequences",),
+    "collect_stats": (),
+    "logits_indices": ("outputs",),
+}
 OUTPUTS = ("logits", "stats")
 
 
@@ -87,3 +90,37 @@ class PagedModel(nn.Module):
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)
         logits = self.decoder.logits(hidden[0, logits_indices])
         return logits, torch.stack(stats), *caches
+
+
+def trace_paged(decoder: Decoder) -> Tracing:
+    """What torch.onnx.export needs to know of `decoder` in its paged form."""
+    config = decoder.config
+    layers = range(config.layers)
+    key_shape = (config.kv_heads, config.head_dim, BLOCK_SIZE)
+    value_shape = (config.kv_heads, BLOCK_SIZE, config.head_dim)
+    blocks = 5  # like every size below: not 0 or 1, which the tracer would take for constants
+    arguments = (
+        torch.zeros(7, dtype=torch.int64),
+        torch.tensor([0, 1, 2, 3, 0, 1, 2]),
+        torch.tensor([0, 1, 2, 3, 16, 17, 18], dtype=torch.int32),
+        torch.tensor([[0, -1, -1], [1, -1, -1]], dtype=torch.int32),
+        torch.tensor([0, 4, 7], dtype=torch.int32),
+        torch.zeros(2, dtype=torch.int32),
+        torch.tensor(True),
+        torch.tensor([3, 5, 6]),
+        [torch.zeros(blocks, *key_shape) for _ in layers],
+        [torch.zeros(blocks, *value_shape) for _ in layers],
+    )
+    dynamic = [{axis: Dim.DYNAMIC for axis, _ in enumerate(dimensions)} for dimensions in INPUTS.values()]
+    caches = [{0: Dim.DYNAMIC}] * config.layers
+    return Tracing(
+        module=PagedModel(decoder),
+        arguments=arguments,
+        dynamic_shapes=(*dynamic, caches, caches),
+        inputs={
+            **INPUTS,
+            **{f"key_cache.{layer}": ("blocks", *key_shape) for layer in layers},
+            **{f"value_cache.{layer}": ("blocks", *value_shape) for layer in layers},
+        },
+        outputs=(*OUTPUTS, *(f"{part}_cache_out.{layer}" for layer in layers for part in ("key", "value"))),
+    )

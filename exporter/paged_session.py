@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.exporter.lowering import BLOCK_SIZE, MODEL_FILE
+from sharp.exporter.paged_model import BLOCK_SIZE
+from sharp.exporter.session import open_session
+from sharp.exporter.verification import Floats
 from sharp.models.config import SharpConfig
-from sharp.plugins import library_path
-
-Floats = NDArray[np.float32]
 
 
 class PagedSession:
@@ -21,12 +19,8 @@ class PagedSession:
     """
 
     def __init__(self, folder: Path, config: SharpConfig, *, kernels: bool) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if kernels:
-            options.register_custom_ops_library(library_path("onnxruntime"))
         self.config = config
-        self.session = onnxruntime.InferenceSession(folder / MODEL_FILE, options, ["CPUExecutionProvider"])
+        self.session = open_session(folder, kernels=kernels)
         self.reset(0, 0)
 
     def reset(self, sequences: int, tokens: int) -> None:

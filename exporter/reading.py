@@ -1,10 +1,12 @@
 """What kind of checkpoint a path is, and the reader for it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from sharp.exporter.decoder import Source
 from sharp.exporter.hugging_face import read_hugging_face
 from sharp.exporter.own_model import read_own_model
+from sharp.exporter.source import Source
 from sharp.models.checkpoint import is_sharp_folder
 from sharp.plugins.errors import InputError, NotFoundError
 
@@ -13,8 +15,10 @@ KINDS = (
 )
 
 
-def read_source(path: Path, norm: str) -> Source:
+def read_source(path: Path, norm: str, norm_options: Mapping[str, Any] | None = None) -> Source:
     """Read the checkpoint at `path` so that it can be exported with `norm`.
+
+    `norm_options` are fields of the configuration, see `sharp.models.temperature_preset`.
 
     Raises:
         NotFoundError: nothing is there.
@@ -22,12 +26,14 @@ def read_source(path: Path, norm: str) -> Source:
     """
     if not path.exists():
         raise NotFoundError(f"{path} does not exist; give {KINDS}")
+    options = norm_options or {}
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{path} has no config.json; give {KINDS}")
-        return read_own_model(path, norm) if is_sharp_folder(path) else read_hugging_face(path, norm)
+        read = read_own_model if is_sharp_folder(path) else read_hugging_face
+        return read(path, norm, options)
     if path.suffix == ".gguf":
-        return read_hugging_face(path, norm)
+        return read_hugging_face(path, norm, options)
     if path.suffix in (".pt", ".safetensors"):
-        return read_own_model(path, norm)
+        return read_own_model(path, norm, options)
     raise InputError(f"{path} is not a checkpoint that Sharp can read; give {KINDS}")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sharp.models.checkpoint import Checkpoint, Model
 from sharp.models.plots import plot_scores
 from sharp.models.tasks.recipe import with_parameters, with_stored_parameters
 from sharp.models.tasks.registry import TASKS, get_task
-from sharp.models.tasks.scoring import check_memory, score
+from sharp.models.tasks.scoring import Scorable, check_memory, score
 from sharp.models.tasks.task import Sampler, Sweep, Task
 from sharp.models.temperature_preset import AdaptiveTemperature
 from sharp.plugins.errors import InputError
@@ -88,7 +89,7 @@ def sampler_of(task: Task, stored: Checkpoint, parameters: tuple[str, ...] = ())
     return with_parameters(trained, parameters)
 
 
-def check_outputs(model: Model, sampler: Sampler) -> None:
+def check_outputs(model: Scorable, sampler: Sampler) -> None:
     """Check that the model speaks the sampler's language.
 
     Raises:
@@ -102,7 +103,13 @@ def check_outputs(model: Model, sampler: Sampler) -> None:
 
 
 def measure(
-    model: Model, task: Task, sampler: Sampler, lengths: tuple[int, ...], sweep: Sweep | None, samples: int, seed: int
+    model: Scorable,
+    task: Task,
+    sampler: Sampler,
+    lengths: tuple[int, ...],
+    sweep: Sweep | None,
+    samples: int,
+    seed: int,
 ) -> list[Row]:
     """A row for every length and, within it, every value of `sweep`.
 
@@ -155,7 +162,7 @@ def measure_text(model: SharpForCausalLM, tokens: Tensor, lengths: tuple[int, ..
     return rows
 
 
-def write(rows: list[Row], path: Path) -> None:
+def write(rows: Sequence[Row], path: Path) -> None:
     """Write the rows as `.csv` or `.json`, by the suffix.
 
     Raises:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sharp.models.attention import AttentionFunction
 from sharp.models.config import check_norm_options
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, attention_weights, get_norm
 from sharp.models.query_scale import QueryScale
@@ -99,15 +100,20 @@ class MaxRetrieval(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
                 nn.init.zeros_(module.bias)
 
+    def projected_query(self, items: Tensor, query: Tensor) -> Tensor:
+        """Q q with its length scale, [sets, hidden_size]."""
+        embedded_query = self.embed_query(query)  # [sets, hidden_size]
+        asked: Tensor = self.q_proj(embedded_query)
+        if self.query_scale is not None:
+            last = torch.full((items.shape[0], 1), items.shape[1] - 1, device=items.device)  # it sees all items
+            factor = self.query_scale(embedded_query.unsqueeze(1), last)  # [sets, 1, 1 head]
+            asked = asked * factor.squeeze(1).to(asked.dtype)
+        return asked
+
     def attention_logits(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
         """Logits e (Eq. 11) [sets, items] and embedded items [sets, items, hidden_size]."""
         hidden = self.embed_item(items)  # [sets, items, hidden_size]
-        embedded_query = self.embed_query(query)  # [sets, hidden_size]
-        asked = self.q_proj(embedded_query)  # [sets, hidden_size]
-        if self.query_scale is not None:
-            last = torch.full((len(items), 1), items.shape[1] - 1, device=items.device)  # it sees all items
-            factor = self.query_scale(embedded_query.unsqueeze(1), last)  # [sets, 1, 1 head]
-            asked = asked * factor.squeeze(1).to(asked.dtype)
+        asked = self.projected_query(items, query)
         # K is linear: (Q q) (K h + b) = (K^T Q q) h + (Q q) b, so the query is projected instead of every item.
         logits = torch.einsum("sd,snd->sn", asked @ self.k_proj.weight, hidden) + asked @ self.k_proj.bias[:, None]
         return logits.float() * self.config.scale, hidden
@@ -127,13 +133,21 @@ class MaxRetrieval(nn.Module):
         )
         return weights[:, 0, 0], hidden
 
-    def forward(self, items: Tensor, query: Tensor) -> Tensor:
+    def forward(self, items: Tensor, query: Tensor, attention: AttentionFunction | None = None) -> Tensor:
         """Class logits [sets, classes].
 
         Args:
             items: float [sets, items, 1 + classes]: the priority, then the class as a one-hot vector.
             query: float [sets, 1]; it carries no information.
+            attention: replaces the attention written out here; it gets one query and one head.
         """
+        if attention is not None:
+            hidden = self.embed_item(items).unsqueeze(2)  # [sets, items, 1 head, hidden_size]
+            asked = self.projected_query(items, query)[:, None, None]  # [sets, 1 query, 1 head, hidden_size]
+            head_params = None if self.head_parameters is None else self.head_parameters()
+            mixed = attention(0, asked, self.k_proj(hidden), self.v_proj(hidden), head_params, None)
+            answers: Tensor = self.classify(self.o_proj(mixed[:, 0, 0]))
+            return answers
         weights, hidden = self.attention(items, query)
         # V is linear as well: the weighted mean of the items is projected instead of every item.
         mixed = torch.einsum("sn,snd->sd", weights.to(hidden.dtype), hidden)

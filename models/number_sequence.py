@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from sharp.models.attention import AttentionFunction
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
@@ -35,8 +36,8 @@ class SharpForNumbers(nn.Module):
         self.decoder = SharpForCausalLM(config)
         self.decoder.set_submodule("embedding", NumberEmbedding(config.hidden_size))
 
-    def forward(self, numbers: Tensor) -> Tensor:
-        """[batch, tokens] -> [batch, tokens, vocab_size]."""
+    def forward(self, numbers: Tensor, attention: AttentionFunction | None = None) -> Tensor:
+        """[batch, tokens] -> [batch, tokens, vocab_size]; `attention` replaces the eager one."""
         positions = torch.arange(numbers.shape[1], device=numbers.device).expand(numbers.shape)
-        outputs: Tensor = self.decoder(numbers, positions)
+        outputs: Tensor = self.decoder(numbers, positions, attention)
         return outputs

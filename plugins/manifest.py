@@ -8,9 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sharp.plugins.errors import InputError, NotFoundError
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
+ModelKind = Literal["decoder", "encoder", "set", "numbers"]
+CacheForm = Literal["paged", "contiguous", "none"]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -25,11 +27,16 @@ class _Version(_Frozen):
 
 
 class Source(_Frozen):
-    """What the model was made from."""
+    """What the model was made from; `task` is what the checkpoint was trained for, where it says so.
+
+    `task_parameters` are those of the task's parameters in which the training differed from its defaults.
+    """
 
     name: str
     architecture: str
     sha256: str
+    task: str | None = None
+    task_parameters: dict[str, bool | int | float | str] = {}
 
 
 class Norm(_Frozen):
@@ -46,11 +53,20 @@ class Norm(_Frozen):
 
 
 class Cache(_Frozen):
-    """The layout of the key-value cache that the graph reads and writes."""
+    """The key-value cache that the graph reads and writes; `block_size` and `dtype` matter where there is one."""
 
-    form: Literal["paged"] = "paged"
+    form: CacheForm = "paged"
     block_size: Positive = 16
     dtype: Literal["float32"] = "float32"
+
+
+class Port(_Frozen):
+    """An input or output of the graph; a dimension is a number, or the name of one that varies."""
+
+    name: str
+    dtype: Literal["float32", "int64", "int32", "bool"]
+    shape: tuple[str | int, ...]
+    doc: str = ""
 
 
 class Tokenizer(_Frozen):
@@ -67,6 +83,7 @@ class Manifest(_Frozen):
     format_version: str = FORMAT_VERSION
     sharp_version: str
     name: str
+    kind: ModelKind = Field("decoder", description="over tokens, or over numbers; `set` asks one query about a set")
     source: Source
     model_file: str = Field("model.onnx", min_length=1)
     dtype: Literal["float32"] = "float32"
@@ -76,12 +93,14 @@ class Manifest(_Frozen):
     kv_heads: Positive
     head_dim: Positive
     value_dim: Positive
-    vocab_size: Positive
+    vocab_size: Positive = Field(description="numbers that the model says at a place: logits of tokens or of classes")
     max_context: Positive = Field(description="tokens of prompt and answer together that the server accepts")
     trained_context: Positive
     positions: Literal["none", "rope", "alibi", "nape", "learned"]
     norm: Norm
     cache: Cache = Cache()
+    inputs: tuple[Port, ...] = Field((), description="of the graph, in order; those of a paged model are the design's")
+    outputs: tuple[Port, ...] = ()
     tokenizer: Tokenizer = Tokenizer(file=None)
     tools: dict[str, str] = {}
     verification: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.serving.backends import Backend, load_backend
 from sharp.serving.cache_size import available_memory, cache_blocks
@@ -52,6 +53,13 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         InputError: the folder cannot be used, or its cache does not fit the memory.
     """
     manifest = read_manifest(path)
+    if manifest.kind != "decoder":
+        raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
+    if manifest.cache.form != "paged":
+        raise InputError(
+            f"{path} was exported with --cache {manifest.cache.form}, but the server needs --cache paged; "
+            "export the checkpoint again"
+        )
     tokenizer = load_tokenizer(path, manifest)
     loaded = load_backend(path, manifest, backend)
     # Without kernels the cache exists twice.

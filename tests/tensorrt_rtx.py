@@ -16,6 +16,12 @@ RANGES = {
     "sequences_plus_1": (2, 3, 5),
     "max_blocks": (1, 4, 8),
     "outputs": (1, 2, 4),
+    "batch": (1, 2, 4),
+    "queries": (1, 8, 16),
+    "new_keys": (1, 8, 16),
+    "past": (16, 32, 64),
+    "length": (1, 16, 64),
+    "items": (1, 16, 64),
 }
 
 

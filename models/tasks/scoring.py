@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sharp.models.checkpoint import Model
 from sharp.models.objective import IGNORED, Batch
 from sharp.models.tasks.task import Metric, Sampler
 from sharp.plugins.errors import InputError
@@ -24,8 +24,24 @@ class Score:
     standard_error: float
 
 
+class Scorable(Protocol):
+    """A model of ours, or one that was exported: from a batch's inputs to outputs, on the CPU if it is no module.
+
+    `config.q_heads`, if it has that, is the number of heads whose weights one layer holds in memory.
+    """
+
+    @property
+    def config(self) -> Any:
+        """What the model is made from."""
+        ...
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The outputs for a batch."""
+        ...
+
+
 @torch.no_grad()
-def score(model: Model, sampler: Sampler, metric: Metric, length: int, samples: int, seed: int = 0) -> Score:
+def score(model: Scorable, sampler: Sampler, metric: Metric, length: int, samples: int, seed: int = 0) -> Score:
     """The score of `model` on `samples` samples of `length`, on the device that the model is on.
 
     Samples depend on the sampler, the length and the seed alone, so that models can be compared in pairs. Answers are
@@ -37,10 +53,9 @@ def score(model: Model, sampler: Sampler, metric: Metric, length: int, samples: 
     tokens = sampler.tokens(length)
     heads = getattr(model.config, "q_heads", 0)  # the set model has one query, so one row of weights
     per_run = max(1, WEIGHTS_PER_RUN // (heads * tokens * tokens)) if heads else samples
-    device = next(model.parameters()).device
+    device = next(model.eval().parameters()).device if isinstance(model, nn.Module) else torch.device("cpu")
     check_memory(heads * tokens * tokens, length, device)
     generator = torch.Generator().manual_seed(seed)
-    model.eval()
     found: list[Tensor] = []
     while (done := sum(map(len, found))) < samples:
         batch = sampler.sample(min(max(1, POSITIONS_PER_DRAW // tokens), samples - done), length, generator).to(device)

@@ -30,7 +30,7 @@ inline void shape_logits(const Problem& problem, const Row& row, int64_t begin, 
   if (slope != 0)
     for (int v = 0; v < kChunkVectors; ++v) {
       const Vec distance = lane_numbers() + static_cast<float>(begin + v * kLanes - row.position);
-      store(logits + v * kLanes, load(logits + v * kLanes) + distance * slope);
+      store(logits + v * kLanes, load(logits + v * kLanes) - absolute(distance) * slope);
     }
   if (~visible != 0)
     for (int v = 0; v < kChunkVectors; ++v)

@@ -38,7 +38,7 @@ std::vector<Work> plan_work(const Problem& problem, bool stored) {
     const int64_t queries = problem.query_start[sequence + 1] - problem.query_start[sequence];
     const int64_t rows = queries * problem.group();
     if (rows == 0) continue;
-    const int64_t total = problem.context_lens[sequence] + queries;
+    const int64_t total = std::max<int64_t>(problem.total(sequence), 1);
     int64_t tile_rows = kMaxTileRows;
     if (stored) tile_rows = std::clamp(kStoredLogits / total, kMinStoredRows, tile_rows);
     const int64_t tiles = ceil_divide(rows, tile_rows);

@@ -31,6 +31,7 @@ struct Problem {
   const int32_t* block_table;   // [sequences, max_blocks]
   const int32_t* query_start;   // [sequences + 1]
   const int32_t* context_lens;  // [sequences]
+  const int32_t* total_lens;    // [sequences] keys of a sequence that count, or null: context and new tokens
   const float* head_params;     // [q_heads, head_params_width] or null
   int64_t head_params_width;
   const float* alibi_slopes;  // [q_heads] or null
@@ -39,6 +40,10 @@ struct Problem {
   Attributes attributes;
 
   [[gnu::always_inline]] int64_t group() const { return q_heads / kv_heads; }
+  [[gnu::always_inline]] int64_t total(int64_t sequence) const {
+    if (total_lens != nullptr) return total_lens[sequence];
+    return context_lens[sequence] + query_start[sequence + 1] - query_start[sequence];
+  }
 };
 
 }  // namespace sharp::cpu

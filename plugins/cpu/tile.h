@@ -34,12 +34,11 @@ struct Row {
 
 [[gnu::always_inline]] inline Row row_of(const Problem& problem, const Tile& tile, int64_t index) {
   const int64_t row = tile.row_begin + index, group = problem.group();
-  const int64_t first = problem.query_start[tile.sequence], end = problem.query_start[tile.sequence + 1];
-  const int64_t context = problem.context_lens[tile.sequence], total = context + end - first;
-  const int64_t position = context + row / group;
+  const int64_t first = problem.query_start[tile.sequence], total = problem.total(tile.sequence);
+  const int64_t position = problem.context_lens[tile.sequence] + row / group;
   const Attributes& attributes = problem.attributes;
   KeyRange visible{0, total};
-  if (attributes.causal || attributes.window >= 0) visible.end = position + 1;
+  if (attributes.causal || attributes.window >= 0) visible.end = position < total ? position + 1 : total;
   if (attributes.window >= 0 && position - attributes.window + 1 > 0) visible.begin = position - attributes.window + 1;
   return {first + row / group, tile.kv_head * group + row % group, position, visible};
 }

@@ -1,49 +1,21 @@
-// The custom-op library of ONNX Runtime: `ai.sharp::PagedAttention` in float32 on the CPU.
+// The custom-op library of ONNX Runtime, and its `ai.sharp::PagedAttention` in float32 on the CPU.
 //
 // In place: bind key_cache_out and value_cache_out to the buffers of key_cache and value_cache and nothing is copied.
 // Otherwise the runtime gives the outputs memory of their own and the caches are copied first.
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <mutex>
-#include <string>
 
+#include "attention_op.h"
 #include "inputs.h"
 #include "isa.h"
 #include "paged_attention.h"
+#include "runtime.h"
 
 namespace sharp::ort {
 namespace {
 
 constexpr int64_t kCopyFloats = 1 << 18;  // floats copied by one task
-
-OrtStatus* status_of(const std::exception& error) {
-  const OrtErrorCode code =
-      dynamic_cast<const InputError*>(&error) != nullptr ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION;
-  return Ort::GetApi().CreateStatus(code, (std::string("PagedAttention: ") + error.what()).c_str());
-}
-
-// Runs bodies on the threads of ONNX Runtime. An exception must not leave a thread of the pool: the first is kept and
-// thrown again here.
-void parallel_for(const Ort::KernelContext& context, int64_t count, const std::function<void(int64_t)>& body) {
-  if (count == 1) return body(0);
-  struct Shared {
-    const std::function<void(int64_t)>& body;
-    std::mutex mutex;
-    std::exception_ptr error;
-  } shared{body, {}, nullptr};
-  const auto run = [](void* data, size_t index) {
-    Shared& shared = *static_cast<Shared*>(data);
-    try {
-      shared.body(static_cast<int64_t>(index));
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(shared.mutex);
-      if (shared.error == nullptr) shared.error = std::current_exception();
-    }
-  };
-  if (count > 0) context.ParallelFor(run, static_cast<size_t>(count), 0, &shared);
-  if (shared.error != nullptr) std::rethrow_exception(shared.error);
-}
 
 // The output's buffer with the input's content: the same memory when it is bound so.
 float* updated_cache(const Ort::KernelContext& context, Input input, Output output,
@@ -69,7 +41,7 @@ struct PagedAttentionKernel {
     try {
       compute(Ort::KernelContext(ort_context));
     } catch (const std::exception& error) {
-      return status_of(error);
+      return status_of("PagedAttention", error);
     }
     return nullptr;
   }
@@ -114,7 +86,7 @@ struct PagedAttentionOp : Ort::CustomOpBase<PagedAttentionOp, PagedAttentionKern
       read_attributes(Ort::ConstKernelInfo(info), created->attributes);
       *kernel = created.release();
     } catch (const std::exception& error) {
-      return status_of(error);
+      return status_of("PagedAttention", error);
     }
     return nullptr;
   }
@@ -149,6 +121,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL Regist
     static const Ort::CustomOpDomain domain = [] {
       Ort::CustomOpDomain created("ai.sharp");
       created.Add(&op);
+      created.Add(sharp::ort::attention_op());
       return created;
     }();
     return api->AddCustomOpDomain(options, domain);

@@ -17,15 +17,15 @@ LOWEST = -3.0e38
 class MaskedLogits:
     """Names of the values that a normalizer starts from; the row's keys are the last axis."""
 
-    logits: str  # float32 [q_heads, tokens, keys]
-    visible: str  # bool [1, tokens, keys]
-    count: str  # float32 [1, tokens, 1], visible keys
+    logits: str  # float32 [..., q_heads, queries, keys]
+    visible: str  # bool [..., 1, queries, keys]
+    count: str  # float32 [..., 1, queries, 1], visible keys
     head_params: str  # float32 [q_heads, P], empty when absent
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Names of a normalizer's results: weights [q_heads, tokens, keys], inverse temperature [q_heads, tokens, 1]."""
+    """Names of a normalizer's results: weights [..., q_heads, queries, keys], inverse temperature [..., 1]."""
 
     weights: str
     inverse_temperature: str
@@ -55,9 +55,10 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
     return Weights(nodes.op("Where", rows.visible, weights, zero), one)
 
 
-def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, sparse: bool) -> str:
-    """The op's `stats` [tokens, q_heads, 4] of every row; 0 where no key is visible."""
+def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, normalizer: str) -> str:
+    """The four statistics of every row, [..., q_heads, queries, 4]; 0 where no key is visible."""
     zero = nodes.constant(0.0)
+    sparse = normalizer in ("entmax", "relu", "relu2")
     positive = nodes.op("Greater", result.weights, zero) if sparse else rows.visible
     support = nodes.reduce("ReduceSum", nodes.op("Cast", positive, to=1))
     lowest, highest = nodes.constant(LOWEST), nodes.constant(-LOWEST)
@@ -66,9 +67,14 @@ def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, sparse: boo
     entropy = _entropy(nodes, _divide_by_sum(nodes, result.weights))
     shape = nodes.op("Shape", entropy)
     columns = [entropy, support, result.inverse_temperature, nodes.op("Sub", top, bottom)]
-    stacked = nodes.op("Concat", *(nodes.op("Expand", column, shape) for column in columns), axis=2)
-    empty = nodes.op("Equal", rows.count, zero)
-    return nodes.op("Transpose", nodes.op("Where", empty, zero, stacked), perm=[1, 0, 2])
+    stacked = nodes.op("Concat", *(nodes.op("Expand", column, shape) for column in columns), axis=-1)
+    return nodes.op("Where", nodes.op("Equal", rows.count, zero), zero, stacked)
+
+
+def write_stats(nodes: NodeList, stats: str, has_collect_stats: bool) -> None:
+    """The op's output `stats`: the statistics if `collect_stats` is given and true, else zeros."""
+    collect = "collect_stats" if has_collect_stats else nodes.op("Cast", nodes.constant(0.0), to=9)
+    nodes.op("Where", collect, stats, nodes.constant(0.0), name="stats")
 
 
 def _divide_by_sum(nodes: NodeList, weights: str) -> str:
@@ -170,4 +176,4 @@ def _same_value(nodes: NodeList, value: str) -> str:
     TensorRT-RTX 1.7 follows every path through a chain of elementwise ops: its build time grew tenfold with each Newton
     step (55 s at six). A Gather ends such a chain.
     """
-    return nodes.op("Gather", value, nodes.constant([0]), axis=2)
+    return nodes.op("Gather", value, nodes.constant([0]), axis=-1)

@@ -1,11 +1,12 @@
 """`PagedAttention` in float64 numpy: the single source of truth that every kernel is tested against."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.ops.normalizers import Normalizer, normalize
+from sharp.plugins.ops.normalizers import Normalizer, RowStatistics, normalize
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
@@ -39,14 +40,56 @@ def store(key: Floats, value: Floats, key_cache: Floats, value_cache: Floats, sl
             value_cache[block, :, offset, :] = value[token]
 
 
-def visible_keys(position: int, total: int, table: Ints, block_size: int, window: int, causal: bool) -> Ints:
-    """Positions of the keys that the query at `position` sees, of a sequence of `total` tokens; holes are left out."""
+def visible_keys(position: int, total: int, window: int, causal: bool) -> Ints:
+    """Positions of the keys that the query at `position` sees, of the first `total`."""
     keys = np.arange(total)
     if causal or window >= 0:
         keys = keys[keys <= position]
     if window >= 0:
         keys = keys[keys > position - window]
-    return keys[table[keys // block_size] >= 0]
+    return keys
+
+
+def attend(
+    query: Floats,
+    keys: Floats,
+    values: Floats,
+    distance: Ints,
+    slope: float,
+    parameters: Sequence[float],
+    *,
+    normalizer: Normalizer,
+    scale: float,
+    softcap: float,
+) -> tuple[Floats, RowStatistics]:
+    """One query of one head over the keys that it sees: what both ops do.
+
+    Args:
+        query: [head_dim].
+        keys: [n, head_dim].
+        values: [n, value_dim].
+        distance: [n] position of the key less that of the query.
+        slope: the head's ALiBi slope, 0 for none; the bias is -slope * |distance|.
+        parameters: the head's own parameters (ssa: b, n).
+        normalizer: the name and its parameters.
+        scale: factor of query . key.
+        softcap: c of c tanh(z / c), 0 = off.
+
+    Returns:
+        output [value_dim] and the statistics.
+    """
+    logits = scale * (keys @ query)
+    if softcap > 0:
+        logits = softcap * np.tanh(logits / softcap)
+    logits = logits - slope * np.abs(distance)
+    weights, statistics = normalize(logits, normalizer, parameters)
+    return weights @ values, statistics
+
+
+def head_values(head: int, alibi_slopes: Floats | None, head_params: Floats | None) -> tuple[float, Sequence[float]]:
+    """Slope and parameters of one head, of the inputs alibi_slopes [q_heads] and head_params [q_heads, P]."""
+    slope = 0.0 if alibi_slopes is None else float(alibi_slopes[head])
+    return slope, () if head_params is None else tuple(map(float, head_params[head]))
 
 
 def paged_attention(
@@ -87,23 +130,20 @@ def paged_attention(
         table = block_table[sequence]
         for token in range(first, end):
             position = int(context) + token - first
-            keys = visible_keys(position, int(context) + end - first, table, block_size, window, causal)
+            keys = visible_keys(position, int(context) + end - first, window, causal)
+            keys = keys[table[keys // block_size] >= 0]  # holes are left out
             blocks, offsets = table[keys // block_size], keys % block_size
             for head in range(q_heads):
-                visible = key_cache[blocks, head // group, :, offsets]  # [n, head_dim]
-                logits = scale * (visible @ query[token, head])
-                if softcap > 0:
-                    logits = softcap * np.tanh(logits / softcap)
-                if alibi_slopes is not None:
-                    logits = logits + float(alibi_slopes[head]) * (keys - position)
-                parameters = () if head_params is None else tuple(map(float, head_params[head]))
-                weights, statistics = normalize(logits, normalizer, parameters)
-                output[token, head] = weights @ value_cache[blocks, head // group, offsets]
+                output[token, head], statistics = attend(
+                    query[token, head],
+                    key_cache[blocks, head // group, :, offsets],
+                    value_cache[blocks, head // group, offsets],
+                    keys - position,
+                    *head_values(head, alibi_slopes, head_params),
+                    normalizer=normalizer,
+                    scale=scale,
+                    softcap=softcap,
+                )
                 if collect_stats:
-                    stats[token, head] = (
-                        statistics.entropy,
-                        statistics.support,
-                        statistics.inverse_temperature,
-                        statistics.logit_spread,
-                    )
+                    stats[token, head] = astuple(statistics)
     return AttentionOutput(output, key_cache, value_cache, stats)

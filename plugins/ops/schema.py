@@ -1,11 +1,12 @@
-"""The contract of `ai.sharp::PagedAttention` version 1: names, shapes, attributes and their defaults."""
+"""The contract of the ops of domain `ai.sharp`, version 1: names, shapes, attributes and their defaults."""
+
+from dataclasses import dataclass
 
 import onnx
 from onnx import defs
 
 DOMAIN = "ai.sharp"
 VERSION = 1
-PAGED_ATTENTION = "PagedAttention"
 
 NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2")
 
@@ -21,26 +22,6 @@ TEMPERATURE_PRESETS: dict[str, tuple[float, ...]] = {
 DEFAULT_ALPHA = 1.5
 DEFAULT_ENTROPY_THRESHOLD = 0.5
 
-INPUTS = (
-    "query",
-    "key",
-    "value",
-    "key_cache",
-    "value_cache",
-    "slot_mapping",
-    "block_table",
-    "query_start",
-    "context_lens",
-    "head_params",
-    "alibi_slopes",
-    "collect_stats",
-)
-REQUIRED_INPUTS = 9
-ABSENT = "ai.sharp.absent"
-"""Initializer float [0] that stands for an optional input that is left out; every kernel takes an empty tensor so."""
-
-OUTPUTS = ("output", "key_cache_out", "value_cache_out", "stats")
-
 REQUIRED_ATTRIBUTES = ("normalizer", "scale")
 ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
     "alpha": DEFAULT_ALPHA,
@@ -54,47 +35,147 @@ ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
     "plugin_version": "1",
 }
 
-_INPUT_DOCS = {
-    "query": "[tokens, q_heads, head_dim], tokens of all sequences packed, positions already applied",
-    "key": "[tokens, kv_heads, head_dim]",
-    "value": "[tokens, kv_heads, value_dim]",
-    "key_cache": "[blocks, kv_heads, head_dim, block_size], dimension-major inside a block",
-    "value_cache": "[blocks, kv_heads, block_size, value_dim]",
-    "slot_mapping": "[tokens], block * block_size + offset, -1 = do not store",
-    "block_table": "[sequences, max_blocks], -1 = unused",
-    "query_start": "[sequences + 1], cumulative number of tokens",
-    "context_lens": "[sequences], tokens in the cache before this step",
-    "head_params": "[q_heads, P], per-head parameters of the normalizer (ssa: b, n)",
-    "alibi_slopes": "[q_heads], the bias of key j for position p is slope * (j - p)",
-    "collect_stats": "scalar; absent or false: `stats` is all zeros and costs nothing",
-}
-_INPUT_TYPES = {
-    "key_cache": "C",
-    "value_cache": "C",
-    "slot_mapping": "tensor(int32)",
-    "block_table": "tensor(int32)",
-    "query_start": "tensor(int32)",
-    "context_lens": "tensor(int32)",
-    "head_params": "tensor(float)",
-    "alibi_slopes": "tensor(float)",
-    "collect_stats": "tensor(bool)",
-}
-_OUTPUT_DOCS = {
-    "output": "[tokens, q_heads, value_dim]",
-    "key_cache_out": "key_cache with the new keys stored",
-    "value_cache_out": "value_cache with the new values stored",
-    "stats": "[tokens, q_heads, 4]: entropy (nats), support, inverse temperature, logit spread",
-}
-_OUTPUT_TYPES = {"output": "T", "key_cache_out": "C", "value_cache_out": "C", "stats": "tensor(float)"}
+FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An input or output: its name, its type (T, C or a tensor type) and what it holds."""
+
+    name: str
+    type: str
+    doc: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class OpDefinition:
+    """An op of the domain; every op has the attributes above."""
+
+    name: str
+    doc: str
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+
+    @property
+    def required_inputs(self) -> int:
+        """How many inputs every node has; the optional ones follow."""
+        return sum(not parameter.optional for parameter in self.inputs)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs in order."""
+        return tuple(parameter.name for parameter in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs in order."""
+        return tuple(parameter.name for parameter in self.outputs)
+
+
+# What both ops take last.
+_HEAD_PARAMS = Parameter(
+    "head_params", "tensor(float)", "[q_heads, P], per-head parameters of the normalizer (ssa: b, n)", optional=True
+)
+_ALIBI_SLOPES = Parameter(
+    "alibi_slopes", "tensor(float)", "[q_heads], the bias of key j for position p is -slope * |j - p|", optional=True
+)
+_COLLECT_STATS = Parameter(
+    "collect_stats", "tensor(bool)", "scalar; absent or false: `stats` is all zeros and costs nothing", optional=True
+)
+
+PAGED_ATTENTION = OpDefinition(
+    "PagedAttention",
+    "Attention over a paged key-value cache, with the normalizer as an attribute.",
+    inputs=(
+        Parameter("query", "T", "[tokens, q_heads, head_dim], tokens of all sequences packed, positions applied"),
+        Parameter("key", "T", "[tokens, kv_heads, head_dim]"),
+        Parameter("value", "T", "[tokens, kv_heads, value_dim]"),
+        Parameter("key_cache", "C", "[blocks, kv_heads, head_dim, block_size], dimension-major inside a block"),
+        Parameter("value_cache", "C", "[blocks, kv_heads, block_size, value_dim]"),
+        Parameter("slot_mapping", "tensor(int32)", "[tokens], block * block_size + offset, -1 = do not store"),
+        Parameter("block_table", "tensor(int32)", "[sequences, max_blocks], -1 = unused"),
+        Parameter("query_start", "tensor(int32)", "[sequences + 1], cumulative number of tokens"),
+        Parameter("context_lens", "tensor(int32)", "[sequences], tokens in the cache before this step"),
+        _HEAD_PARAMS,
+        _ALIBI_SLOPES,
+        _COLLECT_STATS,
+    ),
+    outputs=(
+        Parameter("output", "T", "[tokens, q_heads, value_dim]"),
+        Parameter("key_cache_out", "C", "key_cache with the new keys stored"),
+        Parameter("value_cache_out", "C", "value_cache with the new values stored"),
+        Parameter(
+            "stats", "tensor(float)", "[tokens, q_heads, 4]: entropy (nats), support, inverse temperature, logit spread"
+        ),
+    ),
+)
+
+ATTENTION = OpDefinition(
+    "Attention",
+    """Attention over contiguous keys and values, with the normalizer as an attribute.
+
+Names, order and meaning are those of ONNX's standard Attention where the two coincide (query, key, value, past_key,
+past_value; present_key, present_value; soft cap before bias; causal mask aligned by the past). There is no attn_mask:
+who sees whom follows from positions and lengths. Three forms, by the optional inputs that are given:
+
+- No cache: neither past_key nor past_value. The keys are `key`; present_key is key, C is T.
+- Concatenating: past_key and past_value without past_lens. The keys are past_key followed by key, along axis 2, and so
+  is present_key. `past`, the number of keys before this call, may be 0 and is the same for the whole batch.
+- Shared buffer: past_lens too. Axis 2 of past_key and past_value is the capacity of a buffer, of which sequence b has
+  filled past_lens[b] places. New key i goes to place past_lens[b] + i, and present_key is the whole buffer, in place
+  when both are bound to one memory. A place at or beyond total_lens[b] is not written, so padding needs no room; a new
+  key that counts and does not fit the capacity is an error.
+
+Query i of sequence b stands at position p = past + i (p = past_lens[b] + i in a shared buffer, p = i without a past),
+whatever the number of new keys is. Of the past and the new keys of sequence b the first total_lens[b] count, all of
+them where it is left out; the rest is padding, which no query sees. Key j is visible to position p when causal is 0 or
+j <= p; with window w when p - w < j <= p. A query that is padding itself is computed like any other.
+
+A logit is softcap(scale * query . key) - slope * |j - p|: under causal the usual slope * (j - p); without it the bias
+falls off to both sides alike. A query that sees no key has output 0 and statistics 0.""",
+    inputs=(
+        Parameter("query", "T", "[batch, q_heads, queries, head_dim], positions applied"),
+        Parameter("key", "T", "[batch, kv_heads, new_keys, head_dim]; kv_heads divides q_heads"),
+        Parameter("value", "T", "[batch, kv_heads, new_keys, value_dim]"),
+        Parameter("past_key", "C", "[batch, kv_heads, past or capacity, head_dim]", optional=True),
+        Parameter("past_value", "C", "[batch, kv_heads, past or capacity, value_dim]; with past_key", optional=True),
+        Parameter("past_lens", "tensor(int32)", "[batch], filled places of a shared buffer", optional=True),
+        Parameter("total_lens", "tensor(int32)", "[batch], keys that are not padding, past included", optional=True),
+        _HEAD_PARAMS,
+        _ALIBI_SLOPES,
+        _COLLECT_STATS,
+    ),
+    outputs=(
+        Parameter("output", "T", "[batch, q_heads, queries, value_dim]"),
+        Parameter("present_key", "C", "[batch, kv_heads, past + new_keys or capacity, head_dim]", optional=True),
+        Parameter("present_value", "C", "[batch, kv_heads, past + new_keys or capacity, value_dim]", optional=True),
+        Parameter(
+            "stats",
+            "tensor(float)",
+            "[batch, q_heads, queries, 4]: entropy (nats), support, inverse temperature, logit spread",
+            optional=True,
+        ),
+    ),
+)
+
+OPS = (PAGED_ATTENTION, ATTENTION)
+
+INPUTS = PAGED_ATTENTION.input_names
+OUTPUTS = PAGED_ATTENTION.output_names
+
+ABSENT = {"tensor(int32)": "ai.sharp.absent.int32", "C": "ai.sharp.absent", "tensor(float)": "ai.sharp.absent"}
+"""By type, the initializer [0] for an optional input that is left out; every kernel takes an empty tensor as absent."""
 
 
 def register_schema() -> None:
-    """Make `ai.sharp::PagedAttention` known to onnx in this process; calling it again changes nothing.
+    """Make the ops known to onnx in this process; calling it again changes nothing.
 
-    The checker, shape inference, onnxscript and `torch.onnx.export` find the op's attributes through it.
+    The checker, shape inference, onnxscript and `torch.onnx.export` find the ops' attributes through it.
     """
-    if not defs.has(PAGED_ATTENTION, domain=DOMAIN):
-        defs.register_schema(_schema())
+    for definition in OPS:
+        if not defs.has(definition.name, domain=DOMAIN):
+            defs.register_schema(_schema(definition))
 
 
 def attribute_defaults() -> list[onnx.AttributeProto]:
@@ -102,34 +183,32 @@ def attribute_defaults() -> list[onnx.AttributeProto]:
     return [onnx.helper.make_attribute(name, value) for name, value in ATTRIBUTE_DEFAULTS.items()]
 
 
-def _schema() -> defs.OpSchema:
-    parameter, option = defs.OpSchema.FormalParameter, defs.OpSchema.FormalParameterOption
-    inputs = [
-        parameter(
-            name,
-            _INPUT_TYPES.get(name, "T"),
-            _INPUT_DOCS[name],
-            param_option=option.Single if position < REQUIRED_INPUTS else option.Optional,
+def _schema(definition: OpDefinition) -> defs.OpSchema:
+    option = defs.OpSchema.FormalParameterOption
+
+    def formal(parameter: Parameter) -> defs.OpSchema.FormalParameter:
+        return defs.OpSchema.FormalParameter(
+            parameter.name,
+            parameter.type,
+            parameter.doc,
+            param_option=option.Optional if parameter.optional else option.Single,
         )
-        for position, name in enumerate(INPUTS)
-    ]
-    outputs = [parameter(name, _OUTPUT_TYPES[name], _OUTPUT_DOCS[name]) for name in OUTPUTS]
+
     attribute = defs.OpSchema.Attribute
     required = [
         attribute("normalizer", defs.OpSchema.AttrType.STRING, " | ".join(NORMALIZERS)),
         attribute("scale", defs.OpSchema.AttrType.FLOAT, "factor of query . key"),
     ]
-    floats = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
     return defs.OpSchema(
-        PAGED_ATTENTION,
+        definition.name,
         DOMAIN,
         VERSION,
-        "Attention over a paged key-value cache, with the normalizer as an attribute.",
-        inputs=inputs,
-        outputs=outputs,
+        definition.doc,
+        inputs=[formal(parameter) for parameter in definition.inputs],
+        outputs=[formal(parameter) for parameter in definition.outputs],
         type_constraints=[
-            ("T", floats, "query, key, value and output"),
-            ("C", [*floats, "tensor(int8)"], "the cache"),
+            ("T", list(FLOATS), "query, key, value and output"),
+            ("C", [*FLOATS, "tensor(int8)"], "the cache"),
         ],
         attributes=required + [attribute(default.name, default) for default in attribute_defaults()],
     )

@@ -20,8 +20,8 @@ def normalize(
     """Weights and statistics of every row.
 
     Args:
-        logits: float32 [q_heads, queries, keys] after scale, soft cap and position bias.
-        visible: bool [queries, keys].
+        logits: float32 [..., q_heads, queries, keys] after scale, soft cap and position bias.
+        visible: bool, broadcastable to `logits`.
         normalizer: one of `schema.NORMALIZERS`.
         head_params: float32 [q_heads, 2] (b, n) for ssa, else ignored.
         alpha: of entmax.
@@ -29,7 +29,7 @@ def normalize(
         entropy_threshold: nats above which adaptive_softmax applies its polynomial.
 
     Returns:
-        weights [q_heads, queries, keys], 0 where not visible, and stats [queries, q_heads, 4] as the op defines them.
+        weights like `logits`, 0 where not visible, and the four statistics [..., q_heads, queries, 4].
     """
     visible = visible.expand_as(logits)
     beta = torch.ones_like(logits[..., 0])
@@ -52,8 +52,7 @@ def normalize(
     kept = weights != 0 if normalizer in ("entmax", "relu", "relu2") else visible
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
     stats = torch.stack([_entropy(weights), kept.sum(-1).float(), beta, spread], dim=-1)
-    stats = torch.where(visible.any(-1, keepdim=True), stats, 0.0)
-    return weights, stats.transpose(0, 1)
+    return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
 
 
 def _softmax(logits: Tensor, visible: Tensor) -> Tensor:

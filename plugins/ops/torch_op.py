@@ -1,4 +1,4 @@
-"""`torch.ops.sharp.paged_attention`: the op in torch, and how `torch.onnx.export` writes it."""
+"""`torch.ops.sharp.paged_attention`: the op in torch, and how `torch.onnx.export` writes both ops."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,17 +7,18 @@ import torch
 from onnxscript.values import Opset
 from torch import Tensor
 
-from sharp.plugins.errors import InputError
+import sharp.plugins.ops.torch_attention  # noqa: F401 - registers torch.ops.sharp.attention
 from sharp.plugins.ops.schema import (
+    ATTENTION,
     DEFAULT_ALPHA,
     DEFAULT_ENTROPY_THRESHOLD,
     DOMAIN,
     ICML2025_COEFFICIENTS,
-    NORMALIZERS,
+    PAGED_ATTENTION,
     VERSION,
     register_schema,
 )
-from sharp.plugins.ops.torch_normalizers import normalize
+from sharp.plugins.ops.torch_attend import Attributes, attend
 
 
 @torch.library.custom_op("sharp::paged_attention", mutates_args=())
@@ -53,8 +54,10 @@ def paged_attention(
     Raises:
         InputError: the normalizer is unknown or lacks its parameters, or alpha is not above 1.
     """
-    _check(normalizer, alpha, head_params)
-    coefficients = ICML2025_COEFFICIENTS if temperature_coefficients is None else temperature_coefficients
+    attributes = Attributes(
+        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
+    )
+    attributes.check_head_params(head_params)
     block_size = key_cache.shape[3]
     keys, values = key_cache.clone(), value_cache.clone()
     stored = slot_mapping >= 0
@@ -71,28 +74,17 @@ def paged_attention(
             continue
         table = block_table[sequence, : -(-total // block_size)].long()
         used = table.clamp(min=0)
-        k = keys[used].permute(1, 2, 0, 3).flatten(2)[..., :total].float()  # [kv_heads, head_dim, total]
-        v = values[used].transpose(0, 1).flatten(1, 2)[:, :total].float()  # [kv_heads, total, value_dim]
+        k = keys[used].permute(1, 0, 3, 2).flatten(1, 2)[:, :total]  # [kv_heads, total, head_dim]
+        v = values[used].transpose(0, 1).flatten(1, 2)[:, :total]  # [kv_heads, total, value_dim]
         mapped = (table >= 0).repeat_interleave(block_size)[:total]
         v = torch.where(mapped[:, None], v, 0.0)  # what a hole points at may hold NaN
         position = torch.arange(context, total, device=query.device)[:, None]
-        key_position = torch.arange(total, device=query.device)
-        visible = mapped.expand(end - first, total)
-        if causal or window >= 0:
-            visible = visible & (key_position <= position)
-        if window >= 0:
-            visible = visible & (key_position > position - window)
-        group = query.shape[1] // key.shape[1]
-        q = query[first:end].transpose(0, 1).float()  # [q_heads, queries, head_dim]
-        logits = scale * (q @ k.repeat_interleave(group, dim=0))
-        if softcap > 0:
-            logits = softcap * torch.tanh(logits / softcap)
-        if alibi_slopes is not None:
-            logits = logits + alibi_slopes.float()[:, None, None] * (key_position - position)
-        weights, row_stats = normalize(logits, visible, normalizer, head_params, alpha, coefficients, entropy_threshold)
-        output[first:end] = (weights @ v.repeat_interleave(group, dim=0)).transpose(0, 1).to(output.dtype)
+        distance = torch.arange(total, device=query.device) - position
+        q = query[first:end].transpose(0, 1)  # [q_heads, queries, head_dim]
+        result, row_stats = attend(q, k, v, distance, mapped, head_params, alibi_slopes, attributes)
+        output[first:end] = result.transpose(0, 1).to(output.dtype)
         if collect_stats is not None and bool(collect_stats):
-            stats[first:end] = row_stats
+            stats[first:end] = row_stats.transpose(0, 1)
     return output, keys, values, stats
 
 
@@ -113,38 +105,35 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     # torch writes the node's domain import from this table's opset; the schema must be registered first.
     opset = Opset(DOMAIN, VERSION)
 
-    def translate(
-        *inputs: Any,
-        normalizer: str,
-        scale: float,
-        alpha: float = DEFAULT_ALPHA,
-        temperature_coefficients: Sequence[float] | None = None,
-        entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD,
-        softcap: float = 0.0,
-        window: int = -1,
-        causal: bool = True,
-    ) -> Any:
-        return opset.PagedAttention(
-            *inputs,
-            normalizer=normalizer,
-            scale=scale,
-            alpha=alpha,
-            temperature_coefficients=tuple(temperature_coefficients or ICML2025_COEFFICIENTS),
-            entropy_threshold=entropy_threshold,
-            softcap=softcap,
-            window=window,
-            causal=int(causal),
-            plugin_namespace="",
-            plugin_version="1",
-        )
+    def translation(name: str) -> Callable[..., Any]:
+        def translate(
+            *inputs: Any,
+            normalizer: str,
+            scale: float,
+            alpha: float = DEFAULT_ALPHA,
+            temperature_coefficients: Sequence[float] | None = None,
+            entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD,
+            softcap: float = 0.0,
+            window: int = -1,
+            causal: bool = True,
+        ) -> Any:
+            return getattr(opset, name)(
+                *inputs,
+                normalizer=normalizer,
+                scale=scale,
+                alpha=alpha,
+                temperature_coefficients=tuple(temperature_coefficients or ICML2025_COEFFICIENTS),
+                entropy_threshold=entropy_threshold,
+                softcap=softcap,
+                window=window,
+                causal=int(causal),
+                plugin_namespace="",
+                plugin_version="1",
+            )
 
-    return {torch.ops.sharp.paged_attention.default: translate}
+        return translate
 
-
-def _check(normalizer: str, alpha: float, head_params: Tensor | None) -> None:
-    if normalizer not in NORMALIZERS:
-        raise InputError(f"normalizer is {normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
-    if normalizer == "entmax" and not alpha > 1:
-        raise InputError(f"alpha is {alpha}; entmax needs alpha > 1")
-    if normalizer == "ssa" and (head_params is None or head_params.shape[-1] < 2):
-        raise InputError("ssa needs head_params of shape [q_heads, 2] (b, n)")
+    return {
+        torch.ops.sharp.paged_attention.default: translation(PAGED_ATTENTION.name),
+        torch.ops.sharp.attention.default: translation(ATTENTION.name),
+    }

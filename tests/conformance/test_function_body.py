@@ -9,7 +9,7 @@ from onnx import helper, inliner
 from onnx.reference import ReferenceEvaluator
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.function_body import attach_function, paged_attention_function
+from sharp.plugins.ops.function_body import Form, attach_function, make_function
 from sharp.plugins.ops.function_normalizers import MaskedLogits, normalize
 from sharp.plugins.ops.node_list import NodeList
 from sharp.plugins.ops.normalizers import entmax
@@ -94,9 +94,11 @@ def test_attaching_twice_changes_nothing() -> None:
 
 def test_function_refuses_what_it_cannot_write() -> None:
     with pytest.raises(InputError, match="ssa needs head_params"):
-        paged_attention_function(normalizer="ssa")
+        make_function(Form("PagedAttention", "ssa", ()))
     with pytest.raises(InputError, match="it must be one of"):
-        paged_attention_function(normalizer="hardmax")
+        make_function(Form("PagedAttention", "hardmax", ()))
+    with pytest.raises(InputError, match="must be given together"):
+        make_function(Form("Attention", "softmax", ("past_key",)))
 
 
 def _entmax_session() -> ort.InferenceSession:

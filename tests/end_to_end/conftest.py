@@ -10,16 +10,16 @@ from tests.end_to_end.commands import run
 
 @pytest.fixture(scope="session")
 def export(tmp_path_factory: pytest.TempPathFactory):
-    """Export once per source and norm."""
-    folders: dict[tuple[Path, str], Path] = {}
+    """Export once per source, norm and form."""
+    folders: dict[tuple[Path, str, str], Path] = {}
 
-    def make(source: Path, norm: str) -> Path:
-        if (source, norm) not in folders:
+    def make(source: Path, norm: str, cache: str = "paged") -> Path:
+        if (source, norm, cache) not in folders:
             folder = tmp_path_factory.mktemp("models") / f"{source.stem}-{norm}"
-            result = run("sharp-export", source, "--norm", norm, "-o", folder)
+            result = run("sharp-export", source, "--norm", norm, "--cache", cache, "-o", folder)
             assert result.returncode == 0, result.stderr
-            folders[source, norm] = folder
-        return folders[source, norm]
+            folders[source, norm, cache] = folder
+        return folders[source, norm, cache]
 
     return make
 

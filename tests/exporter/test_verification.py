@@ -5,7 +5,7 @@ import pytest
 
 from sharp.exporter.own_model import OwnDecoder
 from sharp.exporter.paged_session import PagedSession
-from sharp.exporter.verification import verify
+from sharp.exporter.paged_verification import verify_paged
 from tests.exporter.conftest import tiny_model
 
 
@@ -20,4 +20,6 @@ def test_a_nan_in_the_last_sequence_fails(checkpoint, sharp_export, tmp_path, mo
         return logits, stats
 
     monkeypatch.setattr(PagedSession, "step", spoiled)
-    assert not any(comparison.passed for comparison in verify(OwnDecoder(tiny_model("ssa")), tmp_path / "out", int))
+    assert not any(
+        comparison.passed for comparison in verify_paged(OwnDecoder(tiny_model("ssa")), tmp_path / "out", int)
+    )

@@ -125,7 +125,7 @@ def test_a_model_that_fails_says_so_and_can_be_used_again(counting, monkeypatch)
 
 def test_a_manifest_of_a_newer_major_version_is_refused_whatever_else_it_says(tmp_path):
     (tmp_path / "sharp.json").write_text('{"format_version": "2.0", "layers": "many"}')
-    with pytest.raises(InputError, match=r"format version 2\.0, this Sharp reads 1\.0; upgrade Sharp"):
+    with pytest.raises(InputError, match=r"format version 2\.0, this Sharp reads 1\.1; upgrade Sharp"):
         LLM(tmp_path)
 
 

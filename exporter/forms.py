@@ -1,0 +1,105 @@
+"""The forms that a model can be exported in (`--cache`): how each is traced, verified and described."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from sharp.exporter.decoder import Decoder
+from sharp.exporter.lowering import Tracing
+from sharp.exporter.paged_model import BLOCK_SIZE, trace_paged
+from sharp.exporter.paged_verification import CASES as PAGED_CASES
+from sharp.exporter.paged_verification import verify_paged
+from sharp.exporter.source import Source
+from sharp.exporter.uncached import UncachedDecoder, UncachedModel
+from sharp.exporter.uncached_graph import COLLECT_STATS, STATS, trace_uncached
+from sharp.exporter.uncached_verification import CASES as UNCACHED_CASES
+from sharp.exporter.uncached_verification import verify_uncached
+from sharp.exporter.verification import RUNTIMES, Comparison
+from sharp.models.config import SharpConfig
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import Cache, ModelKind, Port
+
+FORMS = ("paged", "none")
+
+
+class Form(Protocol):
+    """A model in one of its forms."""
+
+    kind: ModelKind
+    config: SharpConfig
+    cache: Cache
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    checks: int  # comparisons that `verify` makes
+
+    def trace(self) -> Tracing:
+        """What torch.onnx.export needs."""
+        ...
+
+    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+        """Compare the written model with PyTorch; `on_case` is called after each comparison."""
+        ...
+
+
+class PagedForm:
+    """A decoder with a paged cache: what the server runs."""
+
+    kind: ModelKind = "decoder"
+    cache = Cache(form="paged", block_size=BLOCK_SIZE)
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    checks = len(RUNTIMES) * len(PAGED_CASES)
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.config = decoder.config
+
+    def trace(self) -> Tracing:
+        """See `Form`."""
+        return trace_paged(self.decoder)
+
+    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+        """See `Form`."""
+        return verify_paged(self.decoder, folder, on_case)
+
+
+class UncachedForm:
+    """Any model over whole sequences or sets."""
+
+    cache = Cache(form="none")
+    checks = len(RUNTIMES) * len(UNCACHED_CASES)
+
+    def __init__(self, model: UncachedModel) -> None:
+        self.model = model
+        self.kind: ModelKind = model.kind
+        self.config = model.config
+        collect = Port(name=COLLECT_STATS, dtype="bool", shape=(), doc="whether to compute stats; false if not fed")
+        self.inputs = (*model.inputs, collect)
+        queries = next((size for size in model.output.shape[1:-1]), 1)
+        shape = (self.config.layers, "batch", self.config.q_heads, queries, 4)
+        doc = "entropy in nats, support, inverse temperature, logit spread"
+        self.outputs: tuple[Port, ...] = (model.output, Port(name=STATS, dtype="float32", shape=shape, doc=doc))
+
+    def trace(self) -> Tracing:
+        """See `Form`."""
+        return trace_uncached(self.model)
+
+    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+        """See `Form`."""
+        return verify_uncached(self.model, folder, on_case)
+
+
+def make_form(cache: str, source: Source, path: Path) -> Form:
+    """The model of `source`, read from `path`, in the form that `--cache` names.
+
+    Raises:
+        InputError: there is no such form, or the model cannot have it.
+    """
+    if cache not in FORMS:
+        raise InputError(f"--cache is {cache!r}, but must be one of: {', '.join(FORMS)}")
+    model = source.model
+    if cache == "none":
+        return UncachedForm(UncachedDecoder(model) if isinstance(model, Decoder) else model)
+    if not isinstance(model, Decoder):
+        raise InputError(f"{path} holds a {source.architecture}, which has no cache; export it with --cache none")
+    return PagedForm(model)

@@ -1,0 +1,21 @@
+"""A model folder in ONNX Runtime."""
+
+from pathlib import Path
+
+import onnxruntime
+
+from sharp.exporter.lowering import MODEL_FILE
+from sharp.plugins import library_path
+
+
+def open_session(folder: Path, *, kernels: bool, threads: int = 0) -> onnxruntime.InferenceSession:
+    """The model of `folder` on the CPU, on so many threads (0: all).
+
+    With `kernels` the attention runs in Sharp's library; without, ONNX Runtime inlines the function body.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    if kernels:
+        options.register_custom_ops_library(library_path("onnxruntime"))
+    return onnxruntime.InferenceSession(folder / MODEL_FILE, options, ["CPUExecutionProvider"])

@@ -1,0 +1,23 @@
+"""A checkpoint that was read, whatever it was read from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharp.exporter.decoder import Decoder
+from sharp.exporter.uncached import UncachedModel
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that was read: the model, and what goes beside it into the model folder."""
+
+    name: str
+    architecture: str
+    sha256: str
+    model: Decoder | UncachedModel
+    trained: bool  # the checkpoint was trained with the norm that the model now has
+    write_tokenizer: Callable[[Path], object] | None
+    task: str | None = None
+    task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults

@@ -1,0 +1,127 @@
+#include "contiguous_attention.h"
+
+#include <algorithm>
+#include <memory>
+
+namespace sharp::cpu {
+namespace {
+
+constexpr int64_t kBlockSize = 64;  // whole chunks of the attention loops
+
+using Buffer = std::unique_ptr<float[]>;
+
+// Not make_unique: it would write zeros to memory that is filled anyway.
+Buffer buffer_of(int64_t size) { return Buffer(new float[size]); }
+
+const float* row_at(const ContiguousRows& rows, int64_t pair, int64_t past, int64_t position) {
+  return position < past ? rows.past + (pair * rows.capacity + position) * rows.dim
+                         : rows.fresh + (pair * rows.new_keys + position - past) * rows.dim;
+}
+
+// [batch, heads, queries, dim] <-> [batch, queries, heads, dim]; the order is the same where one of the two is 1.
+void swap_axes(const float* from, int64_t batch, int64_t rows, int64_t columns, int64_t dim, float* to,
+               const ParallelFor& parallel_for) {
+  parallel_for(batch * rows, [&](int64_t index) {
+    const int64_t sequence = index / rows, row = index % rows;
+    for (int64_t column = 0; column < columns; ++column)
+      std::copy_n(from + (index * columns + column) * dim, dim,
+                  to + ((sequence * columns + column) * rows + row) * dim);
+  });
+}
+
+// Keys dimension-major and values row by row into block `index` of sequence * max_blocks.
+void pack_block(const ContiguousProblem& problem, int64_t sequence, int64_t index, float* keys, float* values) {
+  const int64_t past = problem.past[sequence], begin = index * kBlockSize;
+  const int64_t count = std::min<int64_t>(problem.total[sequence] - begin, kBlockSize);
+  for (int64_t head = 0; head < problem.kv_heads; ++head) {
+    const int64_t pair = sequence * problem.kv_heads + head;
+    float* panel = keys + head * problem.keys.dim * kBlockSize;
+    for (int64_t place = 0; place < count; ++place) {
+      const float* key = row_at(problem.keys, pair, past, begin + place);
+      for (int64_t channel = 0; channel < problem.keys.dim; ++channel)
+        panel[channel * kBlockSize + place] = key[channel];
+      std::copy_n(row_at(problem.values, pair, past, begin + place), problem.values.dim,
+                  values + (head * kBlockSize + place) * problem.values.dim);
+    }
+  }
+}
+
+}  // namespace
+
+void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& parallel_for) {
+  const int64_t batch = problem.batch, tokens = batch * problem.queries;
+  const int32_t longest = batch == 0 ? 0 : *std::max_element(problem.total.begin(), problem.total.end());
+  Problem paged{};
+  paged.attributes = problem.attributes;
+  paged.tokens = tokens;
+  paged.q_heads = problem.q_heads;
+  paged.kv_heads = problem.kv_heads;
+  paged.head_dim = problem.keys.dim;
+  paged.value_dim = problem.values.dim;
+  paged.block_size = kBlockSize;
+  paged.sequences = batch;
+  paged.max_blocks = std::max<int64_t>((longest + kBlockSize - 1) / kBlockSize, 1);
+  paged.blocks = batch * paged.max_blocks;
+  paged.head_params = problem.head_params;
+  paged.head_params_width = problem.head_params_width;
+  paged.alibi_slopes = problem.alibi_slopes;
+
+  const int64_t key_block = problem.kv_heads * problem.keys.dim * kBlockSize;
+  const int64_t value_block = problem.kv_heads * problem.values.dim * kBlockSize;
+  const Buffer keys = buffer_of(paged.blocks * key_block), values = buffer_of(paged.blocks * value_block);
+  parallel_for(paged.blocks, [&](int64_t block) {
+    pack_block(problem, block / paged.max_blocks, block % paged.max_blocks, keys.get() + block * key_block,
+               values.get() + block * value_block);
+  });
+  paged.key_cache = keys.get();
+  paged.value_cache = values.get();
+
+  std::vector<int32_t> block_table(paged.blocks), query_start(batch + 1);
+  for (int64_t block = 0; block < paged.blocks; ++block) block_table[block] = static_cast<int32_t>(block);
+  for (int64_t sequence = 0; sequence <= batch; ++sequence)
+    query_start[sequence] = static_cast<int32_t>(sequence * problem.queries);
+  const std::vector<int32_t> slot_mapping(tokens, -1);  // the keys are in their blocks already
+  paged.block_table = block_table.data();
+  paged.query_start = query_start.data();
+  paged.slot_mapping = slot_mapping.data();
+  paged.context_lens = problem.past.data();
+  paged.total_lens = problem.total.data();
+
+  const bool same_order = problem.queries == 1 || problem.q_heads == 1;
+  Buffer query, output, stats;
+  paged.query = problem.query;
+  paged.output = problem.output;
+  paged.stats = problem.stats;
+  if (!same_order) {
+    query = buffer_of(tokens * problem.q_heads * problem.keys.dim);
+    output = buffer_of(tokens * problem.q_heads * problem.values.dim);
+    swap_axes(problem.query, batch, problem.q_heads, problem.queries, problem.keys.dim, query.get(), parallel_for);
+    paged.query = query.get();
+    paged.output = output.get();
+    if (problem.stats != nullptr) {
+      stats = buffer_of(tokens * problem.q_heads * 4);
+      paged.stats = stats.get();
+    }
+  }
+  paged_attention(paged, parallel_for);
+  if (same_order) return;
+  swap_axes(paged.output, batch, problem.queries, problem.q_heads, problem.values.dim, problem.output, parallel_for);
+  if (problem.stats != nullptr)
+    swap_axes(paged.stats, batch, problem.queries, problem.q_heads, 4, problem.stats, parallel_for);
+}
+
+void write_present(const ContiguousRows& rows, int64_t batch, int64_t kv_heads, int64_t places,
+                   const std::vector<int32_t>& past, const std::vector<int32_t>* limit, float* present,
+                   const ParallelFor& parallel_for) {
+  parallel_for(batch * kv_heads, [&](int64_t pair) {
+    const int64_t first = past[pair / kv_heads];
+    const int64_t count = limit == nullptr ? rows.new_keys : std::max<int64_t>((*limit)[pair / kv_heads] - first, 0);
+    float* to = present + pair * places * rows.dim;
+    if (rows.past != nullptr && present != rows.past)
+      std::copy_n(rows.past + pair * rows.capacity * rows.dim, rows.capacity * rows.dim, to);
+    std::copy_n(rows.fresh + pair * rows.new_keys * rows.dim, std::min(count, rows.new_keys) * rows.dim,
+                to + first * rows.dim);
+  });
+}
+
+}  // namespace sharp::cpu

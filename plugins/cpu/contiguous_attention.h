@@ -1,0 +1,43 @@
+// Attention over contiguous keys and values: packed into blocks, then computed by the paged loops.
+#pragma once
+
+#include <vector>
+
+#include "paged_attention.h"
+#include "problem.h"
+
+namespace sharp::cpu {
+
+// The keys or the values of a batch: first those of the past, then the new ones.
+struct ContiguousRows {
+  const float* past;  // [batch, kv_heads, capacity, dim] or null
+  int64_t capacity;
+  const float* fresh;  // [batch, kv_heads, new_keys, dim]
+  int64_t new_keys, dim;
+};
+
+// One call of Attention as plain data, checked before it comes here.
+struct ContiguousProblem {
+  int64_t batch, q_heads, kv_heads, queries;
+  ContiguousRows keys, values;  // keys.dim is head_dim, values.dim value_dim
+  const float* query;           // [batch, q_heads, queries, head_dim]
+  std::vector<int32_t> past;    // [batch] keys before this call
+  std::vector<int32_t> total;   // [batch] keys that count, at most past + new_keys
+  const float* head_params;     // [q_heads, head_params_width] or null
+  int64_t head_params_width;
+  const float* alibi_slopes;  // [q_heads] or null
+  float* output;              // [batch, q_heads, queries, value_dim]
+  float* stats;               // [batch, q_heads, queries, 4], null when not collected
+  Attributes attributes;
+};
+
+// Fills output and stats. Beside the buffers of `problem` it takes as much memory as keys, values, query and output.
+void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& parallel_for);
+
+// Writes keys or values [batch, kv_heads, places, dim] to `present`: the past (unless `present` is that very memory),
+// then the new rows of every sequence at places past[b] ... total[b] - 1 (`limit` null: all of them).
+void write_present(const ContiguousRows& rows, int64_t batch, int64_t kv_heads, int64_t places,
+                   const std::vector<int32_t>& past, const std::vector<int32_t>* limit, float* present,
+                   const ParallelFor& parallel_for);
+
+}  // namespace sharp::cpu

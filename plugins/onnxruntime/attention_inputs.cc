@@ -1,0 +1,116 @@
+#include "attention_inputs.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "tensor.h"
+
+namespace sharp::ort::attention {
+namespace {
+
+std::string element(const char* name, int64_t index, int64_t value, const std::string& rule) {
+  return std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value) + "; it must be " + rule;
+}
+
+void check_head_params(const cpu::ContiguousProblem& problem, const NamedTensor& head_params) {
+  if (problem.attributes.normalizer != cpu::NormalizerKind::kSsa) return;
+  head_params.expect_rank(2, "[q_heads, 2]");
+  if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
+    head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
+  for (int64_t head = 0; head < problem.q_heads; ++head) {
+    const float* pair = problem.head_params + head * problem.head_params_width;
+    if (!(pair[0] > 0 && pair[1] > 0))
+      throw InputError("head_params[" + std::to_string(head) + "] is (" + std::to_string(pair[0]) + ", " +
+                       std::to_string(pair[1]) + "); ssa needs b > 0 and n > 0");
+  }
+}
+
+// Fills past and total, and checks that what counts has room.
+void read_lengths(Inputs& inputs, const NamedTensor& past_lens, const NamedTensor& total_lens) {
+  cpu::ContiguousProblem& problem = inputs.problem;
+  const int64_t capacity = problem.keys.capacity, new_keys = problem.keys.new_keys;
+  if (past_lens.given()) past_lens.expect_shape({problem.batch}, "[batch]");
+  if (total_lens.given()) total_lens.expect_shape({problem.batch}, "[batch]");
+  for (int64_t sequence = 0; sequence < problem.batch; ++sequence) {
+    const int64_t past = past_lens.given() ? past_lens.data<int32_t>()[sequence] : capacity;
+    if (past < 0 || past > capacity)
+      throw InputError(element("past_lens", sequence, past, "from 0 to " + std::to_string(capacity) + " (capacity)"));
+    int64_t total = past + new_keys;
+    if (total_lens.given()) {
+      const int64_t given = total_lens.data<int32_t>()[sequence];
+      if (given < 0) throw InputError(element("total_lens", sequence, given, "0 or more"));
+      total = std::min(total, given);
+    }
+    if (inputs.shared_buffer && total > capacity)
+      throw InputError(element("past_lens", sequence, past,
+                               "at most " + std::to_string(capacity - new_keys) +
+                                   " (capacity less new keys), or total_lens must leave the rest out"));
+    problem.past.push_back(static_cast<int32_t>(past));
+    problem.total.push_back(static_cast<int32_t>(total));
+  }
+}
+
+}  // namespace
+
+Inputs read_attention_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes) {
+  const NamedTensor query(context, kQuery, "query", false), key(context, kKey, "key", false);
+  const NamedTensor value(context, kValue, "value", false);
+  const NamedTensor past_key(context, kPastKey, "past_key", true), past_value(context, kPastValue, "past_value", true);
+  const NamedTensor past_lens(context, kPastLens, "past_lens", true);
+  const NamedTensor total_lens(context, kTotalLens, "total_lens", true);
+  const NamedTensor head_params(context, kHeadParams, "head_params", true);
+  const NamedTensor alibi_slopes(context, kAlibiSlopes, "alibi_slopes", true);
+  const NamedTensor collect_stats(context, kCollectStats, "collect_stats", true);
+  query.expect_rank(4, "[batch, q_heads, queries, head_dim]");
+  key.expect_rank(4, "[batch, kv_heads, new_keys, head_dim]");
+  value.expect_rank(4, "[batch, kv_heads, new_keys, value_dim]");
+
+  Inputs inputs{};
+  cpu::ContiguousProblem& problem = inputs.problem;
+  problem.attributes = attributes;
+  problem.batch = query.dimension(0);
+  problem.q_heads = query.dimension(1);
+  problem.queries = query.dimension(2);
+  problem.kv_heads = key.dimension(1);
+  const int64_t new_keys = key.dimension(2), head_dim = query.dimension(3), value_dim = value.dimension(3);
+  if (problem.q_heads == 0 || head_dim == 0) query.fail("must have at least one head and one channel");
+  if (problem.kv_heads == 0 || problem.q_heads % problem.kv_heads != 0)
+    key.fail("must have a number of heads that divides the query's " + std::to_string(problem.q_heads));
+  if (value_dim == 0) value.fail("must have at least one channel");
+  key.expect_shape({problem.batch, problem.kv_heads, new_keys, head_dim}, "[batch, kv_heads, new_keys, head_dim]");
+  value.expect_shape({problem.batch, problem.kv_heads, new_keys, value_dim}, "[batch, kv_heads, new_keys, value_dim]");
+  if (past_key.given() != past_value.given())
+    throw InputError("past_key and past_value must be given together; one is missing");
+  if (past_lens.given() && !past_key.given())
+    throw InputError("past_lens is given without past_key; it needs a buffer");
+  int64_t capacity = 0;
+  if (past_key.given()) {
+    past_key.expect_rank(4, "[batch, kv_heads, past or capacity, head_dim]");
+    capacity = past_key.dimension(2);
+    past_key.expect_shape({problem.batch, problem.kv_heads, capacity, head_dim},
+                          "[batch, kv_heads, past or capacity, head_dim]");
+    past_value.expect_shape({problem.batch, problem.kv_heads, capacity, value_dim},
+                            "[batch, kv_heads, past or capacity, value_dim]");
+  }
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (capacity + new_keys > kMost || problem.batch * problem.queries > kMost)
+    throw InputError("the call has more than 2^31 - 1 keys in a sequence or queries in all; split it");
+  if (alibi_slopes.given()) alibi_slopes.expect_shape({problem.q_heads}, "[q_heads]");
+
+  problem.query = query.data<float>();
+  problem.keys = {past_key.data<float>(), capacity, key.data<float>(), new_keys, head_dim};
+  problem.values = {past_value.data<float>(), capacity, value.data<float>(), new_keys, value_dim};
+  problem.alibi_slopes = alibi_slopes.data<float>();
+  if (head_params.given() && attributes.normalizer == cpu::NormalizerKind::kSsa) {
+    head_params.expect_rank(2, "[q_heads, 2]");
+    problem.head_params = head_params.data<float>();
+    problem.head_params_width = head_params.dimension(1);
+  }
+  check_head_params(problem, head_params);
+  inputs.shared_buffer = past_lens.given();
+  inputs.collect_stats = collect_stats.given() && collect_stats.data<bool>()[0];
+  read_lengths(inputs, past_lens, total_lens);
+  return inputs;
+}
+
+}  // namespace sharp::ort::attention

@@ -1,0 +1,41 @@
+// What every op does with ONNX Runtime: report an error, use its threads.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "inputs.h"
+
+namespace sharp::ort {
+
+inline OrtStatus* status_of(const char* op, const std::exception& error) {
+  const OrtErrorCode code =
+      dynamic_cast<const InputError*>(&error) != nullptr ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION;
+  return Ort::GetApi().CreateStatus(code, (std::string(op) + ": " + error.what()).c_str());
+}
+
+// Runs bodies on the threads of ONNX Runtime. An exception must not leave a thread of the pool: the first is kept and
+// thrown again here.
+inline void parallel_for(const Ort::KernelContext& context, int64_t count, const std::function<void(int64_t)>& body) {
+  if (count == 1) return body(0);
+  struct Shared {
+    const std::function<void(int64_t)>& body;
+    std::mutex mutex;
+    std::exception_ptr error;
+  } shared{body, {}, nullptr};
+  const auto run = [](void* data, size_t index) {
+    Shared& shared = *static_cast<Shared*>(data);
+    try {
+      shared.body(static_cast<int64_t>(index));
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(shared.mutex);
+      if (shared.error == nullptr) shared.error = std::current_exception();
+    }
+  };
+  if (count > 0) context.ParallelFor(run, static_cast<size_t>(count), 0, &shared);
+  if (shared.error != nullptr) std::rethrow_exception(shared.error);
+}
+
+}  // namespace sharp::ort

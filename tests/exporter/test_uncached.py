@@ -1,0 +1,162 @@
+"""`sharp-export --cache none`: encoders, decoders over whole sequences, the set model and the models of numbers."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import inliner
+
+from sharp.exporter.uncached_session import UncachedSession
+from sharp.models.checkpoint import Model, save_checkpoint
+from sharp.models.hugging_face import to_hugging_face
+from sharp.models.masked_lm import SharpForMaskedLM
+from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
+from sharp.models.number_sequence import SharpForNumbers
+from sharp.plugins.manifest import read_manifest
+from tests.exporter.conftest import tiny_model
+from tests.tensorrt_rtx import build_engine
+
+
+def shaken(model: Model) -> Model:
+    """`model` with its parameters away from their start."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * (0.3 if parameter.dim() == 1 else 0.05))
+    return model.eval()
+
+
+def encoder(norm: str = "softmax", positions: str = "rope") -> Model:
+    torch.manual_seed(0)
+    return shaken(SharpForMaskedLM(replace(tiny_model(norm, positions).config, causal=False)))
+
+
+def set_model(norm: str = "softmax") -> Model:
+    torch.manual_seed(0)
+    return shaken(MaxRetrieval(MaxRetrievalConfig(norm=norm, hidden_size=24)))
+
+
+def numbers_model(norm: str = "softmax", positions: str = "nape") -> Model:
+    torch.manual_seed(0)
+    config = replace(tiny_model(norm, positions).config, vocab_size=2, tokenizer="none", tie_embeddings=False)
+    return shaken(SharpForNumbers(config))
+
+
+@pytest.fixture
+def export_model(sharp_export, tmp_path):
+    """Exports a model and checks that the folder was verified with both runtimes; returns the folder."""
+
+    def export(model: Model, norm: str, **stored):
+        save_checkpoint(tmp_path / "tiny.safetensors", model, dtype=torch.float32, **stored)
+        result = sharp_export(tmp_path / "tiny.safetensors", "--norm", norm, "--cache", "none", "-o", tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        manifest = read_manifest(tmp_path / "out")
+        comparisons = manifest.verification["comparisons"]
+        assert {comparison["runtime"] for comparison in comparisons} == {"kernels", "inlined"}
+        assert all(comparison["logits_error"] < 1e-4 for comparison in comparisons)
+        assert manifest.cache.form == "none"
+        return tmp_path / "out"
+
+    return export
+
+
+@pytest.mark.parametrize(
+    ("norm", "positions"),
+    [
+        ("adaptive-temperature", "none"),
+        ("ssmax", "rope"),
+        ("sparsemax", "alibi"),
+        ("asentmax", "nape"),
+        ("ssa", "alibi"),
+        ("relu2", "nape"),
+    ],
+)
+def test_encoders(export_model, norm, positions):
+    folder = export_model(encoder(norm, positions), norm)
+    manifest = read_manifest(folder)
+    assert (manifest.kind, manifest.source.architecture) == ("encoder", "SharpForMaskedLM")
+    assert [port.name for port in manifest.inputs] == ["input_ids", "attention_mask", "collect_stats"]
+    assert manifest.inputs[0].shape == ("batch", "length")
+
+
+@pytest.mark.parametrize("norm", ["ssa", "asentmax", "adaptive-temperature"])
+def test_set_models(export_model, norm):
+    manifest = read_manifest(export_model(set_model(norm), norm, task="max-retrieval"))
+    assert (manifest.kind, manifest.source.task, manifest.vocab_size) == ("set", "max-retrieval", 10)
+    assert [port.name for port in manifest.inputs] == ["items", "query", "collect_stats"]
+
+
+@pytest.mark.parametrize("norm", ["softmax", "sentmax"])
+def test_models_of_numbers(export_model, norm):
+    manifest = read_manifest(export_model(numbers_model(norm), norm))
+    assert (manifest.kind, manifest.inputs[0].name, manifest.outputs[0].name) == ("numbers", "numbers", "predictions")
+
+
+@pytest.mark.parametrize(("norm", "positions"), [("ssa", "nape"), ("entmax", "rope"), ("ssmax", "alibi")])
+def test_decoders_over_whole_sequences(export_model, norm, positions):
+    manifest = read_manifest(export_model(tiny_model(norm, positions), norm))
+    assert (manifest.kind, manifest.tokenizer.file) == ("decoder", "tokenizer.json")
+
+
+def test_hugging_face_models(sharp_export, tmp_path):
+    to_hugging_face(encoder("ssa", "alibi")).save_pretrained(tmp_path / "mine")
+    result = sharp_export(tmp_path / "mine", "--norm", "ssa", "--cache", "none", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert read_manifest(tmp_path / "out").tokenizer.file == "tokenizer.json"
+
+
+def test_padding_changes_nothing(export_model):
+    session = UncachedSession(export_model(encoder("asentmax", "nape"), "asentmax"), kernels=True)
+    tokens = np.arange(1, 8)[None]
+    alone = session.run([tokens, np.ones_like(tokens)])
+    padded = np.concatenate([tokens, np.full((1, 5), 9)], axis=1)
+    mask = (np.arange(12) < 7).astype(np.int64)[None]
+    np.testing.assert_allclose(session.run([padded, mask])[:, :7], alone, atol=1e-5)
+
+
+def test_other_tools_need_not_feed_collect_stats(export_model):
+    folder = export_model(set_model("entmax"), "entmax")
+    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    items = np.random.default_rng(0).random((2, 6, 11), np.float32)
+    logits, stats = session.run(None, {"items": items, "query": np.zeros((2, 1), np.float32)})
+    assert logits.shape == (2, 10)
+    assert stats.shape == (1, 2, 1, 1, 4)
+    assert not stats.any()
+
+
+def test_a_node_has_no_output_that_nobody_reads(export_model):
+    path = export_model(encoder(), "softmax") / "model.onnx"
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path, load_external_data=False)
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    assert [node.op_type for node in nodes] == ["Attention"] * 2
+    assert all(list(node.output)[1:3] == ["", ""] for node in nodes)
+
+
+def test_tensorrt_rtx_reads_the_inlined_model(export_model, tmp_path):
+    model = inliner.inline_local_functions(onnx.load(export_model(encoder("entmax", "alibi"), "entmax") / "model.onnx"))
+    onnx.save(model, tmp_path / "inlined.onnx")
+    assert build_engine(model, tmp_path / "inlined.onnx").nbytes > 0
+
+
+@pytest.mark.parametrize("cache", ["paged", None])
+def test_models_without_a_cache_say_which_form_they_have(sharp_export, tmp_path, cache):
+    save_checkpoint(tmp_path / "set.safetensors", set_model())
+    options = [] if cache is None else ["--cache", cache]
+    result = sharp_export(tmp_path / "set.safetensors", "--norm", "softmax", *options, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "holds a MaxRetrieval, which has no cache; export it with --cache none" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_set_model_with_another_norm_is_warned_about(sharp_export, tmp_path):
+    save_checkpoint(tmp_path / "set.safetensors", set_model())
+    options = ["--norm", "adaptive-temperature", "--cache", "none", "-o", tmp_path / "out"]
+    result = sharp_export(tmp_path / "set.safetensors", *options)
+    assert result.exit_code == 0, result.output
+    assert "UNTRAINED NORM" in result.output
+    assert "perplexity" not in result.output
