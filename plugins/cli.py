@@ -15,6 +15,7 @@ from sharp.plugins.errors import SharpError, VerificationError
 COMMANDS = {
     "export": ("sharp.exporter.cli:export", "export"),
     "generate": ("sharp.serving.cli:generate", "serve"),
+    "inspect": ("sharp.exporter.inspection.cli:inspect", "export"),
     "serve": ("sharp.serving.cli:serve", "serve"),
 }
 
