@@ -39,6 +39,10 @@ function powers(base, low, high) {
   return found;
 }
 
+// The numbers 1, 2 and 5 times a power of ten.
+const ticks = (low, high) => [1, 2, 5].flatMap((first) => powers(10, low / first, high / first).map((power) => Number((first * power).toPrecision(6))))
+  .sort((one, other) => one - other);
+
 // --- entropy over context length ---
 
 const curves = document.getElementById("curves");
@@ -107,12 +111,13 @@ const heads = [...document.querySelectorAll("tbody tr")].map((row) => ({
 })).filter((head) => head.spread > 0 && head.bound > 0);
 const spreadChart = document.getElementById("spread");
 if (spreadChart && heads.length) {
+  const left = Math.min(...heads.map((head) => head.bound)) * 0.8;
   const low = Math.min(...heads.map((head) => head.spread)) * 0.8;
   const high = Math.max(...heads.map((head) => head.bound)) * 1.25;
-  const x = placeAcross(low, high), y = placeUp(low, high, Math.log);
-  across(spreadChart, x, powers(10, low, high), "bound of Proposition 3.1");
-  up(spreadChart, y, powers(10, low, high), "logit spread");
-  add(spreadChart, "path", { class: "limit", d: `M${x(low)} ${y(low)}L${x(high)} ${y(high)}` });
+  const x = placeAcross(left, high), y = placeUp(low, high, Math.log);
+  across(spreadChart, x, ticks(left, high), "bound of Proposition 3.1");
+  up(spreadChart, y, ticks(low, high), "logit spread");
+  add(spreadChart, "path", { class: "limit", d: `M${x(left)} ${y(left)}L${x(high)} ${y(high)}` });
   for (const head of heads) {
     const dot = add(spreadChart, "circle", { class: "dot", cx: x(head.bound), cy: y(head.spread), r: 5 });
     add(dot, "title", {}, `${head.name}: spread ${head.spread.toFixed(2)}, bound ${head.bound.toFixed(2)}`);

@@ -93,7 +93,8 @@ def draw_maps(maps: tuple[AttentionMap, ...]) -> Figure:
         last = int(one.queries[-1]) + 1
         colors = LogNorm(SMALLEST_WEIGHT, max(float(one.weights.max()), 2 * SMALLEST_WEIGHT))
         image = panel.imshow(weights, norm=colors, cmap="magma_r", interpolation="nearest", extent=(0, last, last, 0))
-        panel.set(title=f"layer {one.layer}, head {one.head}", xlabel="key", ylabel="query")
+        panel.set(title=f"layer {one.layer}, head {one.head}", xlabel="key", ylabel="query", xlim=(-last / 64, last))
+        panel.spines[:].set_visible(False)  # it would hide the first key, on which many heads rest
         figure.colorbar(image, ax=panel, label="weight")
     figure.suptitle("Attention maps")
     return figure
@@ -101,14 +102,15 @@ def draw_maps(maps: tuple[AttentionMap, ...]) -> Figure:
 
 def draw_spread(statistics: HeadStatistics) -> Figure:
     """Mean logit spread of every head against the mean of what Prop. 3.1 allows it."""
-    rows = [row for row in head_rows(statistics) if row.bound]
+    rows = [row for row in head_rows(statistics) if row.bound and row.spread]
     bounds, spreads = [row.bound or 0.0 for row in rows], [row.spread for row in rows]
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     panel = figure.subplots()
     points = panel.scatter(bounds, spreads, c=[row.layer for row in rows], cmap="viridis", s=18, zorder=2)
-    ends = np.array([min(spreads) * 0.8, max(bounds) * 1.25])
-    panel.plot(ends, ends, "k--", label="spread = bound (no head can be above)")
+    left, bottom, end = min(bounds) * 0.8, min(spreads) * 0.8, max(bounds) * 1.25
+    panel.plot([left, end], [left, end], "k--", label="spread = bound (no head can be above)")
     panel.set(xlabel="bound of Prop. 3.1", ylabel="logit spread", xscale="log", yscale="log")
+    panel.set(xlim=(left, end), ylim=(bottom, end))
     panel.legend()
     figure.colorbar(points, ax=panel, label="layer", ticks=MaxNLocator(integer=True))
     figure.suptitle("Logit spread and its bound")

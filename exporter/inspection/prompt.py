@@ -88,9 +88,10 @@ def _read(file: Path) -> str:
 
 def _encode(tokenizer: Tokenizer, text: str, source: str) -> list[int]:
     try:
-        token_ids: list[int] = tokenizer.encode(text).ids
+        text.encode()  # an argument that is not UTF-8 has lone surrogates, which tokenizers refuses with a TypeError
     except UnicodeEncodeError as error:
         raise InputError(f"{source} is not valid text: {error}") from error
+    token_ids: list[int] = tokenizer.encode(text).ids
     return token_ids
 
 
