@@ -178,7 +178,9 @@ function writeText(figure, map, row) {
     }
     return word;
   });
-  figure.querySelector(".text").replaceChildren(...words);
+  const text = figure.querySelector(".text");
+  text.replaceChildren(...words);
+  text.scrollTop = words[query].offsetTop - text.offsetTop - text.clientHeight / 2;
 }
 
 for (const canvas of document.querySelectorAll("canvas")) {

@@ -53,7 +53,7 @@ def draw_entropy(statistics: HeadStatistics, trained_context: int) -> Figure:
         if trained_context < statistics.tokens:
             panel.axvline(trained_context, color="gray", linestyle=":", label="trained context")
         panel.set(title=f"layer {layer}", xscale="log")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4 if columns > 2 else 2)
     for panel in panels[-1]:
         panel.set_xlabel("context length n (keys seen)")
     for panel in panels[:, 0]:
