@@ -1,0 +1,1 @@
+"""What every attention head of a model does with a text: `sharp inspect`."""

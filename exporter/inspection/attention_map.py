@@ -1,0 +1,52 @@
+"""The attention weights of one head, from what its attention node was given."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.exporter.inspection.recording import LayerRecord
+from sharp.plugins.ops.normalizers import normalize
+
+MAP_CELLS = 512  # most rows and columns of a map
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The weights of one head, float64 [queries, key groups]; 0 where a query does not see the keys.
+
+    Row r is the query at position `queries[r]`. A text of more than `MAP_CELLS` tokens has only some of its queries,
+    the last among them, and a column is the largest weight in a group of `group` keys.
+    """
+
+    layer: int
+    head: int
+    queries: NDArray[np.int64]
+    group: int
+    weights: NDArray[np.float64]
+
+
+def attention_map(record: LayerRecord, layer: int, head: int) -> AttentionMap:
+    """The map of `head`, which belongs to the layer that `record` is of."""
+    tokens = len(record.query)
+    group = -(-tokens // MAP_CELLS)
+    queries = np.arange(tokens - 1, -1, -group)[::-1]
+    columns = -(-tokens // group)
+    rows = np.zeros((len(queries), columns * group))
+    for row, query in enumerate(queries):
+        first, weights = attention_weights(record, head, int(query))
+        rows[row, first : query + 1] = weights
+    return AttentionMap(layer, head, queries, group, rows.reshape(len(queries), columns, group).max(-1))
+
+
+def attention_weights(record: LayerRecord, head: int, query: int) -> tuple[int, NDArray[np.float64]]:
+    """The first key that the query at position `query` sees, and the weights of all that it sees, in float64."""
+    first = 0 if record.window < 0 else max(0, query + 1 - record.window)
+    keys = record.key[first : query + 1, head * record.key.shape[1] // record.query.shape[1]].astype(np.float64)
+    logits = record.scale * (keys @ record.query[query, head].astype(np.float64))
+    if record.softcap > 0:
+        logits = record.softcap * np.tanh(logits / record.softcap)
+    if record.alibi_slopes is not None:
+        logits = logits + float(record.alibi_slopes[head]) * (np.arange(first, query + 1) - query)
+    parameters = () if record.head_params is None else tuple(map(float, record.head_params[head]))
+    return first, normalize(logits, record.normalizer, parameters)[0]

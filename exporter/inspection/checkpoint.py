@@ -1,0 +1,157 @@
+"""Recording a checkpoint: its decoder in PyTorch, with the op in plain torch as attention."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from sharp.exporter.decoder import Decoder, Source
+from sharp.exporter.inspection.prompt import read_tokenizer
+from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
+from sharp.exporter.reading import read_source
+from sharp.models.checkpoint import is_sharp_folder, load_checkpoint
+from sharp.models.config import SharpConfig
+from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.ops.torch_op import paged_attention
+
+QUERY_CHUNK = 256  # queries whose logits are in memory together
+
+
+def open_checkpoint(path: Path) -> InspectedModel:
+    """The decoder of a checkpoint, with the norm that it was trained with.
+
+    Raises:
+        InputError, NotFoundError: it cannot be read, or is no decoder over tokens.
+    """
+    own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
+    norm = load_checkpoint(path).config.norm if own and path.exists() else "softmax"
+    source = read_source(path, norm)
+    decoder, config = source.decoder, source.decoder.config
+    return InspectedModel(
+        name=source.name,
+        norm=norm,
+        layers=config.layers,
+        q_heads=config.q_heads,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        trained_context=config.trained_context,
+        tokenizer=_tokenizer(source),
+        record=lambda token_ids: record_decoder(decoder, token_ids),
+    )
+
+
+def _tokenizer(source: Source) -> Tokenizer | None:
+    """The very file that an export would have."""
+    if source.write_tokenizer is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        source.write_tokenizer(Path(folder))
+        return read_tokenizer(Path(folder) / "tokenizer.json")
+
+
+@torch.no_grad()
+def record_decoder(decoder: Decoder, token_ids: Tokens) -> tuple[LayerRecord, ...]:
+    """Run `decoder` once over one sequence."""
+    attention = RecordingAttention(decoder.config)
+    hooks = [
+        module.register_forward_hook(attention.see_projection)
+        for name, module in decoder.named_modules()
+        if name.rpartition(".")[2] in ("q_proj", "k_proj") and isinstance(module, nn.Linear)
+    ]
+    try:
+        decoder.hidden_states(torch.from_numpy(token_ids)[None], torch.arange(len(token_ids))[None], attention)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(attention.records)
+
+
+class RecordingAttention:
+    """An `AttentionFunction` over one sequence that keeps a record per layer."""
+
+    def __init__(self, config: SharpConfig) -> None:
+        self.config = config
+        self.records: list[LayerRecord] = []
+        self._projected: list[tuple[Tensor, Tensor]] = []  # (input, matrix) of q_proj, k_proj since the last attention
+
+    def see_projection(self, module: nn.Linear, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        """The forward hook of q_proj and k_proj."""
+        self._projected.append((inputs[0], module.weight))
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+    ) -> Tensor:
+        """Query [1, tokens, q_heads, head_dim], key and value [1, tokens, kv_heads, head_dim] -> as query."""
+        assert layer == len(self.records)
+        config = self.config
+        output, stats = self._attend(query[0], key[0], value[0], head_params, alibi_slopes)
+        self.records.append(
+            LayerRecord(
+                query=query[0].numpy(),
+                key=key[0].numpy(),
+                head_params=None if head_params is None else head_params.numpy(),
+                alibi_slopes=None if alibi_slopes is None else alibi_slopes.numpy(),
+                normalizer=Normalizer(
+                    config.scheme.normalizer, config.alpha, config.temperature_coefficients, config.entropy_threshold
+                ),
+                scale=config.scale,
+                softcap=0.0,
+                window=-1,
+                projections=self._take_projections(),
+                stats=stats.numpy(),
+            )
+        )
+        return output[None]
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, alibi_slopes: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Output [tokens, q_heads, head_dim] and statistics; one cache block holds the whole sequence."""
+        config, tokens = self.config, len(query)
+        key_cache, value_cache = key.permute(1, 2, 0)[None].clone(), value.transpose(0, 1)[None].clone()
+        parts = []
+        for start in range(0, tokens, QUERY_CHUNK):
+            chunk = slice(start, min(start + QUERY_CHUNK, tokens))
+            output, _, _, stats = paged_attention(
+                query[chunk],
+                key[chunk],
+                value[chunk],
+                key_cache,
+                value_cache,
+                torch.arange(chunk.start, chunk.stop, dtype=torch.int32),
+                torch.zeros(1, 1, dtype=torch.int32),
+                torch.tensor([0, chunk.stop - chunk.start], dtype=torch.int32),
+                torch.tensor([chunk.start], dtype=torch.int32),
+                head_params,
+                alibi_slopes,
+                torch.tensor(True),
+                normalizer=config.scheme.normalizer,
+                scale=config.scale,
+                alpha=config.alpha,
+                temperature_coefficients=list(config.temperature_coefficients),
+                entropy_threshold=config.entropy_threshold,
+            )
+            parts.append((output, stats))
+        outputs, statistics = zip(*parts, strict=True)
+        return torch.cat(outputs), torch.cat(statistics)
+
+    def _take_projections(self) -> Projections | None:
+        projected, self._projected = self._projected, []
+        if len(projected) != 2:  # an architecture whose projections have other names
+            return None
+        (hidden, query_weight), (_, key_weight) = projected
+
+        def per_head(weight: Tensor) -> Floats:
+            heads: Any = weight.detach().float().unflatten(0, (-1, self.config.head_dim)).numpy()
+            return heads  # type: ignore[no-any-return]
+
+        return Projections(hidden[0].float().numpy(), per_head(query_weight), per_head(key_weight))

@@ -1,0 +1,206 @@
+"""Recording an exported model folder: its ONNX graph, with what the attention nodes are given as outputs too."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from google.protobuf.message import DecodeError
+from onnx import helper, numpy_helper
+
+from sharp.exporter.inspection.prompt import read_tokenizer
+from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
+from sharp.plugins import library_path
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import Manifest, read_manifest
+from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.ops.schema import ABSENT, ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, PAGED_ATTENTION
+
+# Inputs of the attention nodes that become outputs of the model.
+SHOWN: tuple[str, ...] = ("query", "key", "head_params", "alibi_slopes")
+# ONNX Runtime's name for: the folder of external data, for a model that is given as bytes.
+DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """An attention node: the names of its inputs, of the block's input and of the matrices Q and K."""
+
+    layer: int
+    inputs: dict[str, str]
+    attributes: dict[str, Any]
+    hidden: str | None
+    query_weight: str | None
+    key_weight: str | None
+
+    def wanted(self) -> dict[str, str]:
+        """Value -> the name of the output that shows it."""
+        shown = {name: self.inputs[name] for name in SHOWN if name in self.inputs}
+        if self.hidden is not None:
+            shown["hidden"] = self.hidden
+        return {f"inspect.{self.layer}.{name}": value for name, value in shown.items()}
+
+
+def open_folder(path: Path) -> InspectedModel:
+    """The model of a folder; the graph is read when it is recorded.
+
+    Raises:
+        InputError, NotFoundError: it is not a model folder, or an incomplete one.
+    """
+    manifest = read_manifest(path)
+    return InspectedModel(
+        name=manifest.name,
+        norm=manifest.norm.name,
+        layers=manifest.layers,
+        q_heads=manifest.q_heads,
+        vocab_size=manifest.vocab_size,
+        max_context=manifest.max_context,
+        trained_context=manifest.trained_context,
+        tokenizer=None if manifest.tokenizer.file is None else read_tokenizer(path / manifest.tokenizer.file),
+        record=lambda token_ids: record_folder(path, manifest, token_ids),
+    )
+
+
+def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[LayerRecord, ...]:
+    """Run the model of a folder over one sequence, with Sharp's kernels.
+
+    Raises:
+        InputError: the graph cannot be loaded, or has no paged attention nodes.
+    """
+    file = path / manifest.model_file
+    try:
+        model = onnx.load(file, load_external_data=False)
+    except DecodeError as error:
+        raise InputError(f"{file} is not an ONNX model; export the model again") from error
+    nodes = list(_attention_nodes(model))
+    if [node.layer for node in nodes] != list(range(manifest.layers)):
+        raise InputError(
+            f"{file} has {len(nodes)} {PAGED_ATTENTION} nodes for {manifest.layers} layers; "
+            "export the model again with sharp-export (in its paged form)"
+        )
+    wanted = {output: value for node in nodes for output, value in node.wanted().items()}
+    for output, value in wanted.items():
+        model.graph.node.append(helper.make_node("Identity", [value], [output]))
+        model.graph.output.append(helper.make_empty_tensor_value_info(output))
+    names = ["stats", *wanted]
+    found = dict(zip(names, _run(model, path, manifest, names, token_ids), strict=True))
+    return tuple(_layer_record(node, model, path, found) for node in nodes)
+
+
+def _attention_nodes(model: onnx.ModelProto) -> Iterator[_Attention]:
+    """In the order of the layers."""
+    producers = {output: node for node in model.graph.node for output in node.output}
+    weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    found = []
+    for node in model.graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, PAGED_ATTENTION):
+            continue
+        inputs = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value not in ("", ABSENT)}
+        query, key = (_projection(inputs[name], producers, weights) for name in ("query", "key"))
+        same = query is not None and key is not None and query[0] == key[0]
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        found.append(
+            _Attention(
+                layer=int(inputs["key_cache"].rpartition(".")[2]),
+                inputs=inputs,
+                attributes={**ATTRIBUTE_DEFAULTS, **given},
+                hidden=query[0] if query is not None and same else None,
+                query_weight=query[1] if query is not None and same else None,
+                key_weight=key[1] if key is not None and same else None,
+            )
+        )
+    yield from sorted(found, key=lambda node: node.layer)
+
+
+def _projection(
+    value: str, producers: dict[str, onnx.NodeProto], weights: dict[str, tuple[int, ...]]
+) -> tuple[str, str] | None:
+    """The input and the matrix of the product that `value` was made from, the widest if a length scale has one too."""
+    products, open_values, seen = [], [value], set()
+    while open_values:
+        node = producers.get(open_values.pop())
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op_type == "MatMul":
+            if node.input[1] in weights:
+                products.append((node.input[0], node.input[1]))
+        else:
+            open_values.extend(node.input)
+    return max(products, key=lambda product: weights[product[1]][1], default=None)
+
+
+def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str], token_ids: Tokens) -> list[Floats]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.register_custom_ops_library(library_path("onnxruntime"))
+    options.add_session_config_entry(DATA_FOLDER, str(path.resolve()))
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has no common exception
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{path / manifest.model_file} cannot be loaded: {reason}; export the model again") from error
+    tokens, block = len(token_ids), manifest.cache.block_size
+    blocks = -(-tokens // block)
+    key_cache = np.zeros((blocks, manifest.kv_heads, manifest.head_dim, block), manifest.cache.dtype)
+    value_cache = np.zeros((blocks, manifest.kv_heads, block, manifest.value_dim), manifest.cache.dtype)
+    feeds = {
+        "input_ids": token_ids,
+        "positions": np.arange(tokens, dtype=np.int64),
+        "slot_mapping": np.arange(tokens, dtype=np.int32),
+        "block_table": np.arange(blocks, dtype=np.int32)[None],
+        "query_start": np.array([0, tokens], np.int32),
+        "context_lens": np.zeros(1, np.int32),
+        "collect_stats": np.array(True),
+        "logits_indices": np.array([tokens - 1]),
+        **{f"key_cache.{layer}": key_cache for layer in range(manifest.layers)},
+        **{f"value_cache.{layer}": value_cache for layer in range(manifest.layers)},
+    }
+    outputs: list[Floats] = session.run(names, feeds)
+    return outputs
+
+
+def _layer_record(node: _Attention, model: onnx.ModelProto, path: Path, found: dict[str, Floats]) -> LayerRecord:
+    given = {name: found.get(f"inspect.{node.layer}.{name}") for name in SHOWN}
+    query, key = given["query"], given["key"]
+    assert query is not None
+    assert key is not None
+    attributes = node.attributes
+    return LayerRecord(
+        query=query,
+        key=key,
+        head_params=given["head_params"],
+        alibi_slopes=given["alibi_slopes"],
+        normalizer=Normalizer(
+            attributes["normalizer"].decode(),
+            attributes["alpha"],
+            tuple(attributes["temperature_coefficients"]),
+            attributes["entropy_threshold"],
+        ),
+        scale=attributes["scale"],
+        softcap=attributes["softcap"],
+        window=attributes["window"],
+        projections=_projections(node, model, path, found, (query.shape[1], key.shape[1])),
+        stats=found["stats"][node.layer],
+    )
+
+
+def _projections(
+    node: _Attention, model: onnx.ModelProto, path: Path, found: dict[str, Floats], heads: tuple[int, int]
+) -> Projections | None:
+    if node.hidden is None:
+        return None
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    matrices = [
+        numpy_helper.to_array(weights[name], str(path)).T for name in (node.query_weight, node.key_weight) if name
+    ]
+    hidden = found[f"inspect.{node.layer}.hidden"]
+    hidden = hidden.reshape(-1, hidden.shape[-1])  # [tokens, hidden_size]
+    head_dim = found[f"inspect.{node.layer}.query"].shape[-1]
+    if [len(matrix) for matrix in matrices] != [count * head_dim for count in heads]:
+        return None  # a matrix for several of query, key and value
+    query_weight, key_weight = (matrix.reshape(-1, head_dim, matrix.shape[1]) for matrix in matrices)
+    return Projections(hidden, query_weight, key_weight)

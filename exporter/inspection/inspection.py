@@ -1,0 +1,67 @@
+"""`sharp inspect`, step by step: open, read the text, run, choose the heads to look at."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharp.exporter.inspection.attention_map import AttentionMap, attention_map
+from sharp.exporter.inspection.checkpoint import open_checkpoint
+from sharp.exporter.inspection.folder import open_folder
+from sharp.exporter.inspection.heads import HeadStatistics, extreme_heads, head_statistics
+from sharp.exporter.inspection.prompt import Prompt, TokenizedText, tokenize
+from sharp.exporter.inspection.recording import InspectedModel
+from sharp.plugins.errors import InputError, NotFoundError
+from sharp.plugins.manifest import MANIFEST_FILE
+
+KINDS = (
+    "a model folder (of sharp-export), a .pt or .safetensors file of Sharp's own, a Hugging Face folder or a .gguf file"
+)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What the table, the pictures and the page show."""
+
+    model: InspectedModel
+    text: TokenizedText
+    statistics: HeadStatistics
+    maps: tuple[AttentionMap, ...]
+
+
+def open_model(path: Path) -> InspectedModel:
+    """The model folder or checkpoint at `path`.
+
+    Raises:
+        NotFoundError: nothing is there.
+        InputError: it cannot be read, or is no decoder.
+    """
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist; give {KINDS}")
+    if path.is_dir() and not (path / "config.json").exists() and not (path / MANIFEST_FILE).exists():
+        raise InputError(f"{path} has neither {MANIFEST_FILE} nor config.json; give {KINDS}")
+    return open_folder(path) if (path / MANIFEST_FILE).exists() else open_checkpoint(path)
+
+
+def choose_text(model: InspectedModel, prompt: Prompt, layer: int | None, head: int | None) -> TokenizedText:
+    """The tokens to run, after a check of everything that the user chose.
+
+    Raises:
+        InputError, NotFoundError: there is no such layer, head, file or token, or the text is too short or too long.
+    """
+    for option, value, count in (("--layer", layer, model.layers), ("--head", head, model.q_heads)):
+        if value is not None and not 0 <= value < count:
+            raise InputError(f"{option} is {value}, but {model.name} has {option[2:]}s 0 to {count - 1}")
+    if head is not None and layer is None:
+        raise InputError(f"--head is {head} without a layer; give --layer too")
+    return tokenize(prompt, model)
+
+
+def inspect_text(model: InspectedModel, text: TokenizedText, layer: int | None, head: int | None) -> Inspection:
+    """Run `model` over `text`; map one head, or the sharpest and the most dispersed (of `layer`, if it is given).
+
+    Raises:
+        InputError: the model is damaged.
+    """
+    records = model.record(text.token_ids)
+    statistics = head_statistics(records, model.name)
+    chosen = extreme_heads(statistics, layer) if layer is None or head is None else [(layer, head)]
+    return Inspection(model, text, statistics, tuple(attention_map(records[row], row, one) for row, one in chosen))

@@ -1,0 +1,73 @@
+"""What a model's attention was given and did while it read one text: the same for folders and checkpoints."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from sharp.plugins.ops.normalizers import Normalizer
+
+Floats = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+
+# Columns of the op's `stats` output.
+ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD = range(4)
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The matrices Q and K of all heads of a layer, and what they were applied to.
+
+    hidden [tokens, hidden_size] is the attention block's input; query_weight [q_heads, head_dim, hidden_size],
+    key_weight [kv_heads, head_dim, hidden_size].
+    """
+
+    hidden: Floats
+    query_weight: Floats
+    key_weight: Floats
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One attention node and one pass over the text.
+
+    Attributes:
+        query: [tokens, q_heads, head_dim], positions and length scales already applied.
+        key: [tokens, kv_heads, head_dim].
+        head_params: [q_heads, P], the normalizer's learned parameters per head.
+        alibi_slopes: [q_heads].
+        normalizer: what turns logits into weights.
+        scale: factor of query . key.
+        softcap: of the logits; 0 is off.
+        window: how many keys a query sees at most; -1 is off.
+        projections: None where Q and K could not be told apart from the rest of the model.
+        stats: [tokens, q_heads, 4], the op's statistics.
+    """
+
+    query: Floats
+    key: Floats
+    head_params: Floats | None
+    alibi_slopes: Floats | None
+    normalizer: Normalizer
+    scale: float
+    softcap: float
+    window: int
+    projections: Projections | None
+    stats: Floats
+
+
+@dataclass(frozen=True)
+class InspectedModel:
+    """A model that was opened; `record` runs it once over token ids [tokens] and returns a record per layer."""
+
+    name: str
+    norm: str
+    layers: int
+    q_heads: int
+    vocab_size: int
+    max_context: int
+    trained_context: int
+    tokenizer: Tokenizer | None
+    record: Callable[[Tokens], tuple[LayerRecord, ...]]

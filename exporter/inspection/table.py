@@ -1,0 +1,73 @@
+"""The statistics of the heads as a table on the console and as rows of the page."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+
+from sharp.exporter.inspection.heads import Doubles, HeadStatistics
+
+HEADS_SHOWN = 8  # from each end, where a model has too many heads for a screen
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """Means over the tokens that see more than one key; entropy in nats, support in keys, spread in logits."""
+
+    layer: int
+    head: int
+    entropy: float
+    normalized_entropy: float
+    support: float
+    support_share: float
+    inverse_temperature: float
+    spread: float
+    bound: float | None
+
+
+def head_rows(statistics: HeadStatistics) -> list[HeadRow]:
+    """A row per head, from the sharpest to the most dispersed."""
+
+    def mean(values: Doubles) -> Doubles:
+        return np.asarray(values[..., 1:].mean(-1))
+
+    normalized, share = statistics.normalized_entropy, statistics.support_share
+    entropy, support, spread = map(mean, (statistics.entropy, statistics.support, statistics.spread))
+    beta = mean(statistics.inverse_temperature)
+    bound = None if statistics.bound is None else mean(statistics.bound)
+    return [
+        HeadRow(
+            layer=layer,
+            head=head,
+            entropy=float(entropy[layer, head]),
+            normalized_entropy=float(normalized[layer, head]),
+            support=float(support[layer, head]),
+            support_share=float(share[layer, head]),
+            inverse_temperature=float(beta[layer, head]),
+            spread=float(spread[layer, head]),
+            bound=None if bound is None else float(bound[layer, head]),
+        )
+        for layer, head in map(divmod, np.argsort(normalized, axis=None), [normalized.shape[1]] * normalized.size)
+    ]
+
+
+def heads_table(statistics: HeadStatistics, adaptive: bool) -> Table:
+    """The sharpest and the most dispersed heads; `adaptive` adds the inverse temperature beta."""
+    rows = head_rows(statistics)
+    table = Table(
+        title="Attention heads, from the sharpest to the most dispersed (means over the text)", title_justify="left"
+    )
+    for column in ("layer", "head", "entropy", "/ ln n", "support", "/ n", "spread", "bound", "/ bound"):
+        table.add_column(column, justify="right")
+    if adaptive:
+        table.add_column("beta", justify="right")
+    for index, row in enumerate(rows):
+        if len(rows) > 2 * HEADS_SHOWN and HEADS_SHOWN <= index < len(rows) - HEADS_SHOWN:
+            continue
+        cells = [str(row.layer), str(row.head), f"{row.entropy:.2f}", f"{row.normalized_entropy:.3f}"]
+        cells += [f"{row.support:.1f}", f"{row.support_share:.3f}", f"{row.spread:.2f}"]
+        cells += ["-", "-"] if row.bound is None else [f"{row.bound:.1f}", f"{row.spread / row.bound:.3f}"]
+        if adaptive:
+            cells.append(f"{row.inverse_temperature:.2f}")
+        table.add_row(*cells, end_section=len(rows) > 2 * HEADS_SHOWN and index == HEADS_SHOWN - 1)
+    return table
