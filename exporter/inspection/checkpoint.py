@@ -8,12 +8,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from sharp.exporter.decoder import Decoder, Source
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
 from sharp.exporter.reading import read_source
+from sharp.exporter.source import Source
 from sharp.models.checkpoint import is_sharp_folder, load_checkpoint
 from sharp.models.config import SharpConfig
+from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.torch_op import paged_attention
 
@@ -29,7 +31,10 @@ def open_checkpoint(path: Path) -> InspectedModel:
     own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
     norm = load_checkpoint(path).config.norm if own and path.exists() else "softmax"
     source = read_source(path, norm)
-    decoder, config = source.decoder, source.decoder.config
+    decoder = source.model
+    if not isinstance(decoder, Decoder):
+        raise InputError(f"{path} is a {source.architecture}; sharp inspect reads decoders over tokens")
+    config = decoder.config
     return InspectedModel(
         name=source.name,
         norm=norm,

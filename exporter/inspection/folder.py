@@ -78,7 +78,7 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
     nodes = list(_attention_nodes(model))
     if [node.layer for node in nodes] != list(range(manifest.layers)):
         raise InputError(
-            f"{file} has {len(nodes)} {PAGED_ATTENTION} nodes for {manifest.layers} layers; "
+            f"{file} has {len(nodes)} {PAGED_ATTENTION.name} nodes for {manifest.layers} layers; "
             "export the model again with sharp-export (in its paged form)"
         )
     wanted = {output: value for node in nodes for output, value in node.wanted().items()}
@@ -96,9 +96,13 @@ def _attention_nodes(model: onnx.ModelProto) -> Iterator[_Attention]:
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 2}
     found = []
     for node in model.graph.node:
-        if (node.domain, node.op_type) != (DOMAIN, PAGED_ATTENTION):
+        if (node.domain, node.op_type) != (DOMAIN, PAGED_ATTENTION.name):
             continue
-        inputs = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value not in ("", ABSENT)}
+        inputs = {
+            name: value
+            for name, value in zip(INPUTS, node.input, strict=False)
+            if value and value not in ABSENT.values()
+        }
         query, key = (_projection(inputs[name], producers, weights) for name in ("query", "key"))
         same = query is not None and key is not None and query[0] == key[0]
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
