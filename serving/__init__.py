@@ -1,6 +1,7 @@
 """Serving: the engine, its backends, the gRPC server and the offline `LLM`."""
 
+from sharp.serving.guided import Guided
 from sharp.serving.llm import LLM, Completion
 from sharp.serving.sampling_params import SamplingParams
 
-__all__ = ["LLM", "Completion", "SamplingParams"]
+__all__ = ["LLM", "Completion", "Guided", "SamplingParams"]

@@ -31,8 +31,21 @@ class ModelFolder:
         """The longest sequence that one request may grow to."""
         return min(self.manifest.max_context, self.cache_tokens)
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, attention: bool = False) -> Request:
-        """A checked request; raises InputError."""
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        attention: bool = False,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """A checked request. It may take a while (long texts, large grammars): not for the engine's thread.
+
+        Raises:
+            FieldError: a field cannot be used; the message names it, its value and the limit.
+        """
         return prepare_request(
             request_id,
             prompt,
@@ -41,6 +54,8 @@ class ModelFolder:
             tokenizer=self.tokenizer,
             context_limit=self.context_limit,
             attention=attention,
+            priority=priority,
+            cache_salt=cache_salt,
         )
 
 

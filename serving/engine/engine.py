@@ -202,6 +202,8 @@ class Engine:
             prompt_tokens=tally.prompt_tokens,
             generated_tokens=tally.generated_tokens,
             preemptions=tally.preemptions,
+            prefix_cache_queries=0,
+            prefix_cache_hits=0,
             finished=tuple(tally.finished),
             queue_seconds=tuple(tally.queue_seconds),
             first_token_seconds=tuple(tally.first_token_seconds),

@@ -15,6 +15,8 @@ class EngineReport:
     prompt_tokens: int
     generated_tokens: int
     preemptions: int
+    prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
+    prefix_cache_hits: int  # those that it had
     finished: tuple[tuple[str, float], ...]  # (finish reason, request duration)
     queue_seconds: tuple[float, ...]
     first_token_seconds: tuple[float, ...]

@@ -18,6 +18,8 @@ TYPES = {
     "sharp_prompt_tokens": "counter",
     "sharp_generated_tokens": "counter",
     "sharp_preemptions": "counter",
+    "sharp_prefix_cache_queries": "counter",
+    "sharp_prefix_cache_hits": "counter",
     "sharp_kv_cache_usage_ratio": "gauge",
     "sharp_time_to_first_token_seconds": "histogram",
     "sharp_inter_token_latency_seconds": "histogram",

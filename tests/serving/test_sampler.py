@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from sharp.serving import SamplingParams
 from sharp.serving.engine.sampler import NO_TOKEN, sample
-from sharp.serving.errors import InputError
+from sharp.serving.errors import FieldError
+from sharp.serving.guided import Guided
 
 LOGITS = np.log(np.array([0.4, 0.05, 0.3, 0.2, 0.05], np.float32))
 DRAWS = 4000
@@ -95,16 +96,48 @@ def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
         ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0}, "top_p is 0; it must be more than 0"),
-        ({"top_p": 1.5}, r"top_p is 1\.5; it must be a number from 0 to 1"),
+        ({"top_p": 0}, "top_p is 0; it must be a number more than 0 and at most 1"),
+        ({"top_p": 1.5}, r"top_p is 1\.5; it must be a number more than 0 and at most 1"),
         ({"top_p": float("nan")}, "top_p is nan"),
         ({"max_tokens": -3}, "max_tokens is -3"),
         ({"max_tokens": 2.5}, r"max_tokens is 2\.5; it must be a whole number"),
         ({"seed": 2**64}, "seed is"),
         ({"stop": [""]}, "stop has ''"),
         ({"stop_token_ids": [-5]}, "stop_token_ids is -5"),
+        ({"min_p": 1.01}, r"min_p is 1\.01; it must be a number from 0 to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number more than 0"),
+        ({"presence_penalty": 2.5}, r"presence_penalty is 2\.5; it must be a number from -2 to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty is -3; it must be a number from -2 to 2"),
+        ({"logit_bias": {5: 101}}, "logit_bias is 101; it must be a number from -100 to 100"),
+        ({"logit_bias": {-1: 1}}, "logit_bias is -1"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias has 1025 entries; the limit is 1024"),
+        ({"n": 0}, "n is 0; it must be a number from 1 to 128"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5; it must be a number from 0 to 4"),
+        ({"time_limit_ms": 0}, "time_limit_ms is 0; it must be a number at least 1"),
+        ({"logprobs": 21}, "logprobs is 21; it must be a number from 0 to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
     ],
 )
 def test_parameters_out_of_range(params, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(FieldError, match=message) as caught:
         SamplingParams(**params)
+    assert caught.value.field == next(iter(params))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "guided has nothing; set exactly one of json, regex and grammar"),
+        ({"json": "{}", "regex": "a"}, "guided has json and regex; set exactly one"),
+        ({"regex": ""}, "guided.regex is ''; it must be a text"),
+        ({"grammar": "x" * 65537}, "guided.grammar has 65537 characters; the limit is 65536"),
+        ({"json": {"enum": [{1}]}}, "guided.json cannot be written as JSON"),
+    ],
+)
+def test_guides_that_are_no_guides(given, message):
+    with pytest.raises(FieldError, match=message):
+        Guided(**given)
+
+
+def test_a_schema_is_text_or_an_object():
+    assert Guided(json={"type": "integer"}) == Guided(json='{"type": "integer"}')
