@@ -8,6 +8,7 @@ from sharp.serving.backends import Backend, load_backend
 from sharp.serving.cache_size import available_memory, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
+from sharp.serving.guide import GuideCompiler
 from sharp.serving.request import Prompt, Request, prepare_request
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.tokenizer import Tokenizer, load_tokenizer
@@ -20,6 +21,7 @@ class ModelFolder:
     manifest: Manifest
     tokenizer: Tokenizer | None
     blocks: int
+    guides: GuideCompiler
 
     @property
     def cache_tokens(self) -> int:
@@ -53,6 +55,7 @@ class ModelFolder:
             manifest=self.manifest,
             tokenizer=self.tokenizer,
             context_limit=self.context_limit,
+            guides=self.guides,
             attention=attention,
             priority=priority,
             cache_salt=cache_salt,
@@ -71,5 +74,5 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
     loaded = load_backend(path, manifest, backend)
     # Without kernels the cache exists twice.
     blocks = cache_blocks(manifest, engine.cache_tokens, available_memory() // (1 if loaded.kernels else 2))
-    folder = ModelFolder(manifest, tokenizer, blocks)
+    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer))
     return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)

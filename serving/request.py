@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sharp.plugins.manifest import Manifest
 from sharp.serving.errors import FieldError
+from sharp.serving.guide import Guide, GuideCompiler
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.tokenizer import Tokenizer
 
@@ -15,20 +16,6 @@ Prompt = str | Sequence[int]
 CHARACTERS_PER_TOKEN = 8
 MAX_CACHE_SALT = 256
 MAX_PRIORITY = 2**31 - 1
-# Fields that are part of the interface and that the engine does not do yet.
-NOT_DONE: tuple[str, ...] = (
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "n",
-    "min_tokens",
-    "time_limit_ms",
-    "logprobs",
-    "prompt_logprobs",
-    "guided",
-)
 
 
 @dataclass(frozen=True)
@@ -43,6 +30,7 @@ class Request:
         attention: collect attention statistics of this request.
         priority: requests of a lower number go first and are preempted last; equal ones go by arrival.
         cache_salt: the prefix cache is shared only by requests of the same salt.
+        guide: `params.guided`, compiled; every answer follows a copy.
     """
 
     request_id: str
@@ -52,6 +40,7 @@ class Request:
     attention: bool = False
     priority: int = 0
     cache_salt: str = ""
+    guide: Guide | None = None
 
 
 def prepare_request(
@@ -62,6 +51,7 @@ def prepare_request(
     manifest: Manifest,
     tokenizer: Tokenizer | None,
     context_limit: int,
+    guides: GuideCompiler,
     attention: bool = False,
     priority: int = 0,
     cache_salt: str = "",
@@ -100,14 +90,14 @@ def prepare_request(
             f"prompt has {len(prompt_ids)} tokens; the limit is {context_limit - needed}"
             + (f" (a context of {context_limit} with room for one new token)" if needed else ""),
         )
+    if params.min_tokens > room:
+        raise FieldError("min_tokens", f"min_tokens is {params.min_tokens}; the prompt leaves room for {room} tokens")
     max_new_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-    return Request(request_id, prompt_ids, params, max_new_tokens, attention, priority, cache_salt)
+    guide = guides.compile(params.guided) if params.guided else None
+    return Request(request_id, prompt_ids, params, max_new_tokens, attention, priority, cache_salt, guide)
 
 
 def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
-    for name in NOT_DONE:
-        if getattr(params, name) != getattr(SamplingParams, name):
-            raise FieldError(name, f"{name} is {getattr(params, name)}; this version does not support it yet")
     if tokenizer is None and params.stop:
         raise FieldError("stop", f"stop strings need text, and {manifest.name} has no tokenizer; use stop_token_ids")
     biased = max((token for token, _ in params.logit_bias), default=0)
@@ -120,8 +110,6 @@ def _check_priority(priority: int) -> None:
     if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         limits = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
         raise FieldError("priority", f"priority is {priority!r}; it must be a whole number {limits}")
-    if priority:
-        raise FieldError("priority", f"priority is {priority}; this version does not support it yet")
 
 
 def _check_start(text: str, manifest: Manifest, tokenizer: Tokenizer | None, limit: int) -> None:

@@ -101,6 +101,16 @@ class SamplingParams:
             if not isinstance(string, str) or not string:
                 raise FieldError("stop", f"stop has {string!r}; each stop string must have at least one character")
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that are there already count."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether top-k, top-p or min-p leave tokens out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 def _check(
     name: str, value: float | None, low: float, high: float, *, whole: bool = True, without_low: bool = False

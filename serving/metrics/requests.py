@@ -31,7 +31,9 @@ class RequestMetrics:
         )
         for reason in (*FinishReason, "error"):
             self._finished.labels(model, reason)
-        self._prompt_tokens = counter("sharp_prompt_tokens_total", "Tokens of the prompts that were computed.")
+        self._prompt_tokens = counter(
+            "sharp_prompt_tokens_total", "Tokens of the prompts that were read, computed or from the prefix cache."
+        )
         self._generated_tokens = counter("sharp_generated_tokens_total", "Generated tokens.")
         self._preemptions = counter("sharp_preemptions_total", "Requests that gave back their blocks for others.")
         self._cache_queries = counter(
