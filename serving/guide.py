@@ -13,6 +13,7 @@ from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
 from sharp.serving.tokenizer import Tokenizer
 
+LONGEST_ERROR = 300
 # Compiling and a token's mask cost at most some tens of milliseconds each; whatever needs more is an error.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -49,7 +50,7 @@ class Guide:
         bits = np.zeros(-(-vocab_size // 32), np.int32)
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if self._matcher.is_error():  # it allows the end-of-sequence token then
+        if self._matcher.is_error():
             return np.zeros(vocab_size, np.bool_)
         return np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
@@ -79,9 +80,13 @@ class GuideCompiler:
             matcher = LLMatcher(self._loaded(), GRAMMARS[guided.kind](guided.text), log_level=0, limits=LIMITS)
         except ValueError as error:  # text that is no JSON
             raise FieldError(name, f"{name} cannot be used: {_sentence(str(error))}") from error
-        if matcher.is_error():
-            raise FieldError(name, f"{name} cannot be used: {_sentence(matcher.get_error())}")
-        return Guide(matcher)
+        guide = Guide(matcher)
+        # The first mask can take much longer than later ones: it is better computed here than in a step.
+        if not guide.error:
+            guide.allowed(self._manifest.vocab_size)
+        if guide.error:
+            raise FieldError(name, f"{name} cannot be used: {guide.error}")
+        return guide
 
     def _loaded(self) -> LLTokenizer:
         """The vocabulary as the library wants it: made at first use, as few servers need it and it takes a second."""
@@ -97,5 +102,7 @@ class GuideCompiler:
 
 
 def _sentence(error: str) -> str:
-    """The first line of an error of the library."""
-    return error.strip().splitlines()[0] if error.strip() else ""
+    """An error of the library in one line: what it begins with, and the detail where it marks one."""
+    lines = error.strip().splitlines() or [""]
+    details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return " ".join([lines[0], *details])[:LONGEST_ERROR]
