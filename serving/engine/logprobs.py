@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.serving.engine.batch import Outputs
-from sharp.serving.engine.candidates import largest
 from sharp.serving.engine.events import TokenLogprobs
 from sharp.serving.engine.sampler import NO_TOKEN
 from sharp.serving.engine.scheduler import Chunk
@@ -19,7 +18,7 @@ def token_logprobs(logits: NDArray[np.float32], token_ids: Rows[int], top: int) 
     highest = logits.max(1, keepdims=True)
     with np.errstate(invalid="ignore"):  # a row that is not finite: its request fails
         normalizer = highest[:, 0] + np.log(np.exp(logits - highest).sum(1, dtype=np.float64))  # [rows]
-        best = largest(logits, top) if top else np.empty((len(logits), 0), np.int64)
+        best = _largest(logits, top) if top else np.empty((len(logits), 0), np.int64)
         best_logprobs = np.take_along_axis(logits, best, 1) - normalizer[:, None]
         chosen = logits[np.arange(len(logits)), list(token_ids)] - normalizer
     return [
@@ -28,6 +27,17 @@ def token_logprobs(logits: NDArray[np.float32], token_ids: Rows[int], top: int) 
             token_ids, chosen.tolist(), best.tolist(), best_logprobs.tolist(), strict=True
         )
     ]
+
+
+def _largest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """The tokens of the `count` largest logits of each row, best first: int64 [rows, count]."""
+    found = np.empty((len(logits), min(count, logits.shape[1])), np.int64)
+    for row, values in zip(found, logits, strict=True):
+        candidates = np.flatnonzero(values >= np.partition(values, -len(row))[-len(row)])
+        if len(candidates) < len(row):  # there is a NaN among them
+            candidates = np.arange(len(values))
+        row[:] = candidates[np.argsort(-values[candidates], kind="stable")[: len(row)]]
+    return found
 
 
 def answer_logprobs(

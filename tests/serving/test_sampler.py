@@ -7,7 +7,7 @@ from sharp.serving import SamplingParams
 from sharp.serving.engine.adjust import adjust
 from sharp.serving.engine.logprobs import token_logprobs
 from sharp.serving.engine.prefix import PrefixChain
-from sharp.serving.engine.sampler import NO_TOKEN, sample
+from sharp.serving.engine.sampler import NO_TOKEN, Sampler
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
@@ -21,6 +21,10 @@ def sequence(prompt=(0,), eos=(), **params):
     """A sequence that is about to get its first token."""
     request = Request("a", tuple(prompt), SamplingParams(**params), 100)
     return Sequence(request, 0, 0, PrefixChain(b"", 4), None, eos)
+
+
+def sample(logits, sequences):
+    return Sampler(logits.shape[1]).sample(logits, sequences)
 
 
 def shares(**params) -> np.ndarray:
