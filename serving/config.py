@@ -55,7 +55,7 @@ class EngineConfig:
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 2**20
     prefix_cache: bool = True
-    prefill_chunk_tokens: int = 128
+    prefill_chunk_tokens: int = 64
 
     def __post_init__(self) -> None:
         if self.cache_tokens is not None:

@@ -100,10 +100,14 @@ def prepare_request(
 def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None and params.stop:
         raise FieldError("stop", f"stop strings need text, and {manifest.name} has no tokenizer; use stop_token_ids")
-    biased = max((token for token, _ in params.logit_bias), default=0)
-    if biased >= manifest.vocab_size:
-        message = f"logit_bias has token id {biased}; {manifest.name} has ids 0 to {manifest.vocab_size - 1}"
-        raise FieldError("logit_bias", message)
+    for name, token_ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
+    ):
+        highest = max(token_ids, default=0)
+        if highest >= manifest.vocab_size:
+            limit = f"{manifest.name} has ids 0 to {manifest.vocab_size - 1}"
+            raise FieldError(name, f"{name} has token id {highest}; {limit}")
 
 
 def _check_priority(priority: int) -> None:

@@ -69,6 +69,7 @@ class Engine:
         self._backend = backend
         self._manifest = manifest
         self._tokenizer = tokenizer
+        self._eos_token_ids = tuple(token for token in manifest.tokenizer.eos_token_ids if token < manifest.vocab_size)
         self._config = config
         self._answers: dict[str, _Answers] = {}
         self._numbered = 0
@@ -100,7 +101,7 @@ class Engine:
                 index,
                 PrefixChain(start, self.blocks.block_size),
                 self._tokenizer,
-                self._manifest.tokenizer.eos_token_ids,
+                self._eos_token_ids,
             )
             for index in range(request.params.n)
         ]
@@ -185,20 +186,29 @@ class Engine:
         events: list[Event] = []
         now = time.perf_counter()
         for row, chunk in enumerate(plan.chunks):
-            sequence, token = chunk.sequence, result.tokens.get(row)
-            if sequence.request_id not in self._answers:  # another answer of the request has failed
+            request_id = chunk.sequence.request_id
+            if request_id not in self._answers:  # another answer of the request has failed
                 continue
-            if token == NO_TOKEN:
-                events.append(self._fail(sequence.request_id, self._why_no_token(sequence)))
-                continue
-            self.blocks.remember(sequence.number, *sequence.advance(chunk.tokens))
-            sequence.prompt_logprobs += result.prompt_logprobs.get(row, [])
-            if not sequence.prompt_read and sequence.computed >= len(sequence.request.prompt_ids):
-                events += self._prompt_read(sequence)
-            if token is not None:
-                events += self._append(sequence, token, result.logprobs.get(row), now)
-            elif sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
-                events.append(self._finish(sequence, FinishReason.LENGTH))
+            try:
+                events += self._commit_chunk(row, chunk, result, now)
+            except Exception as error:  # say a defect of a tokenizer: nobody else must suffer
+                logger.exception("request %s failed", request_id)
+                events.append(self._fail(request_id, EngineError(f"the request failed: {error}")))
+        return events
+
+    def _commit_chunk(self, row: int, chunk: Chunk, result: _Result, now: float) -> list[Event]:
+        sequence, token = chunk.sequence, result.tokens.get(row)
+        if token == NO_TOKEN:
+            return [self._fail(sequence.request_id, self._why_no_token(sequence))]
+        events: list[Event] = []
+        self.blocks.remember(sequence.number, *sequence.advance(chunk.tokens))
+        sequence.prompt_logprobs += result.prompt_logprobs.get(row, [])
+        if not sequence.prompt_read and sequence.computed >= len(sequence.request.prompt_ids):
+            events += self._prompt_read(sequence)
+        if token is not None:
+            events += self._append(sequence, token, result.logprobs.get(row), now)
+        elif sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
+            events.append(self._finish(sequence, FinishReason.LENGTH))
         return events
 
     def _why_no_token(self, sequence: Sequence) -> SharpError:

@@ -248,6 +248,21 @@ def test_blocks_of_logits_that_are_no_numbers_are_never_shared(start, monkeypatc
     assert running.of(PromptComputed, "good")[0].cached_tokens == 0
 
 
+def test_a_request_whose_text_cannot_be_made_fails_alone(start, monkeypatch):
+    running = start()
+    running.add("good", b"x", 3)
+    running.add("bad", b"a", 3)
+    decode = Tokenizer.decode
+
+    def break_on_c(self, token_ids):
+        return decode(self, token_ids) if ord("c") not in token_ids else 1 / 0
+
+    monkeypatch.setattr(Tokenizer, "decode", break_on_c)
+    running.run()
+    assert running.order() == ["good"]
+    assert [str(one.error) for one in running.of(Failed, "bad")] == ["the request failed: division by zero"]
+
+
 def test_blocks_of_a_failed_step_are_never_shared(start, monkeypatch):
     running = start()
     running.add("lost", range(12), 9)
