@@ -44,7 +44,7 @@ class EngineConfig:
         attention_interval: collect attention statistics on every n-th step (and on steps of requests that ask for
             them); 0 never does.
         max_waiting_requests: most answers that wait for their first step; more requests are refused.
-        max_waiting_tokens: most prompt tokens that wait for their first step.
+        max_waiting_tokens: most prompt tokens of such answers.
         prefix_cache: keep computed blocks for later requests that start with the same tokens.
     """
 

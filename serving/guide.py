@@ -14,6 +14,7 @@ from sharp.serving.guided import Guided
 from sharp.serving.tokenizer import Tokenizer
 
 LONGEST_ERROR = 300
+COMPILED_GUIDES = 64
 # Compiling and a token's mask cost at most some tens of milliseconds each; whatever needs more is an error.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -68,6 +69,8 @@ class GuideCompiler:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
+        # Most servers see the same few schemas again and again; the oldest goes first.
+        self._compiled: dict[Guided, Guide] = {}
 
     def compile(self, guided: Guided) -> Guide:
         """The guide of a request.
@@ -75,6 +78,17 @@ class GuideCompiler:
         Raises:
             FieldError: the schema, expression or grammar is not valid or too large, or the model has no tokenizer.
         """
+        with self._lock:
+            if guided in self._compiled:
+                return self._compiled[guided].copy()
+        guide = self._compile(guided)
+        with self._lock:
+            self._compiled[guided] = guide.copy()
+            if len(self._compiled) > COMPILED_GUIDES:
+                del self._compiled[next(iter(self._compiled))]
+        return guide
+
+    def _compile(self, guided: Guided) -> Guide:
         name = f"guided.{guided.kind}"
         try:
             matcher = LLMatcher(self._loaded(), GRAMMARS[guided.kind](guided.text), log_level=0, limits=LIMITS)

@@ -15,6 +15,8 @@ Prompt = str | Sequence[int]
 # Of text that is longer than this many characters per allowed token, the start is tokenized first.
 CHARACTERS_PER_TOKEN = 8
 MAX_CACHE_SALT = 256
+# They are held until the prompt is computed, and then sent at once.
+MAX_PROMPT_LOGPROBS = 2**18
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -90,6 +92,12 @@ def prepare_request(
             f"prompt has {len(prompt_ids)} tokens; the limit is {context_limit - needed}"
             + (f" (a context of {context_limit} with room for one new token)" if needed else ""),
         )
+    asked = len(prompt_ids) * (1 + (params.prompt_logprobs or 0))
+    if params.prompt_logprobs is not None and asked > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"prompt_logprobs is {params.prompt_logprobs}, which makes {asked} numbers for {len(prompt_ids)} tokens"
+        )
+        raise FieldError("prompt_logprobs", f"{message}; the limit is {MAX_PROMPT_LOGPROBS}")
     if params.min_tokens > room:
         raise FieldError("min_tokens", f"min_tokens is {params.min_tokens}; the prompt leaves room for {room} tokens")
     max_new_tokens = room if params.max_tokens is None else min(params.max_tokens, room)

@@ -30,15 +30,17 @@ class QueueLimit:
 
     def check(self, request: Request, waiting: Iterable[Sequence]) -> None:
         """Let a request in, or raise QueueFullError. Where nothing waits, any request may."""
+        # Each answer has its own copy of the prompt.
         sizes = [(1 if one.started or one.index else one.request.params.n, len(one.token_ids)) for one in waiting]
         if not sizes:
             return
-        answers = sum(answers for answers, _ in sizes) + request.params.n
-        tokens = sum(tokens for _, tokens in sizes) + len(request.prompt_ids)
+        waiting_answers, waiting_tokens = sum(n for n, _ in sizes), sum(n * tokens for n, tokens in sizes)
+        answers = waiting_answers + request.params.n
+        tokens = waiting_tokens + request.params.n * len(request.prompt_ids)
         if answers > self._max_requests:
-            what = f"{answers - request.params.n} answers wait already; the limit is {self._max_requests}"
+            what = f"{waiting_answers} answers wait already; the limit is {self._max_requests}"
         elif tokens > self._max_tokens:
-            what = f"{tokens - len(request.prompt_ids)} prompt tokens wait already; the limit is {self._max_tokens}"
+            what = f"{waiting_tokens} prompt tokens wait already; the limit is {self._max_tokens}"
         else:
             return
         seconds = self._seconds_until_gone(answers - self._max_requests, tokens - self._max_tokens)

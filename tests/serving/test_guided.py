@@ -64,6 +64,15 @@ def test_the_end_of_sequence_token_ends_what_is_complete(llm):
     assert (completion.text, completion.finish_reason, completion.matched) == ("", "stop", 256)
 
 
+def test_a_schema_is_compiled_once(llm, monkeypatch):
+    compiled = []
+    compile_ = llm.model.guides._compile
+    monkeypatch.setattr(llm.model.guides, "_compile", lambda guided: compiled.append(guided) or compile_(guided))
+    answers = [answer(llm, guided=Guided(regex="[b-e]{2}[0-9]")).text for _ in range(3)]
+    assert answers == ["bc0"] * 3
+    assert len(compiled) == 1
+
+
 @pytest.mark.parametrize(
     ("guided", "message"),
     [

@@ -156,6 +156,16 @@ def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
         llm.generate([[97]], SamplingParams(stop=["x"]))
 
 
+def test_logprobs_of_a_long_prompt_are_bounded(llm, monkeypatch):
+    monkeypatch.setattr("sharp.serving.request.MAX_PROMPT_LOGPROBS", 100)
+    params = replace(GREEDY, prompt_logprobs=4)
+    llm.generate("a" * 20, params)
+    with pytest.raises(
+        FieldError, match="prompt_logprobs is 4, which makes 105 numbers for 21 tokens; the limit is 100"
+    ):
+        llm.generate("a" * 21, params)
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

@@ -325,7 +325,9 @@ def test_the_queue_counts_tokens_and_answers(start):
     running.add("a", range(15), 1)
     with pytest.raises(QueueFullError, match="15 prompt tokens wait already; the limit is 20"):
         running.add("b", range(6), 1)
-    running.add("b", range(5), 1, SamplingParams(n=4))
+    with pytest.raises(QueueFullError, match="15 prompt tokens wait already"):
+        running.add("b", range(3), 1, SamplingParams(n=2))
+    running.add("b", [1], 1, SamplingParams(n=4))
     with pytest.raises(QueueFullError, match="5 answers wait already; the limit is 5"):
         running.add("c", [], 1)
 
