@@ -39,14 +39,23 @@ class EngineConfig:
         cache_tokens: tokens that the key-value cache holds; None chooses from the model and the memory.
         max_batch_tokens: most tokens that one step computes; longer prompts are computed in chunks.
         max_sequences: most requests that run together.
+        prefill_chunk_tokens: most tokens of prompts that a step computes while other requests decode; the more, the
+            later their next token.
         attention_interval: collect attention statistics on every n-th step (and on steps of requests that ask for
             them); 0 never does.
+        max_waiting_requests: most answers that wait for their first step; more requests are refused.
+        max_waiting_tokens: most prompt tokens of such answers.
+        prefix_cache: keep computed blocks for later requests that start with the same tokens.
     """
 
     cache_tokens: int | None = None
     max_batch_tokens: int = 2048
     max_sequences: int = 64
     attention_interval: int = 8
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 2**20
+    prefix_cache: bool = True
+    prefill_chunk_tokens: int = 64
 
     def __post_init__(self) -> None:
         if self.cache_tokens is not None:
@@ -55,6 +64,9 @@ class EngineConfig:
         # A prompt must get on even while all other sequences decode.
         _at_least("max_batch_tokens", self.max_batch_tokens, self.max_sequences)
         _at_least("attention_interval", self.attention_interval, 0)
+        _at_least("prefill_chunk_tokens", self.prefill_chunk_tokens, 1)
+        _at_least("max_waiting_requests", self.max_waiting_requests, 1)
+        _at_least("max_waiting_tokens", self.max_waiting_tokens, 1)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,24 @@
 
 from sharp.plugins.errors import InputError, NotFoundError, SharpError
 
-__all__ = ["AlreadyExistsError", "EngineError", "InputError", "NotFoundError", "SharpError", "SlowReaderError"]
+__all__ = [
+    "AlreadyExistsError",
+    "EngineError",
+    "FieldError",
+    "InputError",
+    "NotFoundError",
+    "QueueFullError",
+    "SharpError",
+    "SlowReaderError",
+]
+
+
+class FieldError(InputError):
+    """A field of a request cannot be used; `field` is its name in `SamplingParams` or `Request`."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class AlreadyExistsError(SharpError):
@@ -11,6 +28,14 @@ class AlreadyExistsError(SharpError):
 
 class EngineError(SharpError):
     """A step of the engine failed; the requests of that step are lost, the engine goes on."""
+
+
+class QueueFullError(SharpError):
+    """Too many requests or tokens wait; try again after `retry_after` seconds, an estimate from the current rate."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class SlowReaderError(SharpError):

@@ -1,46 +1,15 @@
 """`LLM`: generation in this process, without a server."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from sharp.serving.attention import AttentionSummary
+from sharp.serving.completion import Answers, Completion
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.events import Delta, Failed, Finished, FinishReason, Timing, Usage
-from sharp.serving.errors import InputError
+from sharp.serving.errors import InputError, QueueFullError
 from sharp.serving.model_folder import load_model_folder
-from sharp.serving.request import Prompt
+from sharp.serving.request import Prompt, Request
 from sharp.serving.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The answer to one prompt.
-
-    Attributes:
-        text: the generated text; empty for a model without a tokenizer.
-        token_ids: the generated tokens, with the one that ended the answer.
-        finish_reason: "stop", "length" or "cancelled".
-        matched: the stop string or stop token that ended the answer.
-        usage: how many tokens prompt and answer have.
-        timing: seconds since the request was made.
-        attention: means over the tokens of this request, when asked for.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    matched: str | int | None
-    usage: Usage
-    timing: Timing
-    attention: AttentionSummary | None
-
-
-@dataclass
-class _Answer:
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finished: Finished | None = None
 
 
 class LLM:
@@ -73,10 +42,12 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         attention: bool = False,
+        cache_salt: str = "",
     ) -> list[Completion]:
         """One completion per prompt, in order. A prompt is text or a list of token ids; one alone is fine too.
 
-        `params` is for all prompts, or one for each. With `attention`, completions have attention statistics.
+        `params` is for all prompts, or one for each. With `attention`, completions have attention statistics. A
+        `cache_salt` keeps what was computed apart from calls with another one.
 
         Raises:
             InputError: a prompt cannot be used; nothing was generated.
@@ -87,32 +58,31 @@ class LLM:
         if len(each) != len(several):
             raise InputError(f"params has {len(each)} entries for {len(several)} prompts; give one, or one per prompt")
         requests = [
-            self.model.prepare(str(number), prompt, one, attention=attention)
+            self.model.prepare(str(number), prompt, one, attention=attention, cache_salt=cache_salt)
             for number, (prompt, one) in enumerate(zip(several, each, strict=True))
         ]
-        answers = {request.request_id: _Answer() for request in requests}
+        answers = {request.request_id: Answers(request) for request in requests}
+        waiting = deque(requests)
         try:
-            for request in requests:
-                self._engine.add(request)
-            while self._engine.has_work:
-                self._step(answers)
+            while waiting or self._engine.has_work:
+                self._feed(waiting)
+                for event in self._engine.step():
+                    answers[event.request_id].take(event)
+                self._engine.report()  # there are no metrics here, and what is not taken would pile up
         finally:  # after an error or Ctrl-C nothing may be left in the engine
             for request_id in answers:
                 self._engine.abort(request_id)
             self._engine.report()
-        return [_completion(answer) for answer in answers.values()]
+        return [one.completion() for one in answers.values()]
 
-    def _step(self, answers: dict[str, _Answer]) -> None:
-        for event in self._engine.step():
-            answer = answers[event.request_id]
-            if isinstance(event, Delta):
-                answer.text.append(event.text)
-                answer.token_ids.extend(event.token_ids)
-            elif isinstance(event, Finished):
-                answer.finished = event
-            elif isinstance(event, Failed):
-                raise event.error
-        self._engine.report()  # there are no metrics here, and what is not taken would pile up
+    def _feed(self, waiting: deque[Request]) -> None:
+        """Give the engine as many requests as its queue takes."""
+        while waiting:
+            try:
+                self._engine.add(waiting[0])
+            except QueueFullError:
+                return
+            waiting.popleft()
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -125,18 +95,3 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             raise InputError("prompts mixes token ids with prompts; a prompt is a text or a list of token ids")
         return [tokens]
     return [entry if isinstance(entry, str) else list(entry) for entry in listed if isinstance(entry, Iterable)]
-
-
-def _completion(answer: _Answer) -> Completion:
-    finished = answer.finished
-    if finished is None:
-        raise RuntimeError("the engine lost a request")
-    return Completion(
-        "".join(answer.text),
-        tuple(answer.token_ids),
-        finished.reason,
-        finished.matched,
-        finished.usage,
-        finished.timing,
-        finished.attention,
-    )

@@ -9,6 +9,7 @@ from sharp.serving.backends import Backend, load_backend
 from sharp.serving.cache_size import available_memory, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
+from sharp.serving.guide import GuideCompiler
 from sharp.serving.request import Prompt, Request, prepare_request
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.tokenizer import Tokenizer, load_tokenizer
@@ -21,6 +22,7 @@ class ModelFolder:
     manifest: Manifest
     tokenizer: Tokenizer | None
     blocks: int
+    guides: GuideCompiler
 
     @property
     def cache_tokens(self) -> int:
@@ -32,8 +34,21 @@ class ModelFolder:
         """The longest sequence that one request may grow to."""
         return min(self.manifest.max_context, self.cache_tokens)
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, attention: bool = False) -> Request:
-        """A checked request; raises InputError."""
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        attention: bool = False,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """A checked request. It may take a while (long texts, large grammars): not for the engine's thread.
+
+        Raises:
+            FieldError: a field cannot be used; the message names it, its value and the limit.
+        """
         return prepare_request(
             request_id,
             prompt,
@@ -41,7 +56,10 @@ class ModelFolder:
             manifest=self.manifest,
             tokenizer=self.tokenizer,
             context_limit=self.context_limit,
+            guides=self.guides,
             attention=attention,
+            priority=priority,
+            cache_salt=cache_salt,
         )
 
 
@@ -64,5 +82,5 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
     loaded = load_backend(path, manifest, backend)
     # Without kernels the cache exists twice.
     blocks = cache_blocks(manifest, engine.cache_tokens, available_memory() // (1 if loaded.kernels else 2))
-    folder = ModelFolder(manifest, tokenizer, blocks)
+    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer))
     return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)

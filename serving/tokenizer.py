@@ -33,6 +33,10 @@ class Tokenizer:
         """The text of token ids, without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer file."""
+        return str(self._tokenizer.to_str())
+
 
 def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
     """The tokenizer of a model folder, or None for a model that has none.

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,14 +12,17 @@ from sharp.plugins.manifest import Manifest
 from sharp.serving.attention import AttentionRows
 from sharp.serving.backends import Backend, StepOutput
 from sharp.serving.config import EngineConfig
-from sharp.serving.engine.batch import pack
+from sharp.serving.engine.batch import pack, wanted_outputs
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.events import Accepted, Delta, Event, Failed, FinishReason
-from sharp.serving.engine.report import EngineReport
-from sharp.serving.engine.sampler import NO_TOKEN, sample
+from sharp.serving.engine.events import Accepted, Delta, Event, Failed, FinishReason, PromptComputed, TokenLogprobs
+from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
+from sharp.serving.engine.prefix import PrefixChain, chain_start
+from sharp.serving.engine.queue_limit import QueueLimit
+from sharp.serving.engine.report import EngineReport, Tally
+from sharp.serving.engine.sampler import NO_TOKEN, Sampler
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.errors import AlreadyExistsError, EngineError
+from sharp.serving.errors import AlreadyExistsError, EngineError, InputError, SharpError
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
 
@@ -26,25 +30,29 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Tally:
-    """What happened since the last report."""
+class _Answers:
+    """The answers of a request that are not complete, and those of them that wait for the first to read the prompt."""
 
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: list[tuple[str, float]] = field(default_factory=list)
-    queue_seconds: list[float] = field(default_factory=list)
-    first_token_seconds: list[float] = field(default_factory=list)
-    inter_token_seconds: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    attention: list[AttentionRows] = field(default_factory=list)
+    unfinished: dict[int, Sequence]
+    held: list[Sequence]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a step computed, before any sequence has changed."""
+
+    output: StepOutput
+    positions: NDArray[np.int64]  # [tokens]
+    tokens: dict[int, int]  # chunk -> new token
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # chunk -> those of the new token
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # chunk -> those of its tokens
 
 
 class Engine:
     """Turns requests into tokens. Not safe for threads: one owns it and nobody else touches it.
 
-    A step is a transaction: plan -> reserve -> run -> sample -> commit. Until commit no sequence has changed, so a
-    failure before it loses only the requests of that step and leaves the rest as it was.
+    A step is a transaction: plan and reserve -> run -> sample -> commit. Until commit no sequence has a new token and
+    no block a hash, so a failure before it loses only the requests of that step and leaves the rest as it was.
     """
 
     def __init__(
@@ -53,121 +61,195 @@ class Engine:
         """Serve the model of `backend` with a cache of `blocks` blocks."""
         backend.allocate_cache(blocks)
         self.blocks = BlockManager(blocks, manifest.cache.block_size)
-        self.scheduler = Scheduler(self.blocks, config.max_batch_tokens, config.max_sequences)
+        self.scheduler = Scheduler(
+            self.blocks, config.max_batch_tokens, config.max_sequences, config.prefill_chunk_tokens
+        )
+        self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)
+        self._sampler = Sampler(manifest.vocab_size)
         self._backend = backend
+        self._manifest = manifest
         self._tokenizer = tokenizer
-        self._eos_token_ids = manifest.tokenizer.eos_token_ids
-        self._attention_interval = config.attention_interval
-        self._sequences: dict[str, Sequence] = {}
+        self._eos_token_ids = tuple(token for token in manifest.tokenizer.eos_token_ids if token < manifest.vocab_size)
+        self._config = config
+        self._answers: dict[str, _Answers] = {}
+        self._numbered = 0
         self._steps = 0
-        self._tally = _Tally()
+        self._tally = Tally()
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._sequences)
+        return bool(self._answers)
 
     def add(self, request: Request) -> Accepted:
         """Queue a request.
 
         Raises:
             AlreadyExistsError: a request of that id is still there.
+            QueueFullError: too much waits already.
         """
-        if request.request_id in self._sequences:
+        if request.request_id in self._answers:
             raise AlreadyExistsError(f"request_id {request.request_id!r} belongs to a request that is still running")
-        sequence = Sequence(request, self._tokenizer, self._eos_token_ids)
-        self._sequences[request.request_id] = sequence
-        self.scheduler.add(sequence)
+        self._queue_limit.check(request, self.scheduler.waiting)
+        # Without a prefix cache only the answers of one request share blocks: nobody else has its number.
+        salt = request.cache_salt if self._config.prefix_cache else f"request {self._numbered}"
+        start = chain_start(self._manifest, salt)
+        sequences = [
+            Sequence(
+                request,
+                self._numbered + index,
+                index,
+                PrefixChain(start, self.blocks.block_size),
+                self._tokenizer,
+                self._eos_token_ids,
+            )
+            for index in range(request.params.n)
+        ]
+        self._numbered += len(sequences)
+        self._answers[request.request_id] = _Answers(dict(enumerate(sequences)), sequences[1:])
+        self.scheduler.add(sequences[0])
         return Accepted(request.request_id, len(request.prompt_ids))
 
     def abort(self, request_id: str) -> list[Event]:
         """End a request and free its blocks; no event means that there is no such request."""
-        sequence = self._sequences.get(request_id)
-        return [self._finish(sequence, FinishReason.CANCELLED, None)] if sequence else []
+        answers = self._answers.get(request_id)
+        return (
+            [self._finish(one, FinishReason.CANCELLED) for one in list(answers.unfinished.values())] if answers else []
+        )
 
     def step(self) -> list[Event]:
         """Compute one step; return what happened to the requests in it. A failure is an event too."""
         began = time.perf_counter()
-        plan = self.scheduler.plan()
-        self.scheduler.reserve(plan)
+        events = self._end_late(began)
+        plan = self.scheduler.schedule()
         self._tally.preemptions += len(plan.preempted)
         for sequence in plan.admitted:
-            if sequence.started is None:
-                sequence.started = began
-                self._tally.queue_seconds.append(began - sequence.arrived)
-        outputs = [
-            row
-            for row, chunk in enumerate(plan.chunks)
-            if chunk.tokens == chunk.sequence.remaining and chunk.sequence.request.max_new_tokens
-        ]
+            self._admit(sequence, began)
+        if not plan.chunks:
+            return events
         try:
-            output, positions = self._run(plan, outputs)
-            sampling = [plan.chunks[row].sequence for row in outputs]
-            token_ids = sample(output.logits[: len(outputs)], sampling).tolist()
+            result = self._compute(plan)
         except Exception as error:  # whatever a runtime raises must not end the engine
-            return self._roll_back(plan, error)
-        events = self._commit(plan, dict(zip(outputs, token_ids, strict=True)), output.stats, positions)
+            logger.exception("a step of %d sequences failed", len(plan.chunks))
+            failure = EngineError(f"a step of the engine failed: {error}")
+            failed = dict.fromkeys(chunk.sequence.request_id for chunk in plan.chunks)
+            return events + [self._fail(request_id, failure) for request_id in failed]
+        events += self._commit(plan, result)
         self._tally.step_seconds.append(time.perf_counter() - began)
         return events
 
-    def _run(self, plan: Plan, outputs: list[int]) -> tuple[StepOutput, NDArray[np.int64]]:
-        sampled = self._attention_interval and self._steps % self._attention_interval == 0
+    def _end_late(self, now: float) -> list[Event]:
+        """End the answers whose time is over, running or not."""
+        late = [
+            sequence
+            for answers in self._answers.values()
+            for sequence in answers.unfinished.values()
+            if sequence.deadline is not None and sequence.deadline <= now
+        ]
+        events: list[Event] = []
+        for sequence in late:
+            if text := sequence.cut():
+                events.append(Delta(sequence.request_id, text, (), sequence.index))
+            events.append(self._finish(sequence, FinishReason.TIME_LIMIT))
+        return events
+
+    def _admit(self, sequence: Sequence, now: float) -> None:
+        if sequence.started is not None:
+            return
+        sequence.started = now
+        self._queue_limit.admitted(sequence, now)
+        self._tally.queue_seconds.append(now - sequence.arrived)
+        if sequence.index == 0:
+            self._tally.prefix_cache_queries += len(sequence.request.prompt_ids)
+            self._tally.prefix_cache_hits += sequence.cached_tokens or 0
+
+    def _compute(self, plan: Plan) -> _Result:
+        sampled = self._config.attention_interval and self._steps % self._config.attention_interval == 0
         wanted = any(chunk.sequence.request.attention for chunk in plan.chunks)
         self._steps += 1
+        outputs = wanted_outputs(plan.chunks)
         batch = pack(plan.chunks, self.blocks, outputs, collect_stats=bool(sampled or wanted))
-        return self._backend.step(batch), batch.positions
+        output = self._backend.step(batch)
+        sequences = [plan.chunks[row].sequence for row in outputs.sampling]
+        tokens = self._sampler.sample(output.logits[: len(sequences)], sequences).tolist()
+        return _Result(
+            output,
+            batch.positions,
+            dict(zip(outputs.sampling, tokens, strict=True)),
+            answer_logprobs(plan.chunks, outputs, output.logits, tokens),
+            prompt_logprobs(plan.chunks, outputs, output.logits),
+        )
 
-    def _roll_back(self, plan: Plan, error: Exception) -> list[Event]:
-        logger.error("a step of %d requests failed", len(plan.chunks), exc_info=error)
-        failure = EngineError(f"a step of the engine failed: {error}")
-        now = time.perf_counter()
-        return [self._fail(chunk.sequence, failure, now) for chunk in plan.chunks]
-
-    def _fail(self, sequence: Sequence, error: EngineError, now: float) -> Event:
-        self._drop(sequence)
-        self._tally.finished.append(("error", now - sequence.arrived))
-        return Failed(sequence.request_id, error)
-
-    def _commit(
-        self,
-        plan: Plan,
-        token_ids: dict[int, int],
-        stats: NDArray[np.float32] | None,
-        positions: NDArray[np.int64],
-    ) -> list[Event]:
-        if stats is not None:
-            self._observe(plan.chunks, AttentionRows(stats, positions))
+    def _commit(self, plan: Plan, result: _Result) -> list[Event]:
+        if result.output.stats is not None:
+            self._observe(plan.chunks, AttentionRows(result.output.stats, result.positions))
         events: list[Event] = []
         now = time.perf_counter()
         for row, chunk in enumerate(plan.chunks):
-            sequence = chunk.sequence
-            sequence.computed += chunk.tokens
-            sequence.observed = max(sequence.observed, sequence.computed)
-            if token_ids.get(row) == NO_TOKEN:
-                broken = EngineError("the model gave logits that are not finite for this request")
-                events.append(self._fail(sequence, broken, now))
-            elif row in token_ids:
-                events.extend(self._append(sequence, token_ids[row], now))
-            elif sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
-                self._tally.prompt_tokens += len(sequence.request.prompt_ids)
-                events.append(self._finish(sequence, FinishReason.LENGTH, None))
+            request_id = chunk.sequence.request_id
+            if request_id not in self._answers:  # another answer of the request has failed
+                continue
+            try:
+                events += self._commit_chunk(row, chunk, result, now)
+            except Exception as error:  # say a defect of a tokenizer: nobody else must suffer
+                logger.exception("request %s failed", request_id)
+                events.append(self._fail(request_id, EngineError(f"the request failed: {error}")))
         return events
 
-    def _append(self, sequence: Sequence, token_id: int, now: float) -> list[Event]:
+    def _commit_chunk(self, row: int, chunk: Chunk, result: _Result, now: float) -> list[Event]:
+        sequence, token = chunk.sequence, result.tokens.get(row)
+        if token == NO_TOKEN:
+            return [self._fail(sequence.request_id, self._why_no_token(sequence))]
+        events: list[Event] = []
+        self.blocks.remember(sequence.number, *sequence.advance(chunk.tokens))
+        sequence.prompt_logprobs += result.prompt_logprobs.get(row, [])
+        if not sequence.prompt_read and sequence.computed >= len(sequence.request.prompt_ids):
+            events += self._prompt_read(sequence)
+        if token is not None:
+            events += self._append(sequence, token, result.logprobs.get(row), now)
+        elif sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
+            events.append(self._finish(sequence, FinishReason.LENGTH))
+        return events
+
+    def _why_no_token(self, sequence: Sequence) -> SharpError:
+        if sequence.guide and sequence.guide.error:
+            return InputError(f"the answer cannot follow guided: {sequence.guide.error}")
+        self.blocks.forget(sequence.number)  # who shares them would fail as well
+        return EngineError("the model gave logits that are not finite for this request")
+
+    def _prompt_read(self, sequence: Sequence) -> list[Event]:
+        """The prompt is in the cache: the request's other answers can start from there."""
+        sequence.prompt_read = True
+        if sequence.index:
+            return []
+        self._tally.prompt_tokens += len(sequence.request.prompt_ids)
+        answers = self._answers[sequence.request_id]
+        for other in answers.held:
+            other.cached_tokens = sequence.cached_tokens
+            other.attention = sequence.attention
+            self.scheduler.add(other)
+        answers.held = []
+        wanted = sequence.request.params.prompt_logprobs is not None
+        logprobs = tuple(sequence.prompt_logprobs) if wanted else None
+        return [PromptComputed(sequence.request_id, sequence.cached_tokens or 0, logprobs)]
+
+    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
         self._tally.generated_tokens += 1
         if sequence.first_token is None or sequence.last_token is None:
             sequence.first_token = now
-            self._tally.prompt_tokens += len(sequence.request.prompt_ids)
             self._tally.first_token_seconds.append(now - sequence.arrived)
         else:
             self._tally.inter_token_seconds.append(now - sequence.last_token)
         sequence.last_token = now
-        text, ending = sequence.append(token_id)
-        delta = Delta(sequence.request_id, text, (token_id,))
+        text, ending = sequence.append(token)
+        delta = Delta(sequence.request_id, text, (token,), sequence.index, (logprobs,) if logprobs else None)
         return [delta, self._finish(sequence, *ending)] if ending else [delta]
 
-    def _observe(self, chunks: tuple[Chunk, ...], rows: AttentionRows) -> None:
-        """Hand on the statistics of the tokens that were computed for the first time."""
+    def _observe(self, chunks: Iterable[Chunk], rows: AttentionRows) -> None:
+        """Hand on the statistics of the tokens that were computed for the first time.
+
+        Tokens that the prefix cache had are not computed, so they count for the request that computed them.
+        """
         seen_before = np.zeros(len(rows.positions), bool)
         start = 0
         for chunk in chunks:
@@ -182,30 +264,32 @@ class Engine:
             rows = AttentionRows(rows.stats[:, ~seen_before], rows.positions[~seen_before])
         self._tally.attention.append(rows)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, matched: str | int | None) -> Event:
+    def _finish(self, sequence: Sequence, reason: FinishReason, matched: str | int | None = None) -> Event:
         now = time.perf_counter()
-        self._drop(sequence)
-        self._tally.finished.append((str(reason), now - sequence.arrived))
-        return sequence.finished(reason, matched, now)
-
-    def _drop(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.request_id]
+        unfinished = self._answers[sequence.request_id].unfinished
+        del unfinished[sequence.index]
         self.scheduler.remove(sequence)
+        if not unfinished:
+            del self._answers[sequence.request_id]
+            self._tally.finished.append((str(reason), now - sequence.arrived))
+        return sequence.finished(reason, matched, now, last=not unfinished)
+
+    def _fail(self, request_id: str, error: SharpError) -> Event:
+        """Lose a request with all its answers."""
+        answers = list(self._answers.pop(request_id).unfinished.values())
+        for sequence in answers:
+            self.scheduler.remove(sequence)
+        self._tally.finished.append(("error", time.perf_counter() - answers[0].arrived))
+        return Failed(request_id, error)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless blocks, queues and requests agree."""
+        self.blocks.check_integrity()
+        if not self.has_work and (self.blocks.usage or self.scheduler.running or self.scheduler.waiting):
+            raise RuntimeError(f"the engine is idle and {self.blocks.usage:.0%} of the blocks are held")
 
     def report(self) -> EngineReport:
         """What happened since the last report."""
-        tally, self._tally = self._tally, _Tally()
-        return EngineReport(
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            cache_usage=self.blocks.usage,
-            prompt_tokens=tally.prompt_tokens,
-            generated_tokens=tally.generated_tokens,
-            preemptions=tally.preemptions,
-            finished=tuple(tally.finished),
-            queue_seconds=tuple(tally.queue_seconds),
-            first_token_seconds=tuple(tally.first_token_seconds),
-            inter_token_seconds=tuple(tally.inter_token_seconds),
-            step_seconds=tuple(tally.step_seconds),
-            attention=tuple(tally.attention),
-        )
+        tally, self._tally = self._tally, Tally()
+        held = sum(len(answers.held) for answers in self._answers.values())
+        return tally.report(len(self.scheduler.running), len(self.scheduler.waiting) + held, self.blocks.usage)

@@ -1,6 +1,7 @@
 """What the engine did since its last report, as plain numbers for the metrics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from sharp.serving.attention import AttentionRows
 
@@ -15,9 +16,35 @@ class EngineReport:
     prompt_tokens: int
     generated_tokens: int
     preemptions: int
+    prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
+    prefix_cache_hits: int  # those that it had
     finished: tuple[tuple[str, float], ...]  # (finish reason, request duration)
     queue_seconds: tuple[float, ...]
     first_token_seconds: tuple[float, ...]
     inter_token_seconds: tuple[float, ...]
     step_seconds: tuple[float, ...]
     attention: tuple[AttentionRows, ...]
+
+
+@dataclass
+class Tally:
+    """What happened since the last report; the fields are those of the report."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    finished: list[tuple[str, float]] = field(default_factory=list)
+    queue_seconds: list[float] = field(default_factory=list)
+    first_token_seconds: list[float] = field(default_factory=list)
+    inter_token_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    attention: list[AttentionRows] = field(default_factory=list)
+
+    def report(self, running: int, waiting: int, cache_usage: float) -> EngineReport:
+        """All of it, with the state now."""
+        happened: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in vars(self).items()
+        }
+        return EngineReport(running, waiting, cache_usage, **happened)

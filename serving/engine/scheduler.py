@@ -1,10 +1,13 @@
 """`Scheduler`: which sequences compute how many tokens in the next step."""
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.sequence import Sequence
+
+ORDER = attrgetter("order")
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: who gives up its blocks, who joins, and what is computed."""
+    """One step: what is computed, who gave up its blocks and who joined."""
 
     chunks: tuple[Chunk, ...]
     preempted: tuple[Sequence, ...]
@@ -25,88 +28,117 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served, within a budget of tokens per step.
+    """By priority and then first come, first served, within a budget of tokens per step.
 
-    A prompt that is larger than what is left of the budget is computed in chunks, and nobody joins before it is done:
-    only the last of the running sequences can be in its prompt, the others decode. So every one of them gets its next
-    token in every step, and the prompt gets the rest of the budget.
+    Neither decoding nor prompts wait for the other: in every step each decoding sequence computes its one token, and
+    prompts, in chunks, get the rest of the budget, at most `prefill_chunk_tokens` where others decode so that a long
+    prompt does not hold up their next token. `max_batch_tokens` is at least `max_sequences`, so something is left.
+    Nobody joins before the prompts that go first are done.
 
-    When blocks run out, the youngest sequence gives its blocks back and computes its tokens again later. The oldest is
-    never preempted and every request fits an empty cache, so there is always progress.
+    When blocks run out, the last in order gives its blocks back and computes its tokens again later, from what the
+    prefix cache still has of them. The first in order is never preempted and every request fits an empty cache, so
+    there is always progress. A waiting sequence of a better priority preempts as well; with the same priority nobody
+    overtakes.
     """
 
-    def __init__(self, blocks: BlockManager, max_batch_tokens: int, max_sequences: int) -> None:
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # oldest first
+    def __init__(
+        self, blocks: BlockManager, max_batch_tokens: int, max_sequences: int, prefill_chunk_tokens: int
+    ) -> None:
+        self.waiting: list[Sequence] = []  # both in order
+        self.running: list[Sequence] = []
         self._blocks = blocks
         self._max_batch_tokens = max_batch_tokens
         self._max_sequences = max_sequences
+        self._prefill_chunk_tokens = prefill_chunk_tokens
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
-        self.waiting.append(sequence)
-
-    def plan(self) -> Plan:
-        """What to do in the next step; changes nothing."""
-        staying, preempted, free = self._make_room()
-        budget = self._max_batch_tokens
-        chunks: list[Chunk] = []
-        for sequence in staying:
-            tokens = min(sequence.remaining, budget)
-            if tokens:
-                chunks.append(Chunk(sequence, tokens))
-                budget -= tokens
-
-        admitted: list[Sequence] = []
-        for sequence in self.waiting if not preempted else ():
-            together = len(staying) + len(admitted)
-            missing = self._blocks.missing(sequence.request_id, len(sequence.token_ids))
-            # One spare block per running sequence, or the newcomer would soon be preempted again.
-            if not budget or together >= self._max_sequences or missing + together > free:
-                break
-            tokens = min(sequence.remaining, budget)
-            admitted.append(sequence)
-            chunks.append(Chunk(sequence, tokens))
-            budget -= tokens
-            free -= missing
-        return Plan(tuple(chunks), tuple(preempted), tuple(admitted))
-
-    def _make_room(self) -> tuple[list[Sequence], list[Sequence], int]:
-        """Who stays, who gives up its blocks so that they can, and how many blocks are then free."""
-        staying, preempted = list(self.running), []
-        free = self._blocks.free
-        needed = 0
-        position = 0
-        while position < len(staying):
-            sequence = staying[position]
-            missing = self._blocks.missing(sequence.request_id, len(sequence.token_ids))
-            if needed + missing <= free:
-                needed += missing
-                position += 1
-                continue
-            youngest = staying.pop()
-            preempted.append(youngest)
-            free += len(self._blocks.table(youngest.request_id))
-        return staying, preempted, free - needed
-
-    def reserve(self, plan: Plan) -> None:
-        """Carry out what a plan says about blocks and queues."""
-        for sequence in plan.preempted:  # youngest first, so that the queue stays in order of arrival
-            self._blocks.release(sequence.request_id)
-            self.running.remove(sequence)
-            sequence.computed = 0
-            self.waiting.appendleft(sequence)
-        for sequence in plan.admitted:
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-        for chunk in plan.chunks:
-            # All tokens of a prompt get their blocks at once: half-computed prompts cannot starve each other.
-            self._blocks.grow(chunk.sequence.request_id, len(chunk.sequence.token_ids))
+        """Queue a sequence."""
+        insort(self.waiting, sequence, key=ORDER)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence and free its blocks."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
-        self._blocks.release(sequence.request_id)
+        """Forget a sequence and free its blocks; one that was never queued is fine."""
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+        self._blocks.release(sequence.number)
+
+    def schedule(self) -> Plan:
+        """Choose the next step and move blocks and sequences accordingly."""
+        preempted = self._make_room()
+        admitted: list[Sequence] = []
+        while self.waiting and not preempted:
+            sequence = self.waiting[0]
+            if self._prompt_budget_before(sequence) <= 0:
+                break
+            preempted += self._make_way(sequence)
+            shared = self._blocks.cached(sequence.cacheable)
+            if not self._fits(sequence, shared):
+                break
+            self.waiting.pop(0)
+            insort(self.running, sequence, key=ORDER)
+            self._blocks.share(sequence.number, shared)
+            # All tokens of a prompt get their blocks at once: half-computed prompts cannot starve each other.
+            self._blocks.grow(sequence.number, len(sequence.token_ids))
+            sequence.join(len(shared), self._blocks.block_size)
+            admitted.append(sequence)
+        return Plan(tuple(self._chunks()), tuple(preempted), tuple(admitted))
+
+    def _make_room(self) -> list[Sequence]:
+        """Give every running sequence the blocks of its tokens; return who had to give up its own for that."""
+        preempted = []
+        position = 0
+        while position < len(self.running):
+            sequence = self.running[position]
+            if self._blocks.missing(sequence.number, len(sequence.token_ids)) > self._blocks.free:
+                preempted.append(self._preempt_last())  # at worst this sequence itself
+            else:
+                self._blocks.grow(sequence.number, len(sequence.token_ids))
+                position += 1
+        return preempted
+
+    def _preempt_last(self) -> Sequence:
+        sequence = self.running.pop()
+        self._blocks.release(sequence.number)
+        sequence.computed = 0
+        insort(self.waiting, sequence, key=ORDER)
+        return sequence
+
+    def _make_way(self, sequence: Sequence) -> list[Sequence]:
+        """Preempt running sequences of worse priority until `sequence` fits, unless even that would not do."""
+        worse = [other for other in self.running if other.request.priority > sequence.request.priority]
+        blocks = self._blocks.free + sum(len(self._blocks.table(other.number)) for other in worse)
+        if blocks < self._blocks.missing(sequence.number, len(sequence.token_ids)):
+            return []
+        preempted: list[Sequence] = []
+        while len(preempted) < len(worse) and not self._fits(sequence, self._blocks.cached(sequence.cacheable)):
+            preempted.append(self._preempt_last())
+        return preempted
+
+    def _fits(self, sequence: Sequence, shared: list[int]) -> bool:
+        if len(self.running) >= self._max_sequences:
+            return False
+        missing = self._blocks.missing(sequence.number, len(sequence.token_ids)) - len(shared)
+        # One spare block per running sequence, or the newcomer would soon be preempted again.
+        return missing + len(self.running) <= self._blocks.free_without(shared)
+
+    def _prompt_budget(self) -> int:
+        """How many tokens of prompts the step may compute."""
+        decoding = sum(sequence.remaining == 1 for sequence in self.running)
+        budget = self._max_batch_tokens - decoding
+        return min(budget, self._prefill_chunk_tokens) if decoding else budget
+
+    def _prompt_budget_before(self, newcomer: Sequence) -> int:
+        """What the running prompts that go before `newcomer` leave of that."""
+        before = (one for one in self.running if one.remaining > 1 and one.order < newcomer.order)
+        return self._prompt_budget() - sum(min(sequence.remaining, sequence.largest_chunk) for sequence in before)
+
+    def _chunks(self) -> list[Chunk]:
+        """Share out the budget: a token for everyone who decodes, and what is left to prompts in order."""
+        budget = self._prompt_budget()
+        chunks = []
+        for sequence in self.running:
+            tokens = 1 if sequence.remaining == 1 else min(sequence.remaining, sequence.largest_chunk, budget)
+            if tokens:
+                chunks.append(Chunk(sequence, tokens))
+                budget -= tokens if sequence.remaining > 1 else 0
+        return chunks

@@ -1,33 +1,62 @@
-"""`Sequence`: a request and how far it has come."""
+"""`Sequence`: one answer to a request and how far it has come."""
 
 import time
 
 import numpy as np
 
 from sharp.serving.attention import AttentionRows, AttentionTotals, add_up
-from sharp.serving.detokenizer import Detokenizer
-from sharp.serving.engine.events import Finished, FinishReason, Timing, Usage
+from sharp.serving.engine.answer import AnswerText
+from sharp.serving.engine.events import Finished, FinishReason, Timing, TokenLogprobs, Usage
+from sharp.serving.engine.prefix import PrefixChain
+from sharp.serving.engine.token_counts import TokenCounts
 from sharp.serving.request import Request
-from sharp.serving.stop_strings import StopStrings
 from sharp.serving.tokenizer import Tokenizer
+
+# Logits of a whole prompt would fill the memory: with `prompt_logprobs` it is computed in chunks of at most this.
+PROMPT_LOGPROBS_CHUNK = 64
+NO_LIMIT = 2**31
 
 
 class Sequence:
-    """The tokens of one request, prompt and answer; `computed` of them are in the cache."""
+    """The tokens of prompt and answer; `computed` of them are in the cache.
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...]) -> None:
+    A request of `n` answers has `n` sequences. The first computes the prompt; the others start from what the prefix
+    cache then has of it, so they compute its last few tokens again: a block that is not full has one writer.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        index: int,
+        chain: PrefixChain,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        params = request.params
         self.request = request
+        self.number = number  # in the order of arrival
+        self.index = index
+        self.order = (request.priority, number)
         self.token_ids = list(request.prompt_ids)
         self.computed = 0
         # A preempted sequence computes its tokens again; those before this one have been observed.
-        self.observed = 0
-        self.stop_token_ids = frozenset(request.params.stop_token_ids) | (
-            frozenset() if request.params.ignore_eos else frozenset(eos_token_ids)
+        self.observed = len(request.prompt_ids) if index else 0
+        self.cached_tokens: int | None = None
+        self.stop_token_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
-        # One generator per request: its draws depend on the seed and on nothing else in the batch.
-        self.random = np.random.Generator(np.random.Philox(request.params.seed))
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
-        self._stop_strings = StopStrings(request.params.stop)
+        # One generator per answer: its draws depend on seed and index and on nothing else in the batch.
+        self.random = np.random.Generator(
+            np.random.Philox(np.random.SeedSequence(params.seed, spawn_key=(index,) if index else ()))
+        )
+        self.counts = TokenCounts(request.prompt_ids) if params.has_penalties else None
+        self.guide = request.guide.copy() if request.guide else None
+        self.prompt_read = False
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self._chain = chain
+        self._remembered = 0
+        self._text = AnswerText(tokenizer, params.stop)
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.first_token: float | None = None
@@ -49,42 +78,87 @@ class Sequence:
         """Tokens of the answer."""
         return len(self.token_ids) - len(self.request.prompt_ids)
 
+    @property
+    def deadline(self) -> float | None:
+        """When the time limit is over, in seconds of `time.perf_counter`."""
+        limit = self.request.params.time_limit_ms
+        return None if limit is None else self.arrived + limit / 1000
+
+    @property
+    def missing_prompt_logprobs(self) -> int:
+        """How many logprobs of the prompt are wanted and not there yet; nothing predicts its first token."""
+        wanted = self.request.params.prompt_logprobs is not None and self.index == 0
+        return len(self.request.prompt_ids) - 1 - len(self.prompt_logprobs) if wanted else 0
+
+    @property
+    def largest_chunk(self) -> int:
+        """Most tokens that this sequence may compute in one step."""
+        return PROMPT_LOGPROBS_CHUNK if self.missing_prompt_logprobs else NO_LIMIT
+
+    @property
+    def cacheable(self) -> list[bytes]:
+        """The hashes of the blocks that need not be computed if the cache has them.
+
+        The last token is always computed, for its logits, and so are those whose logprobs are wanted.
+        """
+        tokens = len(self.prompt_logprobs) if self.missing_prompt_logprobs else len(self.token_ids) - 1
+        return self._chain.upto(self.token_ids, tokens)
+
+    def join(self, shared_blocks: int, block_size: int) -> None:
+        """Begin to run with blocks of the prefix cache."""
+        self.computed = shared_blocks * block_size
+        self._remembered = shared_blocks
+        if self.cached_tokens is None:
+            self.cached_tokens = self.computed
+
+    def advance(self, tokens: int) -> tuple[int, list[bytes]]:
+        """Count tokens as computed; return the blocks that became full: the first one, and the hashes of all."""
+        self.computed += tokens
+        self.observed = max(self.observed, self.computed)
+        first, hashes = self._remembered, self._chain.upto(self.token_ids, self.computed)
+        self._remembered = len(hashes)
+        return first, hashes[first:]
+
     def append(self, token_id: int) -> tuple[str, tuple[FinishReason, str | int | None] | None]:
         """Add a generated token; return the text to show now, and why and by what the answer ended."""
         self.token_ids.append(token_id)
+        if self.counts:
+            self.counts.add(token_id)
         if token_id in self.stop_token_ids:
-            return self._rest(), (FinishReason.STOP, token_id)
-        text, matched = self._stop_strings.push(self._detokenizer.push(token_id) if self._detokenizer else "")
+            text, matched = self._text.end()  # the stop token itself is not shown
+            return text, (FinishReason.STOP, token_id if matched is None else matched)
+        text, matched = self._text.push(token_id, may_stop=self.generated > self.request.params.min_tokens)
         if matched is not None:
             return text, (FinishReason.STOP, matched)
-        if self.generated < self.request.max_new_tokens:
+        complete = self.guide.accept(token_id) if self.guide else False
+        if not complete and self.generated < self.request.max_new_tokens:
             return text, None
-        rest, matched = self._stop_strings.push(self._detokenizer.flush() if self._detokenizer else "")
-        if matched is not None:
-            return text + rest, (FinishReason.STOP, matched)
-        return text + rest + self._stop_strings.flush(), (FinishReason.LENGTH, None)
+        rest, matched = self._text.end()
+        stopped = complete or matched is not None
+        return text + rest, (FinishReason.STOP if stopped else FinishReason.LENGTH, matched)
 
-    def _rest(self) -> str:
-        """The text before a stop token, which is not shown itself."""
-        text, matched = self._stop_strings.push(self._detokenizer.flush() if self._detokenizer else "")
-        return text if matched is not None else text + self._stop_strings.flush()
+    def cut(self) -> str:
+        """The text that was held back, when the answer ends before its time."""
+        return self._text.end()[0]
 
     def observe(self, rows: AttentionRows) -> None:
         """Add the statistics of tokens of this sequence to its summary."""
         totals = add_up(rows)
         self.attention = totals if self.attention is None else self.attention + totals
 
-    def finished(self, reason: FinishReason, matched: str | int | None, now: float) -> Finished:
+    def finished(self, reason: FinishReason, matched: str | int | None, now: float, *, last: bool) -> Finished:
         """The event that ends this sequence."""
         return Finished(
             self.request_id,
             reason,
             matched,
-            Usage(len(self.request.prompt_ids), self.generated),
+            Usage(len(self.request.prompt_ids), self.generated, self.cached_tokens or 0),
             Timing(
                 None if self.started is None else self.started - self.arrived,
                 None if self.first_token is None else self.first_token - self.arrived,
                 now - self.arrived,
             ),
             self.attention.summary() if self.attention else None,
+            self.index,
+            last,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.events import Event, Failed, Finished
 from sharp.serving.engine.report import EngineReport
-from sharp.serving.errors import AlreadyExistsError, EngineError, NotFoundError
+from sharp.serving.errors import EngineError, NotFoundError, SharpError
 from sharp.serving.request import Request
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ class EngineThread:
         try:
             while self._take_commands():
                 events = self._engine.step() if self._engine.has_work else []
+                if not self._engine.has_work:
+                    self._engine.check_integrity()  # nobody waits now
                 # First: who has the last token of an answer finds all of it in the metrics.
                 self._observe(self._engine.report())
                 self._deliver(events)
@@ -103,7 +105,7 @@ class EngineThread:
         request_id = command.request.request_id
         try:
             accepted = self._engine.add(command.request)
-        except AlreadyExistsError as error:
+        except SharpError as error:  # the id runs already, or the queue is full
             command.sink(Failed(request_id, error))
             return
         self._sinks[request_id] = command.sink
@@ -120,7 +122,7 @@ class EngineThread:
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
             sink = self._sinks[event.request_id]
-            if isinstance(event, Finished | Failed):
+            if isinstance(event, Failed) or (isinstance(event, Finished) and event.last):
                 del self._sinks[event.request_id]
             sink(event)
 

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from sharp.serving.engine.events import FinishReason
 from sharp.serving.engine.report import EngineReport
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -28,11 +29,17 @@ class RequestMetrics:
         self._finished = Counter(
             "sharp_requests_total", "Requests that ended, by reason.", ["model", "finish_reason"], registry=registry
         )
-        for reason in ("stop", "length", "cancelled", "error"):
+        for reason in (*FinishReason, "error"):
             self._finished.labels(model, reason)
-        self._prompt_tokens = counter("sharp_prompt_tokens_total", "Tokens of the prompts that were computed.")
+        self._prompt_tokens = counter(
+            "sharp_prompt_tokens_total", "Tokens of the prompts that were read, computed or from the prefix cache."
+        )
         self._generated_tokens = counter("sharp_generated_tokens_total", "Generated tokens.")
         self._preemptions = counter("sharp_preemptions_total", "Requests that gave back their blocks for others.")
+        self._cache_queries = counter(
+            "sharp_prefix_cache_queries_total", "Prompt tokens that were looked up in the prefix cache."
+        )
+        self._cache_hits = counter("sharp_prefix_cache_hits_total", "Prompt tokens that the prefix cache had.")
         self._first_token = histogram(
             "sharp_time_to_first_token_seconds", "From the arrival of a request to its first token.", LATENCY_BUCKETS
         )
@@ -55,6 +62,8 @@ class RequestMetrics:
         self._prompt_tokens.inc(report.prompt_tokens)
         self._generated_tokens.inc(report.generated_tokens)
         self._preemptions.inc(report.preemptions)
+        self._cache_queries.inc(report.prefix_cache_queries)
+        self._cache_hits.inc(report.prefix_cache_hits)
         for reason, seconds in report.finished:
             self._finished.labels(self._model, reason).inc()
             self._duration.observe(seconds)

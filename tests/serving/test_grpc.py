@@ -70,7 +70,7 @@ def steps(monkeypatch):
 
     def counted(engine):
         events = step(engine)
-        seen.append((len(engine._sequences), engine.blocks.free))
+        seen.append((len(engine._answers), engine.blocks.free))
         time.sleep(0.02)  # a step as long as a small model's: a cancellation has time to arrive
         return events
 
@@ -148,7 +148,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         ({"stopping": {"max_tokens": -1}}, INVALID, "max_tokens is -1; it must be a number at least 0"),
         ({"sampling": {"temperature": float("nan")}}, INVALID, "temperature is nan; it must be a number at least 0"),
         ({"sampling": {"temperature": -1}}, INVALID, "temperature is -1.0; it must be a number at least 0"),
-        ({"sampling": {"top_p": 2}}, INVALID, "top_p is 2.0; it must be a number from 0 to 1"),
+        ({"sampling": {"top_p": 2}}, INVALID, "top_p is 2.0; it must be a number more than 0 and at most 1"),
         ({"sampling": {"top_k": -2}}, INVALID, "top_k is -2; it must be a number at least 0"),
         ({"stopping": {"stop": [""]}}, INVALID, "stop has ''; each stop string must have at least one character"),
         ({"text": ""}, INVALID, "prompt has 0 tokens; it must have at least 1"),

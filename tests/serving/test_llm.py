@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.errors import EngineError, InputError, NotFoundError
+from sharp.serving.errors import EngineError, FieldError, InputError, NotFoundError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 BACKEND = BackendConfig(threads=1, kernels=False)
@@ -80,6 +82,70 @@ def test_attention_summary_over_prompt_and_answer_in_chunks(counting):
     np.testing.assert_allclose(with_attention.inverse_temperature[0], [1, 2], rtol=1e-6)
 
 
+def test_several_answers_to_a_prompt(llm):
+    completion = llm.generate("a", SamplingParams(n=3, temperature=3, seed=1, max_tokens=8, ignore_eos=True))[0]
+    answers = [completion, *completion.others]
+    assert [one.usage.completion_tokens for one in answers] == [8, 8, 8]
+    assert len({one.text for one in answers}) == 3
+    assert completion == replace(
+        llm.generate("a", SamplingParams(temperature=3, seed=1, max_tokens=8, ignore_eos=True))[0],
+        timing=completion.timing,
+        others=completion.others,
+    )
+
+
+def test_every_answer_has_the_statistics_of_its_prompt(llm):
+    completion = llm.generate("pqrstuvwxy", SamplingParams(n=2, temperature=0, max_tokens=3), attention=True)[0]
+    assert [one.attention.tokens for one in (completion, *completion.others)] == [12, 12]
+
+
+def test_tokens_of_the_prefix_cache_are_not_observed_again(counting):
+    llm = LLM(counting, backend=BACKEND)
+    seen = [llm.generate("abcdefghij", GREEDY, attention=True)[0] for _ in range(2)]
+    assert [one.usage.cached_tokens for one in seen] == [0, 8]
+    assert [one.attention.tokens for one in seen] == [17, 9]
+    apart = llm.generate("abcdefghij", GREEDY, attention=True, cache_salt="apart")[0]
+    assert (apart.usage.cached_tokens, apart.attention.tokens) == (0, 17)
+
+
+def test_logprobs(llm):
+    completion = llm.generate("ab", replace(GREEDY, max_tokens=2, logprobs=1, prompt_logprobs=0))[0]
+    likely = 4 - np.log(np.exp(4) + 256)  # the model gives the next token a logit of 4
+    assert [one.logprob for one in completion.logprobs] == pytest.approx([likely] * 2)
+    assert [one.top[0][0] for one in completion.logprobs] == list(b"cd")
+    assert [(one.token_id, one.top) for one in completion.prompt_logprobs] == [(ord("b"), ())]
+    without = llm.generate("ab", GREEDY)[0]
+    assert (without.logprobs, without.prompt_logprobs) == (None, None)
+
+
+def test_min_tokens(llm):
+    completion = llm.generate([[253]], replace(GREEDY, min_tokens=4))[0]
+    # Where the end-of-sequence token is not allowed the first of all others is as likely as any.
+    assert completion.token_ids == (254, 255, 0, 1, 2, 3, 4, 5)
+    stopped = llm.generate("a", replace(GREEDY, min_tokens=4, stop=["cd", "gh"]))[0]
+    assert (stopped.text, stopped.matched) == ("bcdef", "gh")
+
+
+def test_logit_bias_and_penalties(llm):
+    assert llm.generate("a", replace(GREEDY, logit_bias={ord("b"): -5, ord("z"): 2}))[0].text.startswith("z{")
+    assert llm.generate([[97, 98, 99, 97]], replace(GREEDY, max_tokens=1, repetition_penalty=5))[0].text == "b"
+
+
+def test_more_prompts_than_the_queue_takes(counting):
+    llm = LLM(counting, backend=BACKEND, engine=EngineConfig(max_waiting_requests=2, max_sequences=2))
+    completions = llm.generate([[number] for number in range(50)], SamplingParams(temperature=0, max_tokens=1))
+    assert [one.token_ids for one in completions] == [(number + 1,) for number in range(50)]
+
+
+def test_a_parameter_that_this_model_cannot_follow(llm):
+    with pytest.raises(FieldError, match="logit_bias has token id 257; counting has ids 0 to 256"):
+        llm.generate("a", SamplingParams(logit_bias={257: 1}))
+    with pytest.raises(FieldError, match="stop_token_ids has token id 300; counting has ids 0 to 256"):
+        llm.generate("a", SamplingParams(stop_token_ids=[3, 300]))
+    with pytest.raises(FieldError, match="min_tokens is 200; the prompt leaves room for 127 tokens"):
+        llm.generate("a", SamplingParams(min_tokens=200))
+
+
 def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
     llm = LLM(ids_only, backend=BACKEND)
     completion = llm.generate([[97]], SamplingParams(temperature=0, max_tokens=3))[0]
@@ -88,6 +154,16 @@ def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
         llm.generate("a")
     with pytest.raises(InputError, match="stop_token_ids"):
         llm.generate([[97]], SamplingParams(stop=["x"]))
+
+
+def test_logprobs_of_a_long_prompt_are_bounded(llm, monkeypatch):
+    monkeypatch.setattr("sharp.serving.request.MAX_PROMPT_LOGPROBS", 100)
+    params = replace(GREEDY, prompt_logprobs=4)
+    llm.generate("a" * 20, params)
+    with pytest.raises(
+        FieldError, match="prompt_logprobs is 4, which makes 105 numbers for 21 tokens; the limit is 100"
+    ):
+        llm.generate("a" * 21, params)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ TYPES = {
     "sharp_prompt_tokens": "counter",
     "sharp_generated_tokens": "counter",
     "sharp_preemptions": "counter",
+    "sharp_prefix_cache_queries": "counter",
+    "sharp_prefix_cache_hits": "counter",
     "sharp_kv_cache_usage_ratio": "gauge",
     "sharp_time_to_first_token_seconds": "histogram",
     "sharp_inter_token_latency_seconds": "histogram",
@@ -81,6 +83,8 @@ def test_requests_and_tokens(families):
     assert value(families, "sharp_requests", "_total", finish_reason="cancelled") == 0
     assert value(families, "sharp_prompt_tokens", "_total", model="counting") == sum(map(len, PROMPTS))
     assert value(families, "sharp_generated_tokens", "_total") == 2 * NEW_TOKENS
+    assert value(families, "sharp_prefix_cache_queries", "_total") == sum(map(len, PROMPTS))
+    assert value(families, "sharp_prefix_cache_hits", "_total") == 0
     assert value(families, "sharp_requests_running") == 0
     assert value(families, "sharp_kv_cache_usage_ratio") == 0
     for name, count in (

@@ -1,24 +1,30 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharp.serving import SamplingParams
-from sharp.serving.engine.sampler import NO_TOKEN, sample
-from sharp.serving.errors import InputError
+from sharp.serving.engine.adjust import adjust
+from sharp.serving.engine.logprobs import token_logprobs
+from sharp.serving.engine.prefix import PrefixChain
+from sharp.serving.engine.sampler import NO_TOKEN, Sampler
+from sharp.serving.engine.sequence import Sequence
+from sharp.serving.errors import FieldError
+from sharp.serving.guided import Guided
+from sharp.serving.request import Request
 
 LOGITS = np.log(np.array([0.4, 0.05, 0.3, 0.2, 0.05], np.float32))
 DRAWS = 4000
 
 
-def sequence(**params):
-    """What the sampler needs of a sequence."""
-    params = SamplingParams(**params)
-    return SimpleNamespace(
-        request=SimpleNamespace(params=params), random=np.random.Generator(np.random.Philox(params.seed))
-    )
+def sequence(prompt=(0,), eos=(), **params):
+    """A sequence that is about to get its first token."""
+    request = Request("a", tuple(prompt), SamplingParams(**params), 100)
+    return Sequence(request, 0, 0, PrefixChain(b"", 4), None, eos)
+
+
+def sample(logits, sequences):
+    return Sampler(logits.shape[1]).sample(logits, sequences)
 
 
 def shares(**params) -> np.ndarray:
@@ -41,6 +47,10 @@ def shares(**params) -> np.ndarray:
         ({"top_p": 1e-9}, [1, 0, 0, 0, 0]),
         ({"top_k": 100}, [0.4, 0.05, 0.3, 0.2, 0.05]),
         ({"temperature": 1e-300}, [1, 0, 0, 0, 0]),
+        ({"min_p": 0.4}, [4 / 9, 0, 3 / 9, 2 / 9, 0]),
+        ({"min_p": 1}, [1, 0, 0, 0, 0]),
+        ({"top_k": 3, "top_p": 0.5, "min_p": 0.9}, [1, 0, 0, 0, 0]),
+        ({"logit_bias": {0: -100}}, [0, 0.05 / 0.6, 0.3 / 0.6, 0.2 / 0.6, 0.05 / 0.6]),
     ],
 )
 def test_distribution(params, expected):
@@ -54,20 +64,105 @@ PARAMS = st.fixed_dictionaries(
         "temperature": st.sampled_from([0, 0.3, 1, 2]),
         "top_k": st.sampled_from([0, 1, 3, 40]),
         "top_p": st.sampled_from([0.2, 0.9, 1]),
+        "min_p": st.sampled_from([0, 0.1]),
+        "repetition_penalty": st.sampled_from([1, 1.5]),
+        "presence_penalty": st.sampled_from([0, 0.5]),
+        "frequency_penalty": st.sampled_from([0, -0.5]),
+        "logit_bias": st.sampled_from([{}, {3: 2.5, 7: -1}]),
+        "min_tokens": st.sampled_from([0, 2]),
         "seed": st.integers(0, 2**64 - 1),
     }
 )
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(PARAMS, min_size=1, max_size=6), st.sampled_from([40, 257, 8192]), st.integers(0, 2**32 - 1))
+def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, seed):
+    logits = np.random.default_rng(seed).normal(0, 3, (3, len(params), vocab)).astype(np.float32)
+
+    def draw(rows):
+        several = [sequence(eos=(5,), **params[row]) for row in rows]
+        drawn = []
+        for step in logits:
+            drawn.append(sample(step[rows], several).tolist())
+            for one, token in zip(several, drawn[-1], strict=True):
+                one.append(token)
+        return drawn
+
+    together = draw(list(range(len(params))))
+    for row in range(len(params)):
+        assert draw([row]) == [[step[row]] for step in together]
+
+
+def by_definition(logits, temperature, top_k, top_p, min_p):
+    """The probabilities after top-k, top-p and min-p by sorting everything, in float64."""
+    weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    order = np.argsort(-weights, kind="stable")
+    kept = order[: top_k or len(order)]
+    cumulated = np.cumsum(weights[kept])
+    kept = kept[: np.searchsorted(cumulated, top_p * cumulated[-1]) + 1]
+    kept = kept[weights[kept] >= min_p]
+    probabilities = np.zeros(len(weights))
+    probabilities[kept] = weights[kept] / weights[kept].sum()
+    return probabilities
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.3, 2, 6]),
+    st.sampled_from([0.5, 1, 1.7]),
+    st.sampled_from([0, 5, 70]),
+    st.sampled_from([0.3, 0.9, 1]),
+    st.sampled_from([0, 0.01, 0.3]),
+)
+def test_only_tokens_that_the_limits_keep_are_drawn(seed, spread, temperature, top_k, top_p, min_p):
+    logits = np.random.default_rng(seed).normal(0, spread, 3000).astype(np.float32)
+    expected = by_definition(logits, temperature, top_k, top_p, min_p)
+    one = sequence(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    drawn = sample(np.tile(logits, (64, 1)), [one] * 64)
+    # At a limit the last bit may decide: the share of what is next to it is all that may differ.
+    allowed = expected > 0
+    allowed[np.argsort(-logits, kind="stable")[: allowed.sum() + 1]] = True
+    assert allowed[drawn].all()
+
+
+def test_penalties_by_their_formulas():
+    logits = np.array([[2.0, -2.0, 1.0, 1.0, 1.0]], np.float32)
+    one = sequence(prompt=(0, 1), temperature=0, repetition_penalty=2, presence_penalty=0.25, frequency_penalty=0.125)
+    for token in (3, 3, 1):
+        one.append(token)
+    # Repetition: prompt and answer. Presence and frequency: the answer only.
+    expected = [2 / 2, -2 * 2 - 0.25 - 0.125, 1, 1 / 2 - 0.25 - 2 * 0.125, 1]
+    np.testing.assert_allclose(adjust(logits, [one])[0], expected)
+
+
+def test_nothing_is_copied_where_nothing_changes():
+    logits = np.zeros((1, 5), np.float32)
+    assert adjust(logits, [sequence()]) is logits
+
+
+def test_min_tokens_keeps_the_end_away():
+    logits = np.array([[9, 0, 8]], np.float32)
+    one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
+    answer = []
+    for _ in range(3):
+        answer.append(int(sample(logits, [one])[0]))
+        one.append(answer[-1])
+    assert answer == [1, 1, 0]
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.lists(PARAMS, min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, seed):
-    logits = np.random.default_rng(seed).normal(0, 3, (3, len(params), 40)).astype(np.float32)
-    together = [sequence(**p) for p in params]
-    batched = [sample(step, together).tolist() for step in logits]
-    for row, p in enumerate(params):
-        alone = sequence(**p)
-        assert [sample(step[row : row + 1], [alone])[0] for step in logits] == [step[row] for step in batched]
+@given(st.integers(0, 2**32 - 1), st.sampled_from([3, 64, 257, 5000]), st.integers(0, 20))
+def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
+    logits = np.random.default_rng(seed).normal(0, 4, (3, vocab)).astype(np.float32)
+    expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(1, keepdims=True))
+    chosen = [vocab - 1, 0, vocab // 2]
+    for row, entry in enumerate(token_logprobs(logits, chosen, top)):
+        assert (entry.token_id, entry.logprob) == (chosen[row], pytest.approx(expected[row, chosen[row]], abs=1e-5))
+        best = np.argsort(-logits[row], kind="stable")[:top].tolist()
+        assert [token for token, _ in entry.top] == best
+        assert [logprob for _, logprob in entry.top] == pytest.approx(expected[row, best].tolist(), abs=1e-5)
 
 
 def test_greedy_takes_the_first_of_equals():
@@ -95,16 +190,48 @@ def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
         ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0}, "top_p is 0; it must be more than 0"),
-        ({"top_p": 1.5}, r"top_p is 1\.5; it must be a number from 0 to 1"),
+        ({"top_p": 0}, "top_p is 0; it must be a number more than 0 and at most 1"),
+        ({"top_p": 1.5}, r"top_p is 1\.5; it must be a number more than 0 and at most 1"),
         ({"top_p": float("nan")}, "top_p is nan"),
         ({"max_tokens": -3}, "max_tokens is -3"),
         ({"max_tokens": 2.5}, r"max_tokens is 2\.5; it must be a whole number"),
         ({"seed": 2**64}, "seed is"),
         ({"stop": [""]}, "stop has ''"),
         ({"stop_token_ids": [-5]}, "stop_token_ids is -5"),
+        ({"min_p": 1.01}, r"min_p is 1\.01; it must be a number from 0 to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number more than 0"),
+        ({"presence_penalty": 2.5}, r"presence_penalty is 2\.5; it must be a number from -2 to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty is -3; it must be a number from -2 to 2"),
+        ({"logit_bias": {5: 101}}, "logit_bias is 101; it must be a number from -100 to 100"),
+        ({"logit_bias": {-1: 1}}, "logit_bias is -1"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias has 1025 entries; the limit is 1024"),
+        ({"n": 0}, "n is 0; it must be a number from 1 to 128"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5; it must be a number from 0 to 4"),
+        ({"time_limit_ms": 0}, "time_limit_ms is 0; it must be a number at least 1"),
+        ({"logprobs": 21}, "logprobs is 21; it must be a number from 0 to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
     ],
 )
 def test_parameters_out_of_range(params, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(FieldError, match=message) as caught:
         SamplingParams(**params)
+    assert caught.value.field == next(iter(params))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "guided has nothing; set exactly one of json, regex and grammar"),
+        ({"json": "{}", "regex": "a"}, "guided has json and regex; set exactly one"),
+        ({"regex": ""}, "guided.regex is ''; it must be a text"),
+        ({"grammar": "x" * 65537}, "guided.grammar has 65537 characters; the limit is 65536"),
+        ({"json": {"enum": [{1}]}}, "guided.json cannot be written as JSON"),
+    ],
+)
+def test_guides_that_are_no_guides(given, message):
+    with pytest.raises(FieldError, match=message):
+        Guided(**given)
+
+
+def test_a_schema_is_text_or_an_object():
+    assert Guided(json={"type": "integer"}) == Guided(json='{"type": "integer"}')

@@ -1,0 +1,23 @@
+"""`AnswerText`: the text of an answer, token by token, and where it ends."""
+
+from sharp.serving.detokenizer import Detokenizer
+from sharp.serving.stop_strings import StopStrings
+from sharp.serving.tokenizer import Tokenizer
+
+
+class AnswerText:
+    """Turns generated tokens into the text to show; a model without a tokenizer shows none."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...]) -> None:
+        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
+        self._stop_strings = StopStrings(stop)
+
+    def push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | None]:
+        """Add a token; return the text to show now, and the stop string that was found."""
+        text = self._detokenizer.push(token_id) if self._detokenizer else ""
+        return self._stop_strings.push(text) if may_stop else (text, None)
+
+    def end(self) -> tuple[str, str | None]:
+        """The text that was held back, once no token will come, and the stop string that was found in it."""
+        text, matched = self._stop_strings.push(self._detokenizer.flush() if self._detokenizer else "")
+        return (text, matched) if matched is not None else (text + self._stop_strings.flush(), None)

@@ -1,0 +1,113 @@
+import json
+import re
+
+import pytest
+from llguidance import LLParserLimits
+
+from sharp.serving import LLM, Guided, SamplingParams, guide
+from sharp.serving.config import BackendConfig
+from sharp.serving.errors import FieldError, InputError
+
+BACKEND = BackendConfig(threads=1, kernels=False)
+
+
+@pytest.fixture(scope="module")
+def llm(counting):
+    return LLM(counting, backend=BACKEND)
+
+
+def answer(llm, prompt="a", **params):
+    return llm.generate(prompt, SamplingParams(**{"temperature": 0, "max_tokens": 60, **params}))[0]
+
+
+def test_greedy_takes_the_most_likely_token_that_is_allowed(llm):
+    # The model says "b" and counts on from there; "0" is the first of what is left where that is not allowed.
+    assert answer(llm, guided=Guided(regex="[b-d]{3}[0-9]")).text == "bcd0"
+
+
+def test_an_answer_that_can_have_no_more_ends_at_once(llm):
+    completion = answer(llm, guided=Guided(regex="bcd"))
+    assert (completion.text, completion.finish_reason, completion.matched) == ("bcd", "stop", None)
+    assert completion.token_ids == tuple(b"bcd")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_json_of_a_schema(llm, seed):
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["kind", "legs"],
+        "additionalProperties": False,
+    }
+    completion = answer(llm, guided=Guided(json=schema), temperature=1, seed=seed, logit_bias={ord(" "): -100})
+    value = json.loads(completion.text)
+    assert value["kind"] in ("cat", "dog")
+    assert 0 <= value["legs"] <= 99
+
+
+def test_a_grammar(llm):
+    completion = answer(llm, guided=Guided(grammar='start: "(" start ")" | /[x-z]/'), temperature=1, seed=3)
+    assert re.fullmatch(r"(\(*)[x-z](\)*)", completion.text)
+    assert completion.text.count("(") == completion.text.count(")")
+
+
+def test_guided_and_other_requests_run_together(llm):
+    params = SamplingParams(temperature=0, max_tokens=4)
+    guided = SamplingParams(temperature=0, max_tokens=4, guided=Guided(regex="[0-9]*"), n=2)
+    free, digits = llm.generate(["a", "a"], [params, guided])
+    assert (free.text, digits.text, digits.others[0].text) == ("bcde", "0123", "0123")
+
+
+def test_the_end_of_sequence_token_ends_what_is_complete(llm):
+    # After 255 comes the end-of-sequence token, which the expression allows after any number of digits.
+    completion = llm.generate([[255]], SamplingParams(temperature=0, guided=Guided(regex="[0-9]*")))[0]
+    assert (completion.text, completion.finish_reason, completion.matched) == ("", "stop", 256)
+
+
+def test_a_schema_is_compiled_once(llm, monkeypatch):
+    compiled = []
+    compile_ = llm.model.guides._compile
+    monkeypatch.setattr(llm.model.guides, "_compile", lambda guided: compiled.append(guided) or compile_(guided))
+    answers = [answer(llm, guided=Guided(regex="[b-e]{2}[0-9]")).text for _ in range(3)]
+    assert answers == ["bc0"] * 3
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("guided", "message"),
+    [
+        (Guided(regex="(["), r"guided.regex cannot be used: .*unclosed character class$"),
+        (Guided(grammar="start: missing"), r'guided.grammar cannot be used: .*unknown name: "missing"$'),
+        (Guided(json='{"type": 5'), "guided.json cannot be used"),
+        (Guided(json={"type": "nonsense"}), "guided.json cannot be used: Invalid type: nonsense$"),
+        (Guided(json='{"items":' * 5000 + "{}" + "}" * 5000), "guided.json cannot be used: recursion limit"),
+        (Guided(regex="(" * 5000 + "a" + ")" * 5000), "guided.regex cannot be used"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_in_one_sentence(llm, guided, message):
+    with pytest.raises(FieldError, match=message) as caught:
+        answer(llm, guided=guided)
+    assert caught.value.field == f"guided.{guided.kind}"
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_that_becomes_too_costly_fails_its_own_request(llm, monkeypatch):
+    monkeypatch.setattr(guide, "LIMITS", LLParserLimits(max_items_in_row=7, verbose_errors=False))
+    costly = Guided(grammar="start: a b\na: /x*/ | /[xy]+/ a\nb: /[a-z]+/ b | /foo/")
+    request = llm.model.prepare("costly", "a", SamplingParams(guided=costly, logit_bias={ord("x"): 100}))
+    other = llm.model.prepare("other", "a", SamplingParams(temperature=0, max_tokens=3))
+    engine = llm._engine
+    engine.add(request)
+    engine.add(other)
+    events = [event for _ in range(6) if engine.has_work for event in engine.step()]
+    (failed,) = [event for event in events if event.request_id == "costly" and hasattr(event, "error")]
+    assert isinstance(failed.error, InputError)
+    assert str(failed.error).startswith("the answer cannot follow guided: Parser Error: Current row has")
+    assert events[-1].reason == "length"
+    engine.check_integrity()
+
+
+def test_a_model_without_a_tokenizer_cannot_be_guided(ids_only):
+    with pytest.raises(FieldError, match="guided needs text that can end, and ids-only has no tokenizer"):
+        LLM(ids_only, backend=BACKEND).generate([[97]], SamplingParams(guided=Guided(regex="a")))

@@ -1,0 +1,358 @@
+"""Who computes when: chunks, priorities, shared prompts, limits of time and of the queue."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sharp.plugins.manifest import read_manifest
+from sharp.serving import SamplingParams
+from sharp.serving.backends import load_backend
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.engine import Engine
+from sharp.serving.engine.events import Delta, Failed, Finished, PromptComputed
+from sharp.serving.errors import QueueFullError
+from sharp.serving.request import Request
+from sharp.serving.tokenizer import Tokenizer
+
+GREEDY = SamplingParams(temperature=0)
+
+
+class Running:
+    """An engine, every event that came out of it, and its batches."""
+
+    def __init__(self, backend, folder, monkeypatch, blocks, config):
+        self.batches = []
+        step = backend.step
+
+        def recorded(batch):
+            self.batches.append(batch)
+            return step(batch)
+
+        monkeypatch.setattr(backend, "step", recorded)
+        self.engine = Engine(
+            backend, read_manifest(folder), Tokenizer(folder / "tokenizer.json"), blocks, EngineConfig(**config)
+        )
+        self.events = []
+
+    def add(self, name, prompt, count, params=GREEDY, **fields):
+        self.engine.add(Request(name, tuple(prompt), params, count, **fields))
+
+    def step(self, steps=1):
+        for _ in range(steps):
+            self.events += self.engine.step()
+            self.engine.check_integrity()
+
+    def run(self):
+        while self.engine.has_work:
+            self.step()
+
+    def of(self, kind, name=None):
+        return [one for one in self.events if isinstance(one, kind) and name in (None, one.request_id)]
+
+    def tokens(self, name, index=0):
+        return [token for one in self.of(Delta, name) if one.index == index for token in one.token_ids]
+
+    def order(self):
+        return [one.request_id for one in self.of(Finished)]
+
+    def chunks(self):
+        """How many tokens every sequence of every step computed."""
+        return [np.diff(batch.query_start).tolist() for batch in self.batches]
+
+
+@pytest.fixture
+def start(counting, monkeypatch):
+    backend = load_backend(counting, read_manifest(counting), BackendConfig(threads=1, kernels=False))
+    return lambda blocks=32, **config: Running(
+        backend, counting, monkeypatch, blocks, {"max_batch_tokens": 16, "max_sequences": 4, **config}
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only moves when told: `clock.now += seconds`."""
+
+    class Clock:
+        now = 100.0
+
+    monkeypatch.setattr(time, "perf_counter", lambda: Clock.now)
+    return Clock
+
+
+def test_a_long_prompt_takes_small_chunks_while_others_decode_and_large_ones_alone(start):
+    running = start(prefill_chunk_tokens=3)
+    running.add("decoding", [1], 4)
+    running.step()
+    running.add("long", range(40), 1)
+    running.run()
+    assert running.chunks() == [[1], [1, 3], [1, 3], [1, 3], [16], [15]]
+
+
+def test_short_prompts_share_a_step(start):
+    running = start()
+    for number in range(3):
+        running.add(str(number), range(number, number + 5), 1)
+    running.run()
+    assert running.chunks() == [[5, 5, 5]]
+
+
+def test_a_better_priority_goes_first(start):
+    running = start(max_sequences=1)
+    for name, priority in (("last", 5), ("second", 0), ("third", 0), ("first", -1)):
+        running.add(name, [1], 2, priority=priority)
+    running.run()
+    assert running.order() == ["first", "second", "third", "last"]
+
+
+def test_a_better_priority_takes_the_place_of_a_running_request_and_nothing_is_lost(start):
+    running = start(max_sequences=1)
+    running.add("low", [1], 8, priority=1)
+    running.step(3)
+    running.add("same", [1], 1, priority=1)
+    running.add("high", [50], 2, priority=0)
+    running.run()
+    assert running.order() == ["high", "low", "same"]
+    assert running.tokens("low") == list(range(2, 10))
+    assert running.engine.report().preemptions == 1
+
+
+def test_a_better_priority_takes_blocks(start):
+    running = start(blocks=4)  # 16 tokens
+    running.add("low", range(10), 6, priority=1)
+    running.step()
+    running.add("high", range(50, 60), 2)
+    running.run()
+    assert running.order() == ["high", "low"]
+    assert running.tokens("low") == list(range(10, 16))
+
+
+def test_a_preempted_request_computes_only_what_the_cache_lost(start):
+    running = start(max_sequences=1)
+    running.add("low", range(12), 4, priority=1)
+    running.step()
+    running.add("high", [200], 1)
+    running.run()
+    # Of the low one's 13 tokens three full blocks are still there.
+    assert running.chunks() == [[12], [1], [1], [1], [1]]
+
+
+def test_a_second_request_computes_only_what_is_new(start):
+    running = start()
+    running.add("a", range(11), 1)
+    running.run()
+    running.add("b", [*range(10), 77, 78], 1)
+    running.run()
+    assert running.chunks() == [[11], [4]]  # two blocks of four are shared
+    assert [one.cached_tokens for one in running.of(PromptComputed)] == [0, 8]
+    assert [one.usage.cached_tokens for one in running.of(Finished)] == [0, 8]
+    report = running.engine.report()
+    assert (report.prefix_cache_queries, report.prefix_cache_hits) == (11 + 12, 8)
+
+
+def test_the_last_token_of_a_known_prompt_is_computed_for_its_logits(start):
+    running = start()
+    for name in ("a", "b"):
+        running.add(name, range(8), 2)
+        running.run()
+    assert running.chunks() == [[8], [1], [4], [1]]
+    assert running.tokens("a") == running.tokens("b") == [8, 9]
+
+
+def test_answers_are_in_the_prefix_cache_too(start):
+    running = start()
+    running.add("turn 1", range(5), 8)
+    running.run()
+    running.add("turn 2", [*range(13), 99], 1)
+    running.run()
+    assert running.of(PromptComputed, "turn 2")[0].cached_tokens == 12
+
+
+@pytest.mark.parametrize(("config", "salts"), [({}, ("mine", "yours")), ({"prefix_cache": False}, ("", ""))])
+def test_nothing_is_shared_between_salts_or_without_a_prefix_cache(start, config, salts):
+    running = start(**config)
+    for name, salt in zip("ab", salts, strict=True):
+        running.add(name, range(8), 1, cache_salt=salt)
+        running.run()
+    assert running.chunks() == [[8], [8]]
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_n_answers_compute_their_prompt_once(start, prefix_cache):
+    running = start(prefix_cache=prefix_cache)
+    running.add("a", range(10), 3, SamplingParams(n=3, seed=5))
+    running.run()
+    # Ten tokens once, then for each other answer the two that fill no block.
+    assert running.chunks()[:2] == [[10], [1, 2, 2]]
+    assert [(one.index, one.last) for one in running.of(Finished)] == [(0, False), (1, False), (2, True)]
+    assert [one.usage.completion_tokens for one in running.of(Finished)] == [3, 3, 3]
+    assert len(running.of(PromptComputed)) == 1
+    assert running.engine.report().prompt_tokens == 10
+
+
+def test_n_answers_draw_differently_and_repeatably(start):
+    running = start()
+    params = SamplingParams(n=4, seed=5, temperature=3)
+    for name in ("a", "b"):
+        running.add(name, range(10), 12, params)
+        running.run()
+    first = [running.tokens("a", index) for index in range(4)]
+    assert first == [running.tokens("b", index) for index in range(4)]
+    assert len({tuple(tokens) for tokens in first}) == 4
+
+
+def test_abort_ends_every_answer(start):
+    running = start()
+    running.add("a", range(20), 9, SamplingParams(n=3))
+    running.step()  # the prompt is not done: two answers wait for it
+    running.events += running.engine.abort("a")
+    running.engine.check_integrity()
+    assert [(one.reason, one.index, one.last) for one in running.of(Finished)] == [
+        ("cancelled", 0, False),
+        ("cancelled", 1, False),
+        ("cancelled", 2, True),
+    ]
+    assert not running.engine.has_work
+
+
+def test_one_answer_that_fails_ends_its_request(start, monkeypatch):
+    running = start()
+    running.add("a", range(4), 9, SamplingParams(n=2, temperature=0))
+    running.step(2)
+    step = running.engine._backend.step
+
+    def spoil(batch):
+        output = step(batch)
+        return replace(output, logits=output.logits * np.array([[np.nan], [1]], np.float32))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.engine._backend, "step", spoil)
+        running.step()
+    assert len(running.of(Failed)) == 1
+    assert not running.engine.has_work
+
+
+def test_blocks_of_logits_that_are_no_numbers_are_never_shared(start, monkeypatch):
+    running = start()
+    running.add("bad", range(12), 9)
+    step = running.engine._backend.step
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            running.engine._backend, "step", lambda batch: replace(step(batch), logits=np.full((1, 257), np.nan))
+        )
+        running.step()
+    assert len(running.of(Failed)) == 1
+    running.add("good", range(12), 1)
+    running.run()
+    assert running.of(PromptComputed, "good")[0].cached_tokens == 0
+
+
+def test_a_request_whose_text_cannot_be_made_fails_alone(start, monkeypatch):
+    running = start()
+    running.add("good", b"x", 3)
+    running.add("bad", b"a", 3)
+    decode = Tokenizer.decode
+
+    def break_on_c(self, token_ids):
+        return decode(self, token_ids) if ord("c") not in token_ids else 1 / 0
+
+    monkeypatch.setattr(Tokenizer, "decode", break_on_c)
+    running.run()
+    assert running.order() == ["good"]
+    assert [str(one.error) for one in running.of(Failed, "bad")] == ["the request failed: division by zero"]
+
+
+def test_blocks_of_a_failed_step_are_never_shared(start, monkeypatch):
+    running = start()
+    running.add("lost", range(12), 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(running.engine._backend, "step", lambda batch: 1 / 0)
+        running.step()
+    running.add("good", range(12), 1)
+    running.run()
+    assert running.of(PromptComputed, "good")[0].cached_tokens == 0
+
+
+def test_the_time_limit_ends_an_answer_with_what_there_is(start, clock):
+    running = start()
+    running.add("a", b"abc", 50, SamplingParams(temperature=0, time_limit_ms=500, stop=["fgh!"]))
+    running.step(4)
+    clock.now += 0.499
+    running.step()
+    clock.now += 0.002
+    running.step()
+    (finished,) = running.of(Finished)
+    assert (finished.reason, finished.usage.completion_tokens) == ("time_limit", 5)
+    assert "".join(one.text for one in running.of(Delta)) == "defgh"  # what was held back is shown
+    assert not running.engine.has_work
+
+
+def test_the_time_limit_counts_while_a_request_waits(start, clock):
+    running = start(max_sequences=1)
+    running.add("first", [1], 9)
+    running.add("waits", [1], 9, SamplingParams(n=2, time_limit_ms=10))
+    clock.now += 1
+    running.step()
+    assert [(one.reason, one.last, one.timing.queue) for one in running.of(Finished)] == [
+        ("time_limit", False, None),
+        ("time_limit", True, None),
+    ]
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back(start, clock):
+    running = start(max_sequences=1, max_waiting_requests=3)
+    running.add("runs", [1], 3)
+    running.step()
+    for number in range(3):
+        running.add(str(number), [1], 1)
+    with pytest.raises(QueueFullError, match=r"3 answers wait already; the limit is 3; try again in 1\.0 s") as caught:
+        running.add("more", [1], 1)
+    assert caught.value.retry_after == 1  # nothing is known of the rate yet
+    clock.now += 4
+    running.step(3)  # one more was admitted
+    running.add("fits", [1], 1)
+    with pytest.raises(QueueFullError) as caught:
+        running.add("too many", [1], 1, SamplingParams(n=4))
+    # Two in 4 s; of the three that wait and the four that would, four are too many.
+    assert caught.value.retry_after == 8
+    running.run()
+    assert len(running.of(Finished)) == 5
+
+
+def test_the_queue_counts_tokens_and_answers(start):
+    running = start(max_waiting_tokens=20, max_waiting_requests=5)
+    running.add("a", range(15), 1)
+    with pytest.raises(QueueFullError, match="15 prompt tokens wait already; the limit is 20"):
+        running.add("b", range(6), 1)
+    with pytest.raises(QueueFullError, match="15 prompt tokens wait already"):
+        running.add("b", range(3), 1, SamplingParams(n=2))
+    running.add("b", [1], 1, SamplingParams(n=4))
+    with pytest.raises(QueueFullError, match="5 answers wait already; the limit is 5"):
+        running.add("c", [], 1)
+
+
+def test_a_prompt_of_more_than_the_queue_takes_may_come_when_nothing_waits(start):
+    running = start(max_waiting_tokens=20)
+    running.add("a", range(30), 1)
+    running.run()
+    assert running.order() == ["a"]
+
+
+def test_prompt_logprobs_are_complete_whatever_the_chunks_and_the_cache(start):
+    prompt = [5, 6, 7, 8, 9, 20, 21, 22, 23, 24]
+    expected = None
+    for config in ({}, {"max_batch_tokens": 4}, {}):
+        running = start(**config)
+        running.add("warm", prompt, 1)
+        running.run()
+        running.add("a", prompt, 1, SamplingParams(temperature=0, prompt_logprobs=2))
+        running.run()
+        (computed,) = running.of(PromptComputed, "a")
+        assert [one.token_id for one in computed.logprobs] == prompt[1:]
+        assert expected in (None, computed.logprobs)
+        expected = computed.logprobs
+    likely = np.log(np.exp(4) / (np.exp(4) + 256))  # the model counts, with a logit of 4
+    # Only 20 is not the one after its predecessor.
+    assert [one.logprob for one in expected] == pytest.approx([likely if t != 20 else likely - 4 for t in prompt[1:]])
+    assert expected[4].top[0] == (10, pytest.approx(likely))
