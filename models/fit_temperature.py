@@ -13,6 +13,7 @@ from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import: not for --help or a typing error
+    from sharp.models.temperature_data import Effect
     from sharp.models.temperature_fit import Points
     from sharp.models.temperature_preset import TemperaturePreset
 
@@ -68,9 +69,10 @@ def fit_temperature(
     """
     import torch
 
+    from sharp.models.causal_lm import SharpForCausalLM
     from sharp.models.checkpoint import read_checkpoint
     from sharp.models.plots import plot_temperature_fit
-    from sharp.models.temperature_data import find_data, find_points, mean_loss
+    from sharp.models.temperature_data import find_data, find_points, measure_effect
     from sharp.models.temperature_fit import fit_polynomial
     from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
 
@@ -94,15 +96,16 @@ def fit_temperature(
     preset.write(output)
     hint = plot_temperature_fit(points, coefficients, checkpoint.stem, output.with_suffix(".png"))
     temperatures = (None, read_temperature("icml2025"), AdaptiveTemperature(coefficients, entropy_threshold))
+    language = isinstance(model, SharpForCausalLM)
     unseen = min(samples, COMPARED_SAMPLES), seed + 1
-    report(preset, points, [mean_loss(model, data.draw(*unseen), one) for one in temperatures])
+    report(preset, points, [measure_effect(model, data.draw(*unseen), one) for one in temperatures], language)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
     console.print(f"Use it with: sharp-export ... --norm adaptive-temperature --temperature-coefficients {output}")
 
 
-def report(preset: TemperaturePreset, points: Points, losses: list[float]) -> None:
-    """Print the polynomial, what it is fitted to, and the mean losses with softmax, the paper's polynomial and this."""
+def report(preset: TemperaturePreset, points: Points, effects: list[Effect], language: bool) -> None:
+    """Print the polynomial, what it is fitted to, and the effects of softmax, the paper's polynomial and this one."""
     console = Console(highlight=False, soft_wrap=True)
     low, high = preset.entropy_range
     terms = [f"{value:+.4g}" for value in preset.temperature_coefficients]
@@ -111,12 +114,15 @@ def report(preset: TemperaturePreset, points: Points, losses: list[float]) -> No
         f"fitted to {points.samples} of {points.drawn} samples, whose target is not the maximum already; "
         f"entropies from {low:.2f} to {high:.2f} nats"
     )
-    plain, published, fitted = losses
-    console.print(
-        f"cross entropy of all targets, on other samples: softmax {plain:.4f} nats, the paper's polynomial "
-        f"{published:.4f}, this one {fitted:.4f}"
-    )
-    if fitted > plain:
+    plain, published, fitted = effects
+    console.print("on other samples, whether the target is the maximum or not:")
+    for name, effect in (("softmax", plain), ("the paper's polynomial", published), ("this polynomial", fitted)):
+        console.print(
+            f"  {name:24}accuracy {100 * effect.accuracy:.1f} %, cross entropy {effect.cross_entropy:.3f} nats"
+        )
+    # Sharper weights make a set model right more often and too sure of itself; a language model lives by the latter.
+    worse = fitted.cross_entropy > plain.cross_entropy if language else fitted.accuracy < plain.accuracy
+    if worse:
         console.print("[bold red]This polynomial makes the model worse than plain softmax[/]; do not use it as it is")
     if preset.temperature_coefficients[0] > 0:
         console.print(

@@ -142,21 +142,29 @@ def find_points(
         return language_points(model, batches, threshold, lambda: progress.advance(bar))
 
 
+@dataclass(frozen=True)
+class Effect:
+    """What a temperature does to a model: the share of targets that it says, and their cross entropy in nats."""
+
+    accuracy: float
+    cross_entropy: float
+
+
 @torch.no_grad()
-def mean_loss(
-    model: MaxRetrieval | SharpForCausalLM,
-    batches: Iterator[Batch],
-    temperature: AdaptiveTemperature | None,
-) -> float:
-    """Nats of cross entropy of a target, right or wrong, with an adaptive temperature or, for None, with softmax."""
+def measure_effect(
+    model: MaxRetrieval | SharpForCausalLM, batches: Iterator[Batch], temperature: AdaptiveTemperature | None
+) -> Effect:
+    """The means over all targets, right or wrong, with an adaptive temperature or, for None, with softmax."""
     softmax = AdaptiveTemperature((1.0,))
     adapted = with_adaptive_temperature(model, temperature or softmax).eval()
-    total, targets = 0.0, 0
+    right, total, targets = 0, 0.0, 0
     for batch in batches:
+        outputs = adapted(*batch.inputs)
         asked = int((batch.targets != IGNORED).sum())
-        total += loss(adapted(*batch.inputs), batch.targets).item() * asked
+        right += int((outputs.argmax(-1) == batch.targets).sum())
+        total += loss(outputs, batch.targets).item() * asked
         targets += asked
-    return total / targets
+    return Effect(right / targets, total / targets)
 
 
 def draw(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[Batch]:

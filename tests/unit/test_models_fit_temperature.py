@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from sharp.models.normalizers import entropy
 from sharp.models.number_sequence import SharpForNumbers
 from sharp.models.objective import Batch
 from sharp.models.tasks.largest_item import LargestItem
-from sharp.models.temperature_data import mean_loss
+from sharp.models.temperature_data import measure_effect
 from sharp.models.temperature_fit import (
     TEMPERATURES,
     Points,
@@ -123,7 +124,8 @@ def test_from_a_trained_model_to_an_evaluation(tmp_path):
     code, output = fit(TRAINED, "--lengths", "256,1024", "--samples", 60, "-o", preset)
     assert code == 0, output
     assert "of 120 samples" in output
-    assert "cross entropy of all targets, on other samples: softmax" in output
+    assert "softmax accuracy" in output
+    assert "this polynomial accuracy" in output
     content = json.loads(preset.read_text())
     assert content["source"] == "max-retrieval-softmax.safetensors"
     assert content["data"].startswith("LargestItem(classes=10), lengths 256, 1024, 60 samples")
@@ -155,6 +157,9 @@ def test_a_language_model_is_fitted_to_a_text(tmp_path):
     content = json.loads((tmp_path / "lm.json").read_text())
     assert content["data"] == "text.txt, windows of 16, 3 samples of each length, seed 0"
     assert content["entropy_range"][0] > 0.5
+    losses = [float(found) for found in re.findall(r"cross entropy ([\d.]+) nats", output)]
+    assert len(losses) == 3
+    assert ("worse than plain softmax" in output) == (losses[2] > losses[0])
 
 
 def test_a_model_of_a_token_task_is_fitted_to_its_task(tmp_path):
@@ -168,16 +173,19 @@ def test_a_model_of_a_token_task_is_fitted_to_its_task(tmp_path):
     assert data == "Rearrange(order='sort', symbols=5), lengths 8, 4 samples of each length, seed 0"
 
 
-def test_the_compared_losses_are_those_of_the_model(tmp_path):
+def test_the_effect_of_a_temperature_is_measured_on_all_targets():
     model, targets = language_model(), torch.full((1, 8), -100)
     tokens = torch.randint(257, (1, 8), generator=torch.Generator().manual_seed(1))
     targets[0, 5:] = 7
-    batches = [Batch((tokens,), targets), Batch((tokens[:, :6],), targets[:, :6])]
-    plain = [model(*batch.inputs)[batch.targets == 7].log_softmax(-1)[:, 7] for batch in batches]
-    assert mean_loss(model, iter(batches), None) == pytest.approx(-torch.cat(plain).mean().item(), rel=1e-5)
-    doubled = AdaptiveTemperature((2.0,), 0.0)
-    sharp = [model(tokens, attention=at_temperature(model.config, 0.5))[0, 5:].log_softmax(-1)[:, 7]]
-    assert mean_loss(model, iter(batches[:1]), doubled) == pytest.approx(-sharp[0].mean().item(), rel=1e-3)
+    targets[0, 5] = model(tokens)[0, 5].argmax()
+    batches = [Batch((tokens,), targets), Batch((tokens[:, :6],), targets[:, :6])]  # 3 + 1 targets
+    logs = [model(*batch.inputs)[0, 5:].log_softmax(-1).gather(1, batch.targets[0, 5:, None]) for batch in batches]
+    effect = measure_effect(model, iter(batches), None)
+    assert effect.cross_entropy == pytest.approx(-torch.cat(logs).mean().item(), rel=1e-5)
+    assert effect.accuracy == 0.5
+    sharp = model(tokens, attention=at_temperature(model.config, 0.5))[0, 5:].log_softmax(-1)
+    effect = measure_effect(model, iter(batches[:1]), AdaptiveTemperature((2.0,), 0.0))
+    assert effect.cross_entropy == pytest.approx(-sharp.gather(1, targets[0, 5:, None]).mean().item(), rel=1e-3)
 
 
 def other_model(kind):
