@@ -30,11 +30,11 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
 )
 @click.option(
     "--cache",
-    type=click.Choice(["paged", "none"]),
+    type=click.Choice(["paged", "contiguous", "none"]),
     default="paged",
     show_default=True,
-    help="The key-value cache of the model: paged is what sharp-serve runs, none computes whole sequences (encoders, "
-    "set and number models have no other form).",
+    help="The key-value cache of the model: paged is what sharp-serve runs; contiguous has past and present inputs for "
+    "other tools; none computes whole sequences (encoders, set and number models have no other form).",
 )
 @click.option(
     "-o",

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
+from sharp.plugins.manifest import PositionScheme
 
 
 class Decoder(nn.Module):
@@ -15,6 +16,7 @@ class Decoder(nn.Module):
     """
 
     config: SharpConfig
+    positions: PositionScheme  # of `config`, except for learned ones, which our own models do not have
 
     @abstractmethod
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:

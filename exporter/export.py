@@ -120,7 +120,7 @@ def describe(source: Source, form: Form, name: str, comparisons: tuple[Compariso
         vocab_size=config.vocab_size,
         max_context=config.max_context,
         trained_context=config.trained_context,
-        positions=config.positions,
+        positions=form.positions,
         norm=manifest.Norm(
             name=config.norm,
             normalizer=config.scheme.normalizer,

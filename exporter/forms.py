@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
+from sharp.exporter.contiguous_graph import contiguous_ports, trace_contiguous
+from sharp.exporter.contiguous_verification import CASES as CONTIGUOUS_CASES
+from sharp.exporter.contiguous_verification import verify_contiguous
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.lowering import Tracing
 from sharp.exporter.paged_model import BLOCK_SIZE, trace_paged
@@ -17,9 +20,9 @@ from sharp.exporter.uncached_verification import verify_uncached
 from sharp.exporter.verification import RUNTIMES, Comparison
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Cache, ModelKind, Port
+from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme
 
-FORMS = ("paged", "none")
+FORMS = get_args(CacheForm)
 
 
 class Form(Protocol):
@@ -27,6 +30,7 @@ class Form(Protocol):
 
     kind: ModelKind
     config: SharpConfig
+    positions: PositionScheme
     cache: Cache
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -53,6 +57,7 @@ class PagedForm:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.config = decoder.config
+        self.positions = decoder.positions
 
     def trace(self) -> Tracing:
         """See `Form`."""
@@ -61,6 +66,28 @@ class PagedForm:
     def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
         """See `Form`."""
         return verify_paged(self.decoder, folder, on_case)
+
+
+class ContiguousForm:
+    """A decoder with a past and a present per layer: what other tools read."""
+
+    kind: ModelKind = "decoder"
+    cache = Cache(form="contiguous")
+    checks = len(RUNTIMES) * len(CONTIGUOUS_CASES)
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.config = decoder.config
+        self.positions = decoder.positions
+        self.inputs, self.outputs = contiguous_ports(decoder)
+
+    def trace(self) -> Tracing:
+        """See `Form`."""
+        return trace_contiguous(self.decoder)
+
+    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+        """See `Form`."""
+        return verify_contiguous(self.decoder, folder, on_case)
 
 
 class UncachedForm:
@@ -73,6 +100,7 @@ class UncachedForm:
         self.model = model
         self.kind: ModelKind = model.kind
         self.config = model.config
+        self.positions = model.positions
         collect = Port(name=COLLECT_STATS, dtype="bool", shape=(), doc="whether to compute stats; false if not fed")
         self.inputs = (*model.inputs, collect)
         queries = next((size for size in model.output.shape[1:-1]), 1)
@@ -102,4 +130,4 @@ def make_form(cache: str, source: Source, path: Path) -> Form:
         return UncachedForm(UncachedDecoder(model) if isinstance(model, Decoder) else model)
     if not isinstance(model, Decoder):
         raise InputError(f"{path} holds a {source.architecture}, which has no cache; export it with --cache none")
-    return PagedForm(model)
+    return PagedForm(model) if cache == "paged" else ContiguousForm(model)

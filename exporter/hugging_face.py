@@ -1,4 +1,4 @@
-"""Hugging Face folders and GGUF files of Llama-type models, through `transformers.AttentionInterface`."""
+"""Hugging Face folders and GGUF files of the architectures in `sharp.exporter.architectures`."""
 
 import contextlib
 import io
@@ -7,84 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
+from sharp.exporter.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.hook import HeadShape, probe_heads
+from sharp.exporter.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.source import Source
-from sharp.models.attention import AttentionFunction
+from sharp.exporter.uncached import UncachedModel
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import SsaParameters, get_norm
-from sharp.models.positions import scaled_heads
-from sharp.models.query_scale import QueryScale
+from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
-
-# Architectures whose attention is what the op computes and whose every attention call goes through the hook.
-MODEL_TYPES = ("llama",)
-# RoPE variants whose angles depend on the position alone; the others change with the length of the sequence.
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-HOOK = "sharp"
-
-
-def hooked_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """What transformers calls: query [batch, q_heads, tokens, head_dim], already rotated -> [batch, tokens, ...]."""
-    del attention_mask  # transformers builds none for an implementation that it does not know
-    attention: AttentionFunction = kwargs["sharp_attention"]
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    return attention(layer, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), None, None), None
-
-
-transformers.AttentionInterface.register(HOOK, hooked_attention)
-
-
-class HuggingFaceDecoder(Decoder):
-    """A Llama-type `PreTrainedModel` with a norm that has parameters of start values, or none."""
-
-    def __init__(self, model: PreTrainedModel, config: SharpConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
-        self.head_parameters = SsaParameters(config.q_heads) if config.scheme.head_parameters else None
-        self.query_scale = (
-            QueryScale(config.scheme.scale_kind, config.hidden_size, scaled_heads(config), config.trained_context)
-            if config.scheme.scale_kind != "none"
-            else None
-        )
-
-    def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """See `Decoder`."""
-        # Only scales without projections have start values, so the hidden states that others project are not needed.
-        scale = None if self.query_scale is None else self.query_scale(positions, positions).unsqueeze(-1)
-        head_params = None if self.head_parameters is None else self.head_parameters()
-
-        def with_norm(
-            layer: int, query: Tensor, key: Tensor, value: Tensor, _params: Tensor | None, _slopes: Tensor | None
-        ) -> Tensor:
-            return attention(layer, query if scale is None else query * scale, key, value, head_params, None)
-
-        self.model.set_attn_implementation(HOOK)
-        output = self.model.base_model(
-            input_ids=input_ids, position_ids=positions, use_cache=False, sharp_attention=with_norm
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See `Decoder`."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
-        return logits
-
-    def own_logits(self, input_ids: Tensor) -> Tensor | None:
-        """By transformers' own attention, which has softmax only."""
-        if self.config.norm != "softmax":
-            return None
-        self.model.set_attn_implementation("sdpa")
-        logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
-        return logits
 
 
 def read_hugging_face(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
@@ -114,10 +57,11 @@ def _read(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
     where |= {"gguf_file": path.name if gguf else None, "local_files_only": True, "trust_remote_code": False}
     try:
         facts = AutoConfig.from_pretrained(**where)
-        _check(path, facts)
+        architecture = _architecture(path, facts)
+        loader = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModelForMaskedLM
         model: PreTrainedModel
         loading: dict[str, Any]
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = loader.from_pretrained(
             **where, dtype="float32", use_safetensors=True, output_loading_info=True
         )  # type: ignore[misc]  # a pair, with output_loading_info
     except InputError:
@@ -133,7 +77,7 @@ def _read(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
         name=path.stem if gguf else path.resolve().name,
         architecture=type(model).__name__,
         sha256=sha256([path] if gguf else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
-        model=HuggingFaceDecoder(model.eval(), replace(_config(model, norm), **norm_options)),
+        model=_hooked(path, model.eval(), architecture, norm, norm_options),
         trained=norm == "softmax",
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
     )
@@ -144,36 +88,58 @@ def _reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _check(path: Path, facts: PreTrainedConfig) -> None:
-    if facts.model_type not in MODEL_TYPES:
+def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
+    if facts.model_type not in ARCHITECTURES:
         raise InputError(
             f"{path} is a {facts.model_type} model, which sharp-export does not support yet; "
-            f"supported are: {', '.join(MODEL_TYPES)}"
+            f"supported are: {', '.join(ARCHITECTURES)}"
         )
-    rope_type = (getattr(facts, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
-        raise InputError(
-            f"{path} uses RoPE of type {rope_type}, whose angles change with the length; "
-            f"supported are: {', '.join(ROPE_TYPES)}"
-        )
+    for rope_type in _rope_types(getattr(facts, "rope_parameters", None) or {}):
+        if rope_type not in ROPE_TYPES:
+            raise InputError(
+                f"{path} uses RoPE of type {rope_type}, whose angles change with the length; "
+                f"supported are: {', '.join(ROPE_TYPES)}"
+            )
+    return ARCHITECTURES[facts.model_type]
 
 
-def _config(model: PreTrainedModel, norm: str) -> SharpConfig:
+def _rope_types(parameters: dict[str, Any]) -> set[str]:
+    """The types in `rope_parameters`, which some models have one of for every kind of layer."""
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {str(one.get("rope_type", "default")) for one in nested or [parameters]}
+
+
+def _hooked(
+    path: Path, model: PreTrainedModel, architecture: Architecture, norm: str, norm_options: Mapping[str, Any]
+) -> Decoder | UncachedModel:
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    try:
+        heads = probe_heads(model, lambda attention: model(input_ids=tokens, sharp_attention=attention))
+    except InputError as error:
+        raise InputError(f"{path} cannot be exported: {error}") from error
+    config = replace(_config(model, heads, architecture, norm), **norm_options)
+    kind = HookedDecoder if architecture.kind == "decoder" else HookedEncoder
+    return kind(model, config, architecture.positions)
+
+
+def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture, norm: str) -> SharpConfig:
     facts = model.config
-    generation = model.generation_config
+    generation = getattr(model, "generation_config", None)  # encoders have none
+    length = facts.max_position_embeddings - (facts.pad_token_id + 1 if architecture.positions_after_padding else 0)
     eos = (generation.eos_token_id if generation is not None else None) or facts.eos_token_id
     return SharpConfig(
         vocab_size=model.get_output_embeddings().weight.shape[0],
         hidden_size=facts.hidden_size,
-        intermediate_size=facts.intermediate_size,
+        intermediate_size=getattr(facts, "intermediate_size", None) or 4 * facts.hidden_size,
         layers=facts.num_hidden_layers,
-        q_heads=facts.num_attention_heads,
-        kv_heads=facts.num_key_value_heads,
-        head_dim=getattr(facts, "head_dim", None) or facts.hidden_size // facts.num_attention_heads,
+        q_heads=heads.q_heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         norm=norm,
-        positions="rope",
-        trained_context=facts.max_position_embeddings,
-        max_context=facts.max_position_embeddings,
+        positions="rope" if architecture.positions == "rope" else "none",
+        trained_context=length,
+        max_context=length,
+        causal=architecture.kind == "decoder",
         bos_token_id=facts.bos_token_id,
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     )

@@ -6,6 +6,8 @@ from torch.export import Dim
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.lowering import Tracing
+from sharp.exporter.op_attributes import op_attributes
+from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.plugins.ops.torch_op import paged_attention
 
 BLOCK_SIZE = 16
@@ -62,6 +64,7 @@ class PagedModel(nn.Module):
             value: Tensor,
             head_params: Tensor | None,
             alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
             output: Tensor
             output, key_cache, value_cache, layer_stats = paged_attention(
@@ -77,11 +80,7 @@ class PagedModel(nn.Module):
                 head_params,
                 alibi_slopes,
                 collect_stats,
-                normalizer=config.scheme.normalizer,
-                scale=config.scale,
-                alpha=config.alpha,
-                temperature_coefficients=list(config.temperature_coefficients),
-                entropy_threshold=config.entropy_threshold,
+                **op_attributes(config, options),
             )
             caches.extend((key_cache, value_cache))
             stats.append(layer_stats)

@@ -14,7 +14,7 @@ from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval
 from sharp.models.number_sequence import SharpForNumbers
-from sharp.plugins.manifest import ModelKind, Port
+from sharp.plugins.manifest import ModelKind, Port, PositionScheme
 
 ANY_NUMBER_OF_ITEMS = 2**31 - 1  # the set model has no limit of its own; the op counts keys in int32
 
@@ -27,6 +27,7 @@ class UncachedModel(nn.Module):
 
     kind: ModelKind
     config: SharpConfig
+    positions: PositionScheme  # see `Decoder`
     inputs: tuple[Port, ...]
     output: Port
 
@@ -63,6 +64,7 @@ class UncachedDecoder(UncachedModel):
         super().__init__()
         self.decoder = decoder
         self.config = decoder.config
+        self.positions = decoder.positions
         self.inputs = (Port(name="input_ids", dtype="int64", shape=("batch", "length"), doc="token ids"),)
         self.output = Port(
             name="logits", dtype="float32", shape=("batch", "length", self.config.vocab_size), doc="of the next token"
@@ -92,6 +94,7 @@ class UncachedEncoder(UncachedModel):
         super().__init__()
         self.model = model
         self.config = model.config
+        self.positions = self.config.positions
         self.inputs = (
             Port(name="input_ids", dtype="int64", shape=("batch", "length"), doc="token ids"),
             Port(
@@ -157,6 +160,7 @@ class UncachedSet(UncachedModel):
             entropy_threshold=own.entropy_threshold,
             causal=False,
         )
+        self.positions = self.config.positions
         features = 1 + own.classes
         self.inputs = (
             Port(
@@ -199,6 +203,7 @@ class UncachedNumbers(UncachedModel):
         super().__init__()
         self.model = model
         self.config = model.config
+        self.positions = self.config.positions
         self.inputs = (Port(name="numbers", dtype="float32", shape=("batch", "length"), doc="the sequence"),)
         shape = ("batch", "length", self.config.vocab_size)
         self.output = Port(

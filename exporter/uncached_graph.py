@@ -5,7 +5,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.lowering import Tracing
+from sharp.exporter.op_attributes import op_attributes
 from sharp.exporter.uncached import UncachedModel
+from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.plugins.ops.torch_attention import attention as attention_op
 
 COLLECT_STATS = "collect_stats"
@@ -38,6 +40,7 @@ class UncachedGraph(nn.Module):
             value: Tensor,
             head_params: Tensor | None,
             alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
             del layer  # no layer has state of its own here
             output: Tensor
@@ -50,12 +53,7 @@ class UncachedGraph(nn.Module):
                 head_params,
                 alibi_slopes,
                 collect_stats,
-                normalizer=config.scheme.normalizer,
-                scale=config.scale,
-                alpha=config.alpha,
-                temperature_coefficients=list(config.temperature_coefficients),
-                entropy_threshold=config.entropy_threshold,
-                causal=config.causal,
+                **op_attributes(config, options),
             )
             stats.append(layer_stats)
             return output.transpose(1, 2)

@@ -1,5 +1,6 @@
 """Attention over contiguous sequences, written out: the definition that every kernel must agree with."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -7,6 +8,26 @@ from torch import Tensor
 
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import attention_weights
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """What one layer's attention has of its own; our own models leave all of it as it is.
+
+    `scale` None takes the configuration's; `softcap` c turns a logit z into c tanh(z / c), 0 = off; with `window` w a
+    query at p sees keys j with p - w < j <= p, -1 = off.
+    """
+
+    scale: float | None = None
+    softcap: float = 0.0
+    window: int = -1
+
+    def scale_of(self, config: SharpConfig) -> float:
+        """The factor of this layer's logits q k; a temperature that is fixed divides a scale of the layer's own too."""
+        return config.scale if self.scale is None else self.scale / config.fixed_temperature
+
+
+DEFAULT_OPTIONS = LayerOptions()
 
 
 class AttentionFunction(Protocol):
@@ -20,6 +41,8 @@ class AttentionFunction(Protocol):
         value: Tensor,
         head_params: Tensor | None,
         alibi_slopes: Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
+        /,
     ) -> Tensor:
         """Query [batch, tokens, q_heads, head_dim], key and value [batch, tokens, kv_heads, head_dim].
 
@@ -50,6 +73,7 @@ class EagerAttention:
         value: Tensor,
         head_params: Tensor | None,
         alibi_slopes: Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
         """Query [batch, queries, q_heads, head_dim], key and value [batch, keys, kv_heads, head_dim] -> as query.
 
@@ -61,14 +85,19 @@ class EagerAttention:
         # The heads that share a key head are rows of one matrix product: [batch, kv_heads, group * queries, dim].
         query = query.transpose(1, 2).unflatten(1, (config.kv_heads, group)).flatten(2, 3)
         key, value = key.transpose(1, 2), value.transpose(1, 2)  # [batch, kv_heads, keys, dim]
-        logits = torch.matmul(query, key.transpose(-1, -2)).float() * config.scale
+        logits = torch.matmul(query, key.transpose(-1, -2)).float()
+        logits = logits * options.scale_of(config)
         logits = logits.unflatten(2, (group, queries)).flatten(1, 2)  # [batch, q_heads, queries, keys]
+        if options.softcap > 0:
+            logits = options.softcap * torch.tanh(logits / options.softcap)
         # float32, as torch.compile's CPU kernels are half as fast with int64 in them
         index = torch.arange(keys, device=query.device, dtype=torch.float32)
         distance = index[None, :] - index[keys - queries :, None]  # key - query [queries, keys]
         if alibi_slopes is not None:
             logits = logits - alibi_slopes[:, None, None] * distance.abs()
         visible = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
+        if options.window >= 0:
+            visible = visible & (distance <= 0) & (distance > -options.window)
         if self.attention_mask is not None:
             visible = visible & self.attention_mask.bool()[:, None, None, :]  # [batch, 1, queries, keys]
         weights = attention_weights(  # [batch, q_heads, queries, keys]

@@ -86,7 +86,12 @@ class SharpConfig:
     @property
     def scale(self) -> float:
         """The factor of the logits q k: head_dim^-0.5, over the temperature where it is fixed."""
-        return float(self.head_dim**-0.5) / (self.temperature if self.norm == "fixed-temperature" else 1.0)
+        return float(self.head_dim**-0.5) / self.fixed_temperature
+
+    @property
+    def fixed_temperature(self) -> float:
+        """What divides the logits under norm fixed-temperature; 1 under every other."""
+        return self.temperature if self.norm == "fixed-temperature" else 1.0
 
     def _check(self) -> None:
         get_norm(self.norm)

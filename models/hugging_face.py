@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
-from sharp.models.attention import EagerAttention
+from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.models.byte_tokenizer import END_OF_TEXT, byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import MODEL_TYPE, describe, parse_description
@@ -185,11 +185,12 @@ class HuggingFaceForCausalLM(SharpPreTrainedModel, GenerationMixin):
             value: Tensor,
             head_params: Tensor | None,
             alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
             if past is not None:  # a cache layer holds [batch, kv_heads, tokens, head_dim]
                 key, value = past.update(key.transpose(1, 2), value.transpose(1, 2), layer)
                 key, value = key.transpose(1, 2), value.transpose(1, 2)
-            return eager(layer, query, key, value, head_params, alibi_slopes)
+            return eager(layer, query, key, value, head_params, alibi_slopes, options)
 
         hidden = self.model.hidden_states(input_ids, position_ids, attention)
         logits: Tensor = self.model.lm_head(hidden[:, -logits_to_keep:])  # -0 keeps all

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sharp.models.attention import AttentionFunction, EagerAttention
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, EagerAttention, LayerOptions
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval
@@ -140,9 +140,10 @@ def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
         value: Tensor,
         head_params: Tensor | None,
         alibi_slopes: Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
         slopes = None if alibi_slopes is None else alibi_slopes / theta
-        return eager(layer, query / theta, key, value, head_params, slopes)
+        return eager(layer, query / theta, key, value, head_params, slopes, options)
 
     return attention
 

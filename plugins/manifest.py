@@ -13,6 +13,7 @@ FORMAT_VERSION = "1.1"
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
 CacheForm = Literal["paged", "contiguous", "none"]
+PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -96,7 +97,7 @@ class Manifest(_Frozen):
     vocab_size: Positive = Field(description="numbers that the model says at a place: logits of tokens or of classes")
     max_context: Positive = Field(description="tokens of prompt and answer together that the server accepts")
     trained_context: Positive
-    positions: Literal["none", "rope", "alibi", "nape", "learned"]
+    positions: PositionScheme
     norm: Norm
     cache: Cache = Cache()
     inputs: tuple[Port, ...] = Field((), description="of the graph, in order; those of a paged model are the design's")

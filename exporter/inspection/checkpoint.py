@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
+from sharp.exporter.op_attributes import op_attributes
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
+from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.models.checkpoint import is_sharp_folder, load_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
@@ -94,11 +96,13 @@ class RecordingAttention:
         value: Tensor,
         head_params: Tensor | None,
         alibi_slopes: Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
+        /,
     ) -> Tensor:
         """Query [1, tokens, q_heads, head_dim], key and value [1, tokens, kv_heads, head_dim] -> as query."""
         assert layer == len(self.records)
         config = self.config
-        output, stats = self._attend(query[0], key[0], value[0], head_params, alibi_slopes)
+        output, stats = self._attend(query[0], key[0], value[0], head_params, alibi_slopes, options)
         self.records.append(
             LayerRecord(
                 query=query[0].numpy(),
@@ -108,9 +112,9 @@ class RecordingAttention:
                 normalizer=Normalizer(
                     config.scheme.normalizer, config.alpha, config.temperature_coefficients, config.entropy_threshold
                 ),
-                scale=config.scale,
-                softcap=0.0,
-                window=-1,
+                scale=options.scale_of(config),
+                softcap=options.softcap,
+                window=options.window,
                 projections=self._take_projections(),
                 stats=stats.numpy(),
             )
@@ -118,10 +122,16 @@ class RecordingAttention:
         return output[None]
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, alibi_slopes: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+        options: LayerOptions,
     ) -> tuple[Tensor, Tensor]:
         """Output [tokens, q_heads, head_dim] and statistics; one cache block holds the whole sequence."""
-        config, tokens = self.config, len(query)
+        tokens = len(query)
         key_cache, value_cache = key.permute(1, 2, 0)[None].clone(), value.transpose(0, 1)[None].clone()
         parts = []
         for start in range(0, tokens, QUERY_CHUNK):
@@ -139,11 +149,7 @@ class RecordingAttention:
                 head_params,
                 alibi_slopes,
                 torch.tensor(True),
-                normalizer=config.scheme.normalizer,
-                scale=config.scale,
-                alpha=config.alpha,
-                temperature_coefficients=list(config.temperature_coefficients),
-                entropy_threshold=config.entropy_threshold,
+                **op_attributes(self.config, options),
             )
             parts.append((output, stats))
         outputs, statistics = zip(*parts, strict=True)

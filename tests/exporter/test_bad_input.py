@@ -88,10 +88,10 @@ def test_a_path_that_the_system_refuses(checkpoint, sharp_export, tmp_path):
 
 
 def test_hugging_face_folder_of_another_architecture(sharp_export, tmp_path):
-    (tmp_path / "bert").mkdir()
-    (tmp_path / "bert" / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    result = sharp_export(tmp_path / "bert", "--norm", "softmax", "-o", tmp_path / "out")
-    assert_refused(result, tmp_path / "out", "bert", "llama")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps({"model_type": "bloom"}))
+    result = sharp_export(tmp_path / "mine", "--norm", "softmax", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "bloom", "llama", "gemma2")
 
 
 def test_hugging_face_folder_without_weights(sharp_export, tmp_path):

@@ -1,0 +1,46 @@
+"""The Hugging Face architectures that sharp-export takes: their attention is what the op computes, through the hook."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One `model_type` of `config.json`; `notes` says what its attention has besides grouped queries and RoPE.
+
+    With `positions_after_padding` the first token's position is pad_token_id + 1, so a sequence is that much shorter.
+    """
+
+    model_type: str
+    models: str
+    kind: Literal["decoder", "encoder"] = "decoder"
+    positions: Literal["rope", "learned"] = "rope"
+    notes: str = ""
+    positions_after_padding: bool = False
+
+
+ARCHITECTURES = {
+    architecture.model_type: architecture
+    for architecture in (
+        Architecture("llama", "Llama, SmolLM, SmolLM2, TinyLlama"),
+        Architecture("mistral", "Mistral", notes="sliding window"),
+        Architecture("qwen2", "Qwen2, Qwen2.5", notes="sliding window in some layers"),
+        Architecture("qwen3", "Qwen3", notes="normalized queries and keys"),
+        Architecture("gemma2", "Gemma 2", notes="soft cap, sliding window in every other layer"),
+        Architecture(
+            "gemma3_text", "Gemma 3 (text)", notes="normalized queries and keys, sliding window in most layers"
+        ),
+        Architecture("gpt2", "GPT-2", positions="learned"),
+        Architecture("gpt_neox", "GPT-NeoX, Pythia", notes="part of each head is rotated"),
+        Architecture("phi3", "Phi-3, Phi-4", notes="sliding window"),
+        Architecture("olmo2", "OLMo 2", notes="normalized queries and keys"),
+        Architecture("smollm3", "SmolLM3", notes="layers without positions"),
+        Architecture("bert", "BERT", kind="encoder", positions="learned"),
+        Architecture(
+            "roberta", "RoBERTa, BabyBERTa", kind="encoder", positions="learned", positions_after_padding=True
+        ),
+    )
+}
+
+# RoPE variants whose angles depend on the position alone; the others change with the length of the sequence.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")

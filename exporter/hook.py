@@ -1,0 +1,88 @@
+"""The attention hook: how a model of transformers reaches an `AttentionFunction` of ours."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
+from sharp.plugins.errors import InputError
+
+HOOK = "sharp"
+# What a model may tell its attention: the first line is honored, the second means nothing to a model that is not
+# trained and caches nothing of its own.
+HONORED = ("scaling", "sliding_window", "softcap", "sharp_attention")
+IGNORED = ("dropout", "is_causal", "position_ids", "use_cache", "encoder_hidden_states", "output_attentions")
+
+
+def hooked_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls: query [batch, q_heads, tokens, head_dim], already rotated -> [batch, tokens, ...]."""
+    del attention_mask  # transformers builds none for an implementation that it does not know
+    attention: AttentionFunction = kwargs["sharp_attention"]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    window = kwargs.get("sliding_window")
+    options = LayerOptions(
+        scale=kwargs.get("scaling"), softcap=kwargs.get("softcap") or 0.0, window=-1 if window is None else window
+    )
+    unknown = sorted(name for name, given in kwargs.items() if name not in (*HONORED, *IGNORED) and given is not None)
+    if unknown or kwargs.get("dropout"):
+        raise InputError(f"its attention uses {(unknown or ['dropout'])[0]}, which Sharp's attention op does not have")
+    heads = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    return attention(layer, *heads, None, None, options), None
+
+
+transformers.AttentionInterface.register(HOOK, hooked_attention)
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """Sizes of the attention of every layer."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], object]) -> HeadShape:
+    """Run the model once with `run` and see what reaches the hook.
+
+    Raises:
+        InputError: a layer does not call it, or calls it more than once, or the layers differ in their sizes, or one
+            uses what the op does not have.
+    """
+    calls: list[int] = []
+    shapes: set[HeadShape] = set()
+
+    def attention(
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        _head_params: Tensor | None,
+        _alibi_slopes: Tensor | None,
+        _options: LayerOptions = DEFAULT_OPTIONS,
+    ) -> Tensor:
+        calls.append(layer)
+        if value.shape[-1] != key.shape[-1]:
+            raise InputError("its values and keys differ in size, which the exporter does not support yet")
+        shapes.add(HeadShape(query.shape[2], key.shape[2], key.shape[3]))
+        return torch.zeros_like(query)
+
+    model.set_attn_implementation(HOOK)
+    with torch.no_grad():
+        run(attention)
+    layers = model.config.num_hidden_layers
+    if sorted(calls) != list(range(layers)):
+        raise InputError(
+            f"only {len(set(calls))} of its {layers} layers call transformers' attention interface once, "
+            "so their attention cannot be replaced"
+        )
+    if len(shapes) > 1:
+        raise InputError("its layers differ in the number or size of their heads, which the exporter does not support")
+    return shapes.pop()

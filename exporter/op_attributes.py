@@ -1,0 +1,20 @@
+"""The attributes of an attention node: what the model's configuration and the layer say."""
+
+from typing import Any
+
+from sharp.models.attention import LayerOptions
+from sharp.models.config import SharpConfig
+
+
+def op_attributes(config: SharpConfig, options: LayerOptions) -> dict[str, Any]:
+    """Keyword arguments of `torch.ops.sharp.paged_attention` and `attention`."""
+    return {
+        "normalizer": config.scheme.normalizer,
+        "scale": options.scale_of(config),
+        "alpha": config.alpha,
+        "temperature_coefficients": list(config.temperature_coefficients),
+        "entropy_threshold": config.entropy_threshold,
+        "softcap": options.softcap,
+        "window": options.window,
+        "causal": config.causal,
+    }

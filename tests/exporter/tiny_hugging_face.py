@@ -1,0 +1,62 @@
+"""Random small models of every Hugging Face architecture that sharp-export takes."""
+
+from pathlib import Path
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+
+from sharp.exporter.architectures import ARCHITECTURES
+
+SIZES = {
+    "vocab_size": 90,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GROUPED = {"num_key_value_heads": 2}
+# What makes an architecture different from Llama, made small enough to matter within a few tokens.
+SPECIAL = {
+    "mistral": {**GROUPED, "head_dim": 12, "sliding_window": 7},
+    "qwen2": {**GROUPED, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "qwen3": {**GROUPED, "head_dim": 12},
+    "gemma2": {
+        **GROUPED,
+        "head_dim": 12,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 10,
+        "attn_logit_softcapping": 1.5,
+    },
+    "gemma3_text": {**GROUPED, "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 10},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": True},
+    "gpt_neox": {},
+    "phi3": {**GROUPED, "sliding_window": 7},
+    "smollm3": {**GROUPED, "no_rope_layer_interval": 2},
+    "bert": {},
+    "roberta": {"pad_token_id": 1, "type_vocab_size": 1},
+}
+# An interval of two in place of Gemma 3's six.
+LAYER_TYPES = {"gemma3_text": ["sliding_attention", "full_attention"]}
+
+
+def tiny(model_type: str, **changes: object) -> PreTrainedModel:
+    """A model whose parameters are large enough that attention and its variants change the answer."""
+    torch.manual_seed(0)
+    special = SPECIAL.get(model_type, GROUPED)
+    layers = {"layer_types": LAYER_TYPES[model_type]} if model_type in LAYER_TYPES else {}
+    config = CONFIG_MAPPING[model_type](**{**SIZES, **special, **layers, **changes})
+    auto = AutoModelForCausalLM if ARCHITECTURES[model_type].kind == "decoder" else AutoModelForMaskedLM
+    model = auto.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
