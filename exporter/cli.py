@@ -19,8 +19,39 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
     from sharp.exporter.source import Source
 
 
+def print_architectures(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    """What `--list` does: print the table and leave."""
+    if not wanted or context.resilient_parsing:
+        return
+    from sharp.exporter.architectures import ARCHITECTURES
+
+    table = Table(title="Hugging Face models (GGUF too, where transformers reads it)", title_justify="left")
+    for name in ("model_type", "models", "kind", "positions", "attention"):
+        table.add_column(name)
+    for architecture in ARCHITECTURES.values():
+        table.add_row(
+            architecture.model_type,
+            architecture.models,
+            architecture.kind,
+            architecture.positions,
+            architecture.notes,
+        )
+    console = Console()
+    console.print(table)
+    console.print("Also checkpoints of Sharp's own models: decoders, encoders, set models and models of numbers.")
+    context.exit()
+
+
 @click.command("export", cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_architectures,
+    help="What can be exported.",
+)
 @click.option(
     "--norm",
     required=True,
@@ -139,5 +170,8 @@ def report(result: Export) -> None:
     if facts.cache.form == "paged":
         console.print(f"Serve it with: sharp-serve {result.folder}", highlight=False, soft_wrap=True)
     else:
-        inputs = ", ".join(f"{port.name} {list(port.shape)}" for port in facts.inputs)
-        console.print(f"Inputs: {inputs}", highlight=False, markup=False, soft_wrap=True)
+        own = [port for port in facts.inputs if not port.name.startswith("past_key_values.")]
+        inputs = [f"{port.name} {list(port.shape)}" for port in own]
+        if len(own) < len(facts.inputs):
+            inputs.append(f"past_key_values.0.key {list(facts.inputs[-1].shape)} and so on for every layer")
+        console.print(f"Inputs: {', '.join(inputs)}", highlight=False, markup=False, soft_wrap=True)

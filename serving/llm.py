@@ -12,6 +12,10 @@ from sharp.serving.request import Prompt, Request
 from sharp.serving.sampling_params import SamplingParams
 
 
+# Nobody watches the tokens come, so prompts need not hold back for those that decode.
+OFFLINE = EngineConfig(attention_interval=0, prefill_chunk_tokens=EngineConfig.max_batch_tokens)
+
+
 class LLM:
     """A model folder that answers prompts; many at once run together in one batch.
 
@@ -32,9 +36,7 @@ class LLM:
             NotFoundError: there is no model folder at `folder`.
             InputError: the folder cannot be used.
         """
-        self.model, _, self._engine = load_model_folder(
-            Path(folder), backend or BackendConfig(), engine or EngineConfig(attention_interval=0)
-        )
+        self.model, _, self._engine = load_model_folder(Path(folder), backend or BackendConfig(), engine or OFFLINE)
 
     def generate(
         self,

@@ -107,7 +107,8 @@ class Scheduler:
         """Preempt running sequences of worse priority until `sequence` fits, unless even that would not do."""
         worse = [other for other in self.running if other.request.priority > sequence.request.priority]
         blocks = self._blocks.free + sum(len(self._blocks.table(other.number)) for other in worse)
-        if blocks < self._blocks.missing(sequence.number, len(sequence.token_ids)):
+        shared = self._blocks.cached(sequence.cacheable)
+        if blocks < self._blocks.missing(sequence.number, len(sequence.token_ids)) - len(shared):
             return []
         preempted: list[Sequence] = []
         while len(preempted) < len(worse) and not self._fits(sequence, self._blocks.cached(sequence.cacheable)):

@@ -1,16 +1,23 @@
 """Every Hugging Face architecture in every form: what the folder says is what transformers says, token for token."""
 
+import json
 import logging
 
 import numpy as np
+import onnx
 import pytest
 import torch
+import transformers
+from transformers import CodeGenConfig, CodeGenForCausalLM
 
-from sharp.exporter.architectures import ARCHITECTURES
+from sharp.exporter.architectures import ARCHITECTURES, Architecture
 from sharp.exporter.contiguous_session import ContiguousSession
+from sharp.exporter.hook import HOOK, hooked_attention
 from sharp.exporter.paged_session import PagedSession
 from sharp.exporter.uncached_session import UncachedSession
+from sharp.models.hugging_face import to_hugging_face
 from sharp.plugins.manifest import read_manifest
+from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 
 DECODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "decoder"]
@@ -88,3 +95,69 @@ def test_other_norms(sharp_export, tmp_path, name, norm):
     cache = "none" if name in ENCODERS else "paged"
     folder = export(sharp_export, save(tiny(name), tmp_path / name), norm, cache, tmp_path / "out")
     assert read_manifest(folder).norm.name == norm  # verified against PyTorch with the same window, cap and scale
+
+
+def test_list_prints_what_is_supported(sharp_export):
+    result = sharp_export("--list")
+    assert result.exit_code == 0
+    for name in ARCHITECTURES:
+        assert name in result.output
+
+
+def test_a_model_that_bypasses_the_hook_is_refused_with_the_reason(sharp_export, tmp_path, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "codegen", Architecture("codegen", "CodeGen"))
+    config = CodeGenConfig(vocab_size=90, n_embd=48, n_layer=2, n_head=4, rotary_dim=4, bos_token_id=1, eos_token_id=2)
+    CodeGenForCausalLM(config).save_pretrained(tmp_path / "codegen")
+    result = sharp_export(tmp_path / "codegen", "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert "attention cannot be replaced" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_attention_that_the_op_lacks_is_refused_with_the_reason(sharp_export, tmp_path, monkeypatch):
+    def with_sinks(module, *arguments, **options):
+        return hooked_attention(module, *arguments, **options, s_aux=torch.zeros(6))
+
+    transformers.AttentionInterface.register(HOOK, with_sinks)
+    try:
+        result = sharp_export(save(tiny("llama"), tmp_path / "sinks"), "--norm", "softmax", "-o", tmp_path / "out")
+    finally:
+        transformers.AttentionInterface.register(HOOK, hooked_attention)
+    assert result.exit_code == 2, result.output
+    assert "uses s_aux, which Sharp's attention op does not have" in result.output
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_rope_that_depends_on_the_length_is_refused(sharp_export, tmp_path, model_type):
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 128}
+    parameters = dynamic if model_type == "llama" else {"full_attention": dynamic, "sliding_attention": dynamic}
+    facts = {"model_type": model_type, "rope_parameters": parameters, "head_dim": 8}
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "config.json").write_text(json.dumps(facts))
+    result = sharp_export(tmp_path / "long", "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert "RoPE of type dynamic" in result.output
+
+
+@pytest.mark.parametrize("norm", ["ssa", "asentmax"])
+def test_our_own_decoder_in_the_contiguous_form(sharp_export, tmp_path, norm):
+    model = to_hugging_face(tiny_model(norm, "nape", tokenizer="none"))
+    folder = export(sharp_export, save(model, tmp_path / "mine"), norm, "contiguous", tmp_path / "out")
+    batch = np.concatenate([PROMPT, PROMPT + 1])
+    expected = model.generate(torch.from_numpy(batch), max_new_tokens=NEW_TOKENS, do_sample=False)
+    for kernels in (True, False):
+        generated = ContiguousSession(folder, kernels=kernels).generate(batch, NEW_TOKENS)
+        np.testing.assert_array_equal(generated, expected[:, PROMPT.shape[1] :].numpy())
+
+
+def test_contiguous_names_are_those_of_other_tools(sharp_export, tmp_path):
+    folder = export(sharp_export, save(tiny("qwen3"), tmp_path / "q"), "softmax", "contiguous", tmp_path / "out")
+    manifest = read_manifest(folder)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    onnx.checker.check_model(folder / "model.onnx", full_check=True)
+    for described, values in ((manifest.inputs, model.graph.input), (manifest.outputs, model.graph.output)):
+        assert [port.name for port in described] == [value.name for value in values]
+    assert {"past_key_values.0.key", "past_key_values.1.value"} <= {port.name for port in manifest.inputs}
+    assert {"logits", "present.0.key", "present.1.value"} <= {port.name for port in manifest.outputs}
+    past = next(port for port in manifest.inputs if port.name == "past_key_values.0.key")
+    assert past.shape == ("batch", 2, "past", 12)

@@ -94,16 +94,18 @@ REQUEST = st.fixed_dictionaries(
         "n": st.sampled_from([1, 1, 1, 3]),
         "prompt_logprobs": st.sampled_from([None, None, 2]),
         "repetition_penalty": st.sampled_from([1, 1, 1.3]),
+        "stop_token_ids": st.sampled_from([(), (), tuple(range(0, 257, 8))]),
+        "min_tokens": st.sampled_from([0, 0, 3]),
     }
 )
 
 
 def params_of(request, number):
-    sampling = {name: request[name] for name in ("temperature", "n", "prompt_logprobs", "repetition_penalty")}
-    return SamplingParams(seed=number, **sampling)
+    others = ("arrival", "prompt", "count", "abort", "priority", "cache_salt")
+    return SamplingParams(seed=number, **{name: value for name, value in request.items() if name not in others})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(REQUEST, min_size=1, max_size=8),
     st.sampled_from([LIMITS, replace(LIMITS, prefill_chunk_tokens=2), replace(LIMITS, prefix_cache=False)]),
@@ -128,14 +130,15 @@ def test_tokens_are_the_same_alone_and_under_any_schedule(harness, requests, con
         alone.run()
         rows += len(request["prompt"])
         for index in range(request["n"]):
-            finished = together.finished[key(str(number), index)]
+            finished, alike = together.finished[key(str(number), index)], alone.finished[key("alone", index)]
             answer, expected = together.tokens[key(str(number), index)], alone.tokens[key("alone", index)]
-            assert finished.reason == "length" or (finished.reason == "cancelled" and request["abort"] is not None)
-            assert answer == expected[: len(answer)]
-            if finished.reason == "length":
-                assert answer == expected
+            if finished.reason == "cancelled":
+                assert request["abort"] is not None
+                assert answer == expected[: len(answer)]
+            else:
+                assert (answer, finished.reason, finished.matched) == (expected, alike.reason, alike.matched)
                 assert together.prompts[str(number)].logprobs == alone.prompts["alone"].logprobs
-            rows += max(request["count"] - 1, 0)
+            rows += max(len(expected) - 1, 0)
     observed = sum(len(rows.positions) for report in together.reports for rows in report.attention)
     # Every token is observed at most once, also when a preempted request computes it again, and exactly once where no
     # request uses what another one computed.

@@ -1,0 +1,72 @@
+"""The engine's thread: what comes through its queue, and what it does when something is wrong."""
+
+import queue
+
+import pytest
+
+from sharp.serving import SamplingParams
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.events import Accepted, Delta, Failed, Finished
+from sharp.serving.engine.thread import EngineThread
+from sharp.serving.errors import QueueFullError
+from sharp.serving.model_folder import load_model_folder
+
+
+@pytest.fixture
+def start(counting):
+    threads = []
+
+    def make(**config):
+        model, _, engine = load_model_folder(
+            counting, BackendConfig(threads=1, kernels=False), EngineConfig(attention_interval=0, **config)
+        )
+        threads.append(EngineThread(engine, lambda report: None))
+        return model, engine, threads[-1]
+
+    yield make
+    for thread in threads:
+        thread.stop()
+
+
+def events_until(events, kind, request_id):
+    seen = []
+    while not (seen and isinstance(seen[-1], kind) and seen[-1].request_id == request_id):
+        seen.append(events.get(timeout=10))
+    return seen
+
+
+def test_a_full_queue_is_an_event_with_a_time_to_come_back(start):
+    model, _, thread = start(max_waiting_requests=2)
+    events = queue.Queue()
+    for name in "abc":
+        thread.submit(model.prepare(name, "a", SamplingParams(max_tokens=2)), events.put)
+    thread.start()
+    seen = events_until(events, Failed, "c")
+    assert [one.request_id for one in seen if isinstance(one, Accepted)] == ["a", "b"]
+    assert isinstance(seen[-1].error, QueueFullError)
+    assert seen[-1].error.retry_after > 0
+
+
+def test_every_answer_of_a_request_arrives(start):
+    model, _, thread = start()
+    events = queue.Queue()
+    thread.start()
+    thread.submit(model.prepare("a", "a", SamplingParams(max_tokens=3, n=2, temperature=0)), events.put)
+    finished = []
+    tokens = {0: [], 1: []}
+    while not (finished and finished[-1].last):
+        event = events.get(timeout=10)
+        if isinstance(event, Finished):
+            finished.append(event)
+        elif isinstance(event, Delta):
+            tokens[event.index] += event.token_ids
+    assert tokens == {0: list(b"bcd"), 1: list(b"bcd")}
+    assert {one.index for one in finished} == {0, 1}
+
+
+def test_an_engine_that_lost_a_block_ends_instead_of_going_on(start):
+    model, engine, thread = start()
+    engine.blocks._free.popitem()
+    thread.submit(model.prepare("a", "a", SamplingParams(max_tokens=2)), queue.Queue().put)
+    thread.start()
+    thread.ended.result(timeout=10)
