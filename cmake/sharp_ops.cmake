@@ -6,12 +6,13 @@ set(sources
   ${cpu}/loops_baseline.cc
   ${cpu}/paged_attention.cc
   ${cpu}/plan.cc
+  ${cpu}/store.cc
   plugins/onnxruntime/attributes.cc
   plugins/onnxruntime/inputs.cc
   plugins/onnxruntime/paged_attention_op.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND sources ${cpu}/loops_avx2.cc ${cpu}/loops_avx512.cc)
-  set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
+  set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   set_source_files_properties(${cpu}/loops_avx512.cc PROPERTIES
     COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
 endif()
