@@ -103,6 +103,7 @@ def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
 def _token_ids(source: object, folder: Path) -> list[int]:
     """Ids of the prose in Python's own help topics, some 465,000 characters."""
     from pydoc_data.topics import topics
+
     from tokenizers import Tokenizer
 
     source.write_tokenizer(folder)  # type: ignore[attr-defined]

@@ -219,7 +219,7 @@ def _torch_heads(work: Workload) -> list[tuple[torch.Tensor, torch.Tensor, torch
 
 
 def sdpa(work: Workload, threads: int) -> Step:
-    """torch's scaled_dot_product_attention; with many queries the key heads are repeated beforehand, for its sake."""
+    """Torch's scaled_dot_product_attention; with many queries the key heads are repeated beforehand, for its sake."""
     torch.set_num_threads(threads)
     heads = _torch_heads(work)
     if work.queries > 1:

@@ -41,6 +41,12 @@ ABSENT = "ai.sharp.absent"
 
 OUTPUTS = ("output", "key_cache_out", "value_cache_out", "stats")
 
+SCALES = ("key_scale", "value_scale")
+"""Optional inputs after `INPUTS`, and with `_out` optional outputs after `OUTPUTS`: what an int8 cache needs besides.
+
+A number of the cache is scale * integer, with one scale per block and head; they are updated in place like the caches.
+"""
+
 REQUIRED_ATTRIBUTES = ("normalizer", "scale")
 ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
     "alpha": DEFAULT_ALPHA,
@@ -66,6 +72,8 @@ _INPUT_DOCS = {
     "context_lens": "[sequences], tokens in the cache before this step",
     "head_params": "[q_heads, P], per-head parameters of the normalizer (ssa: b, n)",
     "alibi_slopes": "[q_heads], the bias of key j for position p is slope * (j - p)",
+    "key_scale": "[blocks, kv_heads], an int8 cache's; a key is scale * integer",
+    "value_scale": "[blocks, kv_heads], an int8 cache's; a value is scale * integer",
     "collect_stats": "scalar; absent or false: `stats` is all zeros and costs nothing",
 }
 _INPUT_TYPES = {
@@ -78,14 +86,18 @@ _INPUT_TYPES = {
     "head_params": "tensor(float)",
     "alibi_slopes": "tensor(float)",
     "collect_stats": "tensor(bool)",
+    "key_scale": "tensor(float)",
+    "value_scale": "tensor(float)",
 }
 _OUTPUT_DOCS = {
     "output": "[tokens, q_heads, value_dim]",
     "key_cache_out": "key_cache with the new keys stored",
     "value_cache_out": "value_cache with the new values stored",
     "stats": "[tokens, q_heads, 4]: entropy (nats), support, inverse temperature, logit spread",
+    "key_scale_out": "key_scale after the new keys are stored",
+    "value_scale_out": "value_scale after the new values are stored",
 }
-_OUTPUT_TYPES = {"output": "T", "key_cache_out": "C", "value_cache_out": "C", "stats": "tensor(float)"}
+_OUTPUT_TYPES = {"output": "T", "key_cache_out": "C", "value_cache_out": "C"}
 
 
 def register_schema() -> None:
@@ -111,9 +123,17 @@ def _schema() -> defs.OpSchema:
             _INPUT_DOCS[name],
             param_option=option.Single if position < REQUIRED_INPUTS else option.Optional,
         )
-        for position, name in enumerate(INPUTS)
+        for position, name in enumerate((*INPUTS, *SCALES))
     ]
-    outputs = [parameter(name, _OUTPUT_TYPES[name], _OUTPUT_DOCS[name]) for name in OUTPUTS]
+    outputs = [
+        parameter(
+            name,
+            _OUTPUT_TYPES.get(name, "tensor(float)"),
+            _OUTPUT_DOCS[name],
+            param_option=option.Single if name in OUTPUTS else option.Optional,
+        )
+        for name in (*OUTPUTS, *(f"{name}_out" for name in SCALES))
+    ]
     attribute = defs.OpSchema.Attribute
     required = [
         attribute("normalizer", defs.OpSchema.AttrType.STRING, " | ".join(NORMALIZERS)),
