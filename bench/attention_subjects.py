@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from sharp.plugins import library_path
-from sharp.plugins.ops.schema import DOMAIN, INPUTS, OUTPUTS, VERSION
+from sharp.plugins.ops.schema import DOMAIN, INPUTS, OUTPUTS, SCALES, VERSION
 
 Step = Callable[[int], object]  # layer -> whatever attention returns
 BLOCK_SIZE = 16
@@ -41,18 +41,22 @@ class Workload:
 
     @property
     def q_heads(self) -> int:
+        """Query heads."""
         return self.layers[0].query.shape[1]
 
     @property
     def kv_heads(self) -> int:
+        """Key and value heads."""
         return self.layers[0].key.shape[1]
 
     @property
     def head_dim(self) -> int:
+        """Channels of a head."""
         return self.layers[0].key.shape[2]
 
     @property
     def scale(self) -> float:
+        """Factor of query . key."""
         return float(self.head_dim**-0.5)
 
     def cache_bytes(self, itemsize: int) -> int:
@@ -121,6 +125,11 @@ class PagedInputs:
             cache = np.empty((blocks_each * work.sequences, *blocks.shape[1:]), np.float32)
             for row in table:
                 cache[row] = blocks
+            if self.dtype == "int8":
+                scale = np.maximum(np.abs(cache).max((2, 3)) / 127, 1e-9).astype(np.float32)  # [blocks, kv_heads]
+                values[name.replace("cache", "scale")] = ort.OrtValue.ortvalue_from_numpy(scale)
+                cache /= scale[:, :, None, None]
+                np.rint(cache, out=cache)
             values[name] = _cache_value(cache, self.dtype)
         return values
 
@@ -131,6 +140,8 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     used = [*inputs.layers[0], "collect_stats"]
     if normalizer != "ssa":
         used.remove("head_params")
+    scales = SCALES if inputs.dtype == "int8" else ()
+    outputs = [*OUTPUTS, *(f"{name}_out" for name in scales)]
     types = {
         **dict.fromkeys(("key_cache", "value_cache", "key_cache_out", "value_cache_out"), cache_type),
         **dict.fromkeys(("slot_mapping", "block_table", "query_start", "context_lens"), TensorProto.INT32),
@@ -138,13 +149,13 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     }
     node = helper.make_node(
         "PagedAttention",
-        [name if name in used else "" for name in INPUTS],
-        list(OUTPUTS),
+        [name if name in used else "" for name in (*INPUTS, *scales)],
+        outputs,
         domain=DOMAIN,
         normalizer=normalizer,
         scale=work.scale,
     )
-    loaded = _one_node_session(node, used, list(OUTPUTS), types, threads)
+    loaded = _one_node_session(node, used, outputs, types, threads)
     collect = ort.OrtValue.ortvalue_from_numpy(np.array(statistics))
     shape = (work.sequences * work.queries, work.q_heads, work.head_dim)
     bindings = []
@@ -152,7 +163,7 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
         binding = loaded.io_binding()
         for name in used:
             binding.bind_ortvalue_input(name, values.get(name, collect))
-        for name in ("key_cache", "value_cache"):
+        for name in ("key_cache", "value_cache", *scales):
             binding.bind_ortvalue_output(f"{name}_out", values[name])
         binding.bind_ortvalue_output("output", ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32))
         binding.bind_ortvalue_output("stats", ort.OrtValue.ortvalue_from_shape_and_type((*shape[:2], 4), np.float32))

@@ -157,8 +157,9 @@ inline Chunk chunk_at(const Problem& problem, const Tile& tile, int64_t begin, i
 }
 
 // The keys whose bit is set.
-inline ValuePanel values_of(const Chunk& chunk, uint64_t bits) {
+inline ValuePanel values_of(const Chunk& chunk, uint64_t bits, bool fetch) {
   ValuePanel panel;
+  panel.fetch = fetch;
   panel.type = chunk.value_type;
   panel.count = 0;
   for (; bits != 0; bits &= bits - 1) {

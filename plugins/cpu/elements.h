@@ -17,11 +17,29 @@ typename Lanes<Element>::Type load_lanes(const void* from) {
   return *reinterpret_cast<const typename Lanes<Element>::Unaligned*>(from);
 }
 
+// GCC 12 makes a detour through memory of the wider __builtin_convertvector.
 inline Vec load(const Bfloat16* from) {
-  return from_bits(__builtin_convertvector(load_lanes<uint16_t>(from), VecInt) << 16);
+  const auto bits = load_lanes<uint16_t>(from);
+#if defined(__AVX512F__)
+  return from_bits(reinterpret_cast<VecInt>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(bits))) << 16);
+#elif defined(__AVX2__)
+  return from_bits(reinterpret_cast<VecInt>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(bits))) << 16);
+#else
+  return from_bits(__builtin_convertvector(bits, VecInt) << 16);
+#endif
 }
 
-inline Vec load(const int8_t* from) { return __builtin_convertvector(load_lanes<int8_t>(from), Vec); }
+inline Vec load(const int8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i integers = reinterpret_cast<__m128i>(load_lanes<int8_t>(from));
+  return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(integers)));
+#elif defined(__AVX2__)
+  const __m128i integers = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<Vec>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(integers)));
+#else
+  return __builtin_convertvector(load_lanes<int8_t>(from), Vec);
+#endif
+}
 
 inline Vec load(const Float16* from) {
 #if defined(__AVX512F__)

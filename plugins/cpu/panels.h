@@ -76,6 +76,7 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
 struct ValuePanel {
   CacheType type;
   int count;
+  bool fetch;  // the values are not in the processor's caches yet
   int keys[kChunkKeys];
   const void* values[kChunkKeys];
   float scales[kChunkKeys];
@@ -89,6 +90,10 @@ void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, i
   for (int index = 0; index < panel.count; ++index) {
     const Element* value = static_cast<const Element*>(panel.values[index]) + channel;
     const float* weight = weights + panel.keys[index];
+    // The second half of the panel is fetched while the first is read; see KeyPanel.
+    if (const int later = index + panel.count / 2; panel.fetch && later < panel.count)
+      for (int v = 0; v < kVectors; ++v)
+        __builtin_prefetch(static_cast<const Element*>(panel.values[later]) + channel + v * kLanes);
     Vec channels[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       channels[v] = load(value + v * kLanes);

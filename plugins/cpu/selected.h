@@ -111,6 +111,7 @@ void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, in
   for (int64_t begin = 0; begin < used; begin += kChunkKeys) {
     ValuePanel panel;
     panel.type = problem.cache_type;
+    panel.fetch = false;  // each was asked for below
     panel.count = static_cast<int>(smaller<int64_t>(used - begin, kChunkKeys));
     for (int index = 0; index < panel.count; ++index) {
       const int64_t position = keys[begin + index], block = block_of(problem, tile, position);

@@ -52,7 +52,8 @@ void weigh_part(const Problem& problem, const Tile& tile, const Part& part, cons
         convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
       });
     // A row with a NaN logit has NaN weights even for keys that do not exist.
-    add_values(scratch.weights, tile.rows(), values_of(chunk, chunk.mapped), problem.value_dim, part.output);
+    add_values(scratch.weights, tile.rows(), values_of(chunk, chunk.mapped, tile.rows() <= kMaxPanelRows),
+               problem.value_dim, part.output);
   }
 }
 

@@ -96,7 +96,7 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
   };
   walk_keys<Ahead::kValues>(problem, tile, part, scratch, rows, row_done, [&](const Chunk& chunk, uint64_t seen) {
     if (Normalizer::kSparse) seen &= weighted_keys(scratch.weights, tile.rows());
-    add_values(scratch.weights, tile.rows(), values_of(chunk, seen), channels, part.output);
+    add_values(scratch.weights, tile.rows(), values_of(chunk, seen, false), channels, part.output);
   });
 }
 
