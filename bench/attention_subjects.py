@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from sharp.plugins import library_path
-from sharp.plugins.ops.schema import DOMAIN, INPUTS, OUTPUTS, SCALES, VERSION
+from sharp.plugins.ops.schema import BESIDE_CACHE, DOMAIN, INPUTS, OUTPUTS, VERSION
 
 Step = Callable[[int], object]  # layer -> whatever attention returns
 BLOCK_SIZE = 16
@@ -116,6 +116,8 @@ class PagedInputs:
             feeds["head_params"] = layer.head_params
         if layer.alibi_slopes is not None:
             feeds["alibi_slopes"] = layer.alibi_slopes
+            longest = np.linalg.norm(layer.key, axis=2).max(0).astype(np.float32)  # [kv_heads]
+            feeds["key_norm"] = np.tile(longest, (table.size, 1))
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
         padded = np.zeros((2, blocks_each * BLOCK_SIZE, work.kv_heads, work.head_dim), np.float32)
         padded[0, : work.context], padded[1, : work.context] = layer.key, layer.value
@@ -140,8 +142,8 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     used = [*inputs.layers[0], "collect_stats"]
     if normalizer != "ssa":
         used.remove("head_params")
-    scales = SCALES if inputs.dtype == "int8" else ()
-    outputs = [*OUTPUTS, *(f"{name}_out" for name in scales)]
+    beside = [name for name in BESIDE_CACHE if name in used]
+    outputs = [*OUTPUTS, *(f"{name}_out" if name in used else "" for name in BESIDE_CACHE)]
     types = {
         **dict.fromkeys(("key_cache", "value_cache", "key_cache_out", "value_cache_out"), cache_type),
         **dict.fromkeys(("slot_mapping", "block_table", "query_start", "context_lens"), TensorProto.INT32),
@@ -149,13 +151,13 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     }
     node = helper.make_node(
         "PagedAttention",
-        [name if name in used else "" for name in (*INPUTS, *scales)],
+        [name if name in used else "" for name in (*INPUTS, *BESIDE_CACHE)],
         outputs,
         domain=DOMAIN,
         normalizer=normalizer,
         scale=work.scale,
     )
-    loaded = _one_node_session(node, used, outputs, types, threads)
+    loaded = _one_node_session(node, used, [name for name in outputs if name], types, threads)
     collect = ort.OrtValue.ortvalue_from_numpy(np.array(statistics))
     shape = (work.sequences * work.queries, work.q_heads, work.head_dim)
     bindings = []
@@ -163,7 +165,7 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
         binding = loaded.io_binding()
         for name in used:
             binding.bind_ortvalue_input(name, values.get(name, collect))
-        for name in ("key_cache", "value_cache", *scales):
+        for name in ("key_cache", "value_cache", *beside):
             binding.bind_ortvalue_output(f"{name}_out", values[name])
         binding.bind_ortvalue_output("output", ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32))
         binding.bind_ortvalue_output("stats", ort.OrtValue.ortvalue_from_shape_and_type((*shape[:2], 4), np.float32))

@@ -24,6 +24,8 @@ FindLoops choose() {
   const InstructionSet sets[] = {{"avx512", has_avx512, avx512::find_loops},
                                  {"avx2", has_avx2, avx2::find_loops},
                                  {"baseline", true, baseline::find_loops}};
+#elif defined(__aarch64__)
+  const InstructionSet sets[] = {{"neon", true, baseline::find_loops}};  // every such processor has it
 #else
   const InstructionSet sets[] = {{"baseline", true, baseline::find_loops}};
 #endif

@@ -7,6 +7,7 @@
 #include "finish.h"
 #include "isa.h"
 #include "plan.h"
+#include "reach.h"
 #include "store.h"
 
 namespace sharp::cpu {
@@ -112,7 +113,10 @@ class Attention {
 
 void paged_attention(const Problem& problem, const ParallelFor& parallel_for) {
   store_tokens(problem, parallel_for);
-  Attention(problem, parallel_for).run();
+  const std::vector<int64_t> reach = reach_of(problem);
+  Problem reached = problem;
+  reached.reach = reach.empty() ? nullptr : reach.data();
+  Attention(reached, parallel_for).run();
 }
 
 }  // namespace sharp::cpu

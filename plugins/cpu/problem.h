@@ -36,6 +36,7 @@ struct Problem {
   CacheType cache_type;
   float* key_scale;             // [blocks, kv_heads], int8 only: a key is scale * number
   float* value_scale;           // [blocks, kv_heads], int8 only
+  float* key_norm;              // [blocks, kv_heads] or null: no key of the block is longer
   const int32_t* slot_mapping;  // [tokens]
   const int32_t* block_table;   // [sequences, max_blocks]
   const int32_t* query_start;   // [sequences + 1]
@@ -45,6 +46,7 @@ struct Problem {
   const float* alibi_slopes;  // [q_heads] or null
   float* output;              // [tokens, q_heads, value_dim]
   float* stats;               // [tokens, q_heads, 4], null when not collected
+  const int64_t* reach;       // [tokens, q_heads] or null: keys further back than this surely have weight 0
   Attributes attributes;
 
   [[gnu::always_inline]] int64_t group() const { return q_heads / kv_heads; }

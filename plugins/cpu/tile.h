@@ -41,7 +41,12 @@ struct Row {
   KeyRange visible{0, total};
   if (attributes.causal || attributes.window >= 0) visible.end = position + 1;
   if (attributes.window >= 0 && position - attributes.window + 1 > 0) visible.begin = position - attributes.window + 1;
-  return {first + row / group, tile.kv_head * group + row % group, position, visible};
+  const int64_t token = first + row / group, head = tile.kv_head * group + row % group;
+  if (problem.reach != nullptr) {
+    const int64_t nearest = position - problem.reach[token * problem.q_heads + head];
+    if (nearest > visible.begin) visible.begin = nearest;
+  }
+  return {token, head, position, visible};
 }
 
 // Running sums of one row over the keys seen so far. With w the unnormalized weight of a key (e^(t - shift) for the

@@ -30,9 +30,10 @@ enum Input {
   kCollectStats,
   kKeyScale,
   kValueScale,
+  kKeyNorm,
   kInputCount
 };
-enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kKeyScaleOut, kValueScaleOut, kOutputCount };
+enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kKeyScaleOut, kValueScaleOut, kKeyNormOut, kOutputCount };
 
 extern const char* const kInputNames[kInputCount];
 

@@ -153,6 +153,8 @@ struct PagedAttentionKernel {
       problem.key_scale = static_cast<float*>(updated(context, kKeyScale, kKeyScaleOut, sizeof(float), parallel));
       problem.value_scale = static_cast<float*>(updated(context, kValueScale, kValueScaleOut, sizeof(float), parallel));
     }
+    if (is_given(context, kKeyNorm))
+      problem.key_norm = static_cast<float*>(updated(context, kKeyNorm, kKeyNormOut, sizeof(float), parallel));
     FloatOutput output(context, {problem.tokens, problem.q_heads, problem.value_dim}, types.compute);
     problem.output = output.get();
     float* stats = context.GetOutput(kStats, {problem.tokens, problem.q_heads, 4}).GetTensorMutableData<float>();
@@ -170,9 +172,9 @@ struct PagedAttentionOp : Ort::CustomOpBase<PagedAttentionOp, PagedAttentionKern
     OrtCustomOp::version = kApiVersion;
     // A cache that is an intermediate value and not needed again may be updated in place too.
     OrtCustomOp::GetMayInplace = [](int** inputs, int** outputs) -> size_t {
-      *inputs = new int[4]{kKeyCache, kValueCache, kKeyScale, kValueScale};
-      *outputs = new int[4]{kKeyCacheOut, kValueCacheOut, kKeyScaleOut, kValueScaleOut};
-      return 4;
+      *inputs = new int[5]{kKeyCache, kValueCache, kKeyScale, kValueScale, kKeyNorm};
+      *outputs = new int[5]{kKeyCacheOut, kValueCacheOut, kKeyScaleOut, kValueScaleOut, kKeyNormOut};
+      return 5;
     };
     OrtCustomOp::ReleaseMayInplace = [](int* inputs, int* outputs) {
       delete[] inputs;

@@ -42,10 +42,10 @@ ABSENT = "ai.sharp.absent"
 OUTPUTS = ("output", "key_cache_out", "value_cache_out", "stats")
 
 SCALES = ("key_scale", "value_scale")
-"""Optional inputs after `INPUTS`, and with `_out` optional outputs after `OUTPUTS`: what an int8 cache needs besides.
+"""What an int8 cache needs besides: a number is scale * integer, with one scale per block and head."""
 
-A number of the cache is scale * integer, with one scale per block and head; they are updated in place like the caches.
-"""
+BESIDE_CACHE = (*SCALES, "key_norm")
+"""Optional inputs after `INPUTS`, and with `_out` optional outputs after `OUTPUTS`; updated in place like the caches."""
 
 REQUIRED_ATTRIBUTES = ("normalizer", "scale")
 ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
@@ -74,6 +74,7 @@ _INPUT_DOCS = {
     "alibi_slopes": "[q_heads], the bias of key j for position p is slope * (j - p)",
     "key_scale": "[blocks, kv_heads], an int8 cache's; a key is scale * integer",
     "value_scale": "[blocks, kv_heads], an int8 cache's; a value is scale * integer",
+    "key_norm": "[blocks, kv_heads], no key of the block is longer; lets entmax with ALiBi skip far keys unread",
     "collect_stats": "scalar; absent or false: `stats` is all zeros and costs nothing",
 }
 _INPUT_TYPES = {
@@ -88,6 +89,7 @@ _INPUT_TYPES = {
     "collect_stats": "tensor(bool)",
     "key_scale": "tensor(float)",
     "value_scale": "tensor(float)",
+    "key_norm": "tensor(float)",
 }
 _OUTPUT_DOCS = {
     "output": "[tokens, q_heads, value_dim]",
@@ -96,6 +98,7 @@ _OUTPUT_DOCS = {
     "stats": "[tokens, q_heads, 4]: entropy (nats), support, inverse temperature, logit spread",
     "key_scale_out": "key_scale after the new keys are stored",
     "value_scale_out": "value_scale after the new values are stored",
+    "key_norm_out": "key_norm after the new keys are stored; an entry only grows",
 }
 _OUTPUT_TYPES = {"output": "T", "key_cache_out": "C", "value_cache_out": "C"}
 
@@ -123,7 +126,7 @@ def _schema() -> defs.OpSchema:
             _INPUT_DOCS[name],
             param_option=option.Single if position < REQUIRED_INPUTS else option.Optional,
         )
-        for position, name in enumerate((*INPUTS, *SCALES))
+        for position, name in enumerate((*INPUTS, *BESIDE_CACHE))
     ]
     outputs = [
         parameter(
@@ -132,7 +135,7 @@ def _schema() -> defs.OpSchema:
             _OUTPUT_DOCS[name],
             param_option=option.Single if name in OUTPUTS else option.Optional,
         )
-        for name in (*OUTPUTS, *(f"{name}_out" for name in SCALES))
+        for name in (*OUTPUTS, *(f"{name}_out" for name in BESIDE_CACHE))
     ]
     attribute = defs.OpSchema.Attribute
     required = [
