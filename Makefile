@@ -4,7 +4,7 @@ MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) $(wildcard proto/sharp/v1/*.proto)
 
-.PHONY: setup demo test lint format typing clean
+.PHONY: setup demo test sanitize lint format typing clean
 
 setup: .venv/installed
 
@@ -23,6 +23,17 @@ demo: setup
 
 test: setup
 	.venv/bin/python -m pytest
+
+# The kernels' own tests with a library that stops at the first wrong access or undefined operation, on every instruction set.
+sanitize: setup
+	@mkdir -p build/sanitize
+	.venv/bin/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DSHARP_SANITIZE=ON \
+	  -DCMAKE_BUILD_TYPE=Release > build/sanitize/configure.log
+	.venv/bin/cmake --build build/sanitize
+	SHARP_LIBRARY_FOLDER=build/sanitize ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  .venv/bin/python -m pytest -q tests/conformance/test_kernel.py tests/conformance/test_kernel_types.py \
+	  tests/conformance/test_kernel_edges.py tests/unit/test_plugins_bad_input.py
 
 # mypy follows folders, not import hooks: this tree shows it the packages under the names that users import.
 typing: setup

@@ -7,6 +7,8 @@ set(sources
   ${cpu}/loops_baseline.cc
   ${cpu}/paged_attention.cc
   ${cpu}/plan.cc
+  ${cpu}/reach.cc
+  ${cpu}/store.cc
   plugins/onnxruntime/attention_inputs.cc
   plugins/onnxruntime/attention_op.cc
   plugins/onnxruntime/attributes.cc
@@ -14,7 +16,7 @@ set(sources
   plugins/onnxruntime/paged_attention_op.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND sources ${cpu}/loops_avx2.cc ${cpu}/loops_avx512.cc)
-  set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
+  set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   set_source_files_properties(${cpu}/loops_avx512.cc PROPERTIES
     COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
 endif()
@@ -24,7 +26,15 @@ target_include_directories(sharp_ops PRIVATE ${cpu} plugins/onnxruntime)
 target_include_directories(sharp_ops SYSTEM PRIVATE ${ONNXRUNTIME_INCLUDE_DIR})
 # No -ffast-math: infinities and NaN have a meaning here.
 target_compile_options(sharp_ops PRIVATE -Wall -Wextra -ffp-contract=fast -fno-math-errno)
+option(SHARP_SANITIZE "Build with AddressSanitizer and UndefinedBehaviorSanitizer; see `make sanitize`" OFF)
+if(SHARP_SANITIZE)
+  set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
+  target_compile_options(sharp_ops PRIVATE ${sanitizers} -g -fno-omit-frame-pointer)
+  target_link_options(sharp_ops PRIVATE ${sanitizers})
+else()
+  target_link_options(sharp_ops PRIVATE -static-libstdc++ -static-libgcc)
+endif()
 target_link_options(sharp_ops PRIVATE
-  -Wl,--version-script=${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map -static-libstdc++ -static-libgcc)
+  -Wl,--version-script=${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map)
 set_target_properties(sharp_ops PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map)
 install(TARGETS sharp_ops DESTINATION sharp/plugins/lib)

@@ -1,5 +1,6 @@
 """Sharp's ops: definitions, kernels and the glue to the runtimes. `library_path` finds the compiled library."""
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ def library_path(runtime: str) -> str:
 
 
 def _library_folders() -> Iterator[Path]:
+    # Another build of the libraries, for example one with sanitizers (`make sanitize`).
+    if chosen := os.environ.get("SHARP_LIBRARY_FOLDER"):
+        yield Path(chosen)
     # An editable install leaves the sources in place and puts what CMake installs into site-packages: both are on
     # __path__, as far as the import system knows them, and the site-packages in use hold the rest.
     for folder in __path__:

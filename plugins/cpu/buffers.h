@@ -14,18 +14,21 @@ namespace sharp::cpu {
 class TileBuffers {
  public:
   // Allocates when the last tile needed less. The logits of a row lie one after another over all parts.
-  void reset(const Tile& tile, const std::vector<KeyRange>& ranges, int64_t value_dim, bool stored) {
+  void reset(const Tile& tile, const std::vector<KeyRange>& ranges, int64_t value_dim, const Loops& loops) {
     const int64_t rows = tile.rows(), count = static_cast<int64_t>(ranges.size());
     const int64_t span = (tile.key_end - tile.key_begin + kChunkKeys - 1) / kChunkKeys * kChunkKeys;
     grow(states_, states_size_, rows * count);
     grow(output_, output_size_, rows * count * value_dim);
-    if (stored) grow(logits_, logits_size_, rows * span);
+    if (loops.keeps_logits()) grow(logits_, logits_size_, rows * span);
+    if (loops.selects()) grow(keys_, keys_size_, rows * span);
     span_ = span;
     parts_.clear();
     for (int64_t index = 0; index < count; ++index) {
-      float* logits = stored ? logits_.get() + ranges[index].begin - tile.key_begin : nullptr;
+      const int64_t offset = ranges[index].begin - tile.key_begin;
+      float* logits = loops.keeps_logits() ? logits_.get() + offset : nullptr;
+      int32_t* keys = loops.selects() ? keys_.get() + offset : nullptr;
       parts_.push_back(
-          {ranges[index], states_.get() + index * rows, output_.get() + index * rows * value_dim, logits, span});
+          {ranges[index], states_.get() + index * rows, output_.get() + index * rows * value_dim, logits, span, keys});
       start_part(parts_.back(), rows, value_dim);
     }
   }
@@ -46,7 +49,8 @@ class TileBuffers {
 
   std::unique_ptr<RowState[]> states_;
   std::unique_ptr<float[]> output_, logits_;
-  int64_t states_size_ = 0, output_size_ = 0, logits_size_ = 0, span_ = 0;
+  std::unique_ptr<int32_t[]> keys_;
+  int64_t states_size_ = 0, output_size_ = 0, logits_size_ = 0, keys_size_ = 0, span_ = 0;
   std::vector<Part> parts_;
 };
 
@@ -55,11 +59,14 @@ struct ThreadBuffers {
   explicit ThreadBuffers(const Problem& problem)
       : query(new float[kMaxTileRows * problem.head_dim]),
         weights(new float[kMaxTileRows * kChunkKeys]),
-        packed_keys(problem.block_size % 16 == 0 ? nullptr : new float[problem.head_dim * kChunkKeys]) {}
+        packed_keys(packs(problem) || problem.block_size % 16 != 0 ? new float[problem.head_dim * kChunkKeys]
+                                                                   : nullptr),
+        packed_values(packs(problem) ? new float[kChunkKeys * problem.value_dim] : nullptr) {}
 
-  Scratch scratch() const { return {query.get(), weights.get(), packed_keys.get()}; }
+  static bool packs(const Problem& problem) { return problem.cache_type != CacheType::kFloat32; }
+  Scratch scratch() const { return {query.get(), weights.get(), packed_keys.get(), packed_values.get()}; }
 
-  std::unique_ptr<float[]> query, weights, packed_keys;
+  std::unique_ptr<float[]> query, weights, packed_keys, packed_values;
   TileBuffers tile;
 };
 

@@ -10,7 +10,9 @@ namespace sharp::cpu::SHARP_ISA {
 struct Chunk {
   uint64_t mapped;  // bit per key: it lies before the end and its block is not a hole
   KeyPanel keys;
-  const float* values[kChunkKeys];
+  CacheType value_type;
+  const void* values[kChunkKeys];
+  float value_scales[kChunkKeys];  // int8 only
 };
 
 inline uint64_t first_bits(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
@@ -21,69 +23,149 @@ inline uint64_t bits_in(KeyRange range, int64_t begin) {
   return first_bits(high) & ~first_bits(low);
 }
 
-// Copies keys that are not 16 in a row in the cache; a channel's keys are kChunkKeys apart afterwards.
-inline void pack_keys(const Problem& problem, const float* const* columns, float* packed) {
-  for (int64_t channel = 0; channel < problem.head_dim; ++channel)
-    for (int key = 0; key < kChunkKeys; ++key)
-      packed[channel * kChunkKeys + key] = columns[key] == nullptr ? 0.0f : columns[key][channel * problem.block_size];
-}
-
 // Where key `position` of the sequence is: offset 0 of its block as an index of blocks * heads, -1 for a hole.
 inline int64_t block_of(const Problem& problem, const Tile& tile, int64_t position) {
   const int32_t block = problem.block_table[tile.sequence * problem.max_blocks + position / problem.block_size];
   return block < 0 ? -1 : block * problem.kv_heads + tile.kv_head;
 }
 
-inline Chunk chunk_of_whole_strips(const Problem& problem, const Tile& tile, int64_t begin, int64_t end) {
-  Chunk chunk{};
+inline const char* key_at(const Problem& problem, int64_t block, int64_t offset) {
+  const int64_t index = block * problem.head_dim * problem.block_size + offset;
+  return static_cast<const char*>(problem.key_cache) + index * bytes_of(problem.cache_type);
+}
+inline const char* value_at(const Problem& problem, int64_t block, int64_t offset) {
+  const int64_t index = (block * problem.block_size + offset) * problem.value_dim;
+  return static_cast<const char*>(problem.value_cache) + index * bytes_of(problem.cache_type);
+}
+
+// `block` is an index of blocks * heads.
+inline float scale_of(const float* scales, int64_t block) { return scales == nullptr ? 1.0f : scales[block]; }
+
+inline Chunk empty_chunk(const Problem& problem) {
+  Chunk chunk;
+  chunk.mapped = 0;
+  chunk.keys.type = chunk.value_type = problem.cache_type;
   chunk.keys.stride = problem.block_size;
-  const float* any = nullptr;
+  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
+    chunk.keys.strips[strip] = chunk.keys.ahead[strip] = nullptr;
+    chunk.keys.scales[strip] = 1.0f;
+  }
+  return chunk;
+}
+
+inline Chunk chunk_of_whole_strips(const Problem& problem, const Tile& tile, int64_t begin, int64_t end) {
+  Chunk chunk = empty_chunk(problem);
+  const void* any = nullptr;
+  const int64_t value_bytes = problem.value_dim * bytes_of(problem.cache_type);
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
     const int64_t position = begin + strip * 16;
     const int64_t block = position < end ? block_of(problem, tile, position) : -1;
     if (block < 0) continue;
     const int64_t offset = position % problem.block_size;
     chunk.mapped |= bits_in({position, smaller(position + 16, end)}, begin);
-    any = chunk.keys.strips[strip] = problem.key_cache + block * problem.head_dim * problem.block_size + offset;
-    const float* values = problem.value_cache + (block * problem.block_size + offset) * problem.value_dim;
-    for (int key = 0; key < 16; ++key) chunk.values[strip * 16 + key] = values + key * problem.value_dim;
+    any = chunk.keys.strips[strip] = key_at(problem, block, offset);
+    chunk.keys.scales[strip] = scale_of(problem.key_scale, block);
+    const char* values = value_at(problem, block, offset);
+    const float scale = scale_of(problem.value_scale, block);
+    for (int key = 0; key < 16; ++key) {
+      chunk.values[strip * 16 + key] = values + key * value_bytes;
+      chunk.value_scales[strip * 16 + key] = scale;
+    }
   }
   // A strip that is not there is computed all the same, from any memory: its keys are masked.
-  for (const float*& strip : chunk.keys.strips)
+  for (const void*& strip : chunk.keys.strips)
     if (strip == nullptr) strip = any;
   return chunk;
 }
 
+// Reads keys that are not 16 in a row in the cache, as float; a channel's keys are kChunkKeys apart afterwards.
+template <typename Element>
+void pack_keys(const Problem& problem, const void* const* columns, const float* scales, float* packed) {
+  for (int64_t channel = 0; channel < problem.head_dim; ++channel)
+    for (int key = 0; key < kChunkKeys; ++key) {
+      const Element* column = static_cast<const Element*>(columns[key]);
+      packed[channel * kChunkKeys + key] =
+          column == nullptr ? 0.0f : to_float(column[channel * problem.block_size]) * scales[key];
+    }
+}
+
 inline Chunk chunk_of_single_keys(const Problem& problem, const Tile& tile, int64_t begin, int64_t end, float* packed) {
-  Chunk chunk{};
-  const float* columns[kChunkKeys] = {};
+  Chunk chunk = empty_chunk(problem);
+  const void* columns[kChunkKeys] = {};
+  float scales[kChunkKeys];
   for (int key = 0; key < kChunkKeys && begin + key < end; ++key) {
     const int64_t block = block_of(problem, tile, begin + key);
     if (block < 0) continue;
     const int64_t offset = (begin + key) % problem.block_size;
     chunk.mapped |= uint64_t{1} << key;
-    columns[key] = problem.key_cache + block * problem.head_dim * problem.block_size + offset;
-    chunk.values[key] = problem.value_cache + (block * problem.block_size + offset) * problem.value_dim;
+    columns[key] = key_at(problem, block, offset);
+    scales[key] = scale_of(problem.key_scale, block);
+    chunk.values[key] = value_at(problem, block, offset);
+    chunk.value_scales[key] = scale_of(problem.value_scale, block);
   }
-  if (chunk.mapped != 0) pack_keys(problem, columns, packed);
+  if (chunk.mapped != 0)
+    with_element(problem.cache_type,
+                 [&](auto element) { pack_keys<decltype(element)>(problem, columns, scales, packed); });
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) chunk.keys.strips[strip] = packed + strip * 16;
+  chunk.keys.type = CacheType::kFloat32;
   chunk.keys.stride = kChunkKeys;
   return chunk;
 }
 
+// Keys that lie 16 in a row as float, for tiles of many rows: each would convert them again.
+template <typename Element>
+void convert_keys(const Problem& problem, Chunk& chunk, float* packed) {
+  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
+    const Element* from = static_cast<const Element*>(chunk.keys.strips[strip]);
+    for (int64_t channel = 0; channel < problem.head_dim; ++channel)
+      for (int lane = 0; lane < 16; lane += kLanes)
+        store(packed + channel * kChunkKeys + strip * 16 + lane,
+              load(from + channel * chunk.keys.stride + lane) * chunk.keys.scales[strip]);
+    chunk.keys.strips[strip] = packed + strip * 16;
+  }
+  chunk.keys.type = CacheType::kFloat32;
+  chunk.keys.stride = kChunkKeys;
+}
+
+template <typename Element>
+void convert_values(int64_t channels, Chunk& chunk, float* packed) {
+  for (uint64_t bits = chunk.mapped; bits != 0; bits &= bits - 1) {
+    const int key = __builtin_ctzll(bits);
+    const Element* from = static_cast<const Element*>(chunk.values[key]);
+    float* to = packed + key * channels;
+    int64_t channel = 0;
+    for (; channel + kLanes <= channels; channel += kLanes)
+      store(to + channel, load(from + channel) * chunk.value_scales[key]);
+    for (; channel < channels; ++channel) to[channel] = to_float(from[channel]) * chunk.value_scales[key];
+    chunk.values[key] = to;
+    chunk.value_scales[key] = 1.0f;
+  }
+  chunk.value_type = CacheType::kFloat32;
+}
+
+inline void convert_chunk(const Problem& problem, bool values, const Scratch& scratch, Chunk& chunk) {
+  with_element(problem.cache_type, [&](auto element) {
+    if (chunk.keys.type != CacheType::kFloat32) convert_keys<decltype(element)>(problem, chunk, scratch.packed_keys);
+    if (values) convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
+  });
+}
+
 // The keys [begin, begin + kChunkKeys), of which those before `end` count.
-inline Chunk chunk_at(const Problem& problem, const Tile& tile, int64_t begin, int64_t end, float* packed) {
+inline Chunk chunk_at(const Problem& problem, const Tile& tile, int64_t begin, int64_t end, const Scratch& scratch) {
   return problem.block_size % 16 == 0 ? chunk_of_whole_strips(problem, tile, begin, end)
-                                      : chunk_of_single_keys(problem, tile, begin, end, packed);
+                                      : chunk_of_single_keys(problem, tile, begin, end, scratch.packed_keys);
 }
 
 // The keys whose bit is set.
-inline ValuePanel values_of(const Chunk& chunk, uint64_t bits) {
+inline ValuePanel values_of(const Chunk& chunk, uint64_t bits, bool fetch) {
   ValuePanel panel;
+  panel.fetch = fetch;
+  panel.type = chunk.value_type;
   panel.count = 0;
   for (; bits != 0; bits &= bits - 1) {
     const int key = __builtin_ctzll(bits);
     panel.keys[panel.count] = key;
+    panel.scales[panel.count] = chunk.value_scales[key];
     panel.values[panel.count++] = chunk.values[key];
   }
   return panel;

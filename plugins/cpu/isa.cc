@@ -17,12 +17,15 @@ struct InstructionSet {
 
 FindLoops choose() {
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const InstructionSet sets[] = {{"avx512", has_avx512, avx512::find_loops},
                                  {"avx2", has_avx2, avx2::find_loops},
                                  {"baseline", true, baseline::find_loops}};
+#elif defined(__aarch64__)
+  const InstructionSet sets[] = {{"neon", true, baseline::find_loops}};  // every such processor has it
 #else
   const InstructionSet sets[] = {{"baseline", true, baseline::find_loops}};
 #endif

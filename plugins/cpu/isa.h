@@ -16,8 +16,8 @@ Loops find_loops(const Attributes& attributes);
 }
 
 // The loops of the attributes' normalizer for the best instruction set of this processor, or for the one that the
-// environment variable SHARP_ISA names (baseline, avx2, avx512). Throws std::runtime_error when that one is unknown or
-// the processor lacks it.
+// environment variable SHARP_ISA names (baseline, avx2, avx512; on Arm neon). Throws std::runtime_error when that one
+// is unknown or the processor lacks it.
 Loops find_loops(const Attributes& attributes);
 
 }  // namespace sharp::cpu

@@ -7,48 +7,27 @@
 #include "finish.h"
 #include "isa.h"
 #include "plan.h"
+#include "reach.h"
+#include "store.h"
 
 namespace sharp::cpu {
 namespace {
 
-constexpr int64_t kStoreTokens = 64;  // tokens stored by one task
-
-void store_token(const Problem& problem, int64_t token) {
-  const int64_t slot = problem.slot_mapping[token];
-  if (slot < 0) return;
-  const int64_t block = slot / problem.block_size, offset = slot % problem.block_size;
-  for (int64_t head = 0; head < problem.kv_heads; ++head) {
-    const int64_t from = token * problem.kv_heads + head, to = block * problem.kv_heads + head;
-    const float* key = problem.key + from * problem.head_dim;
-    float* column = problem.key_cache + to * problem.head_dim * problem.block_size + offset;
-    for (int64_t channel = 0; channel < problem.head_dim; ++channel)
-      column[channel * problem.block_size] = key[channel];
-    std::copy_n(problem.value + from * problem.value_dim, problem.value_dim,
-                problem.value_cache + (to * problem.block_size + offset) * problem.value_dim);
-  }
-}
-
-void store_tokens(const Problem& problem, const ParallelFor& parallel_for) {
-  parallel_for((problem.tokens + kStoreTokens - 1) / kStoreTokens, [&](int64_t task) {
-    const int64_t end = std::min((task + 1) * kStoreTokens, problem.tokens);
-    for (int64_t token = task * kStoreTokens; token < end; ++token) store_token(problem, token);
-  });
-}
-
-void solve_row(const Problem& problem, const Loops& loops, const TileBuffers& buffers, int64_t row) {
+void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, const TileBuffers& buffers, int64_t row) {
   merge_observations(buffers.parts(), buffers.count(), row);
   RowState& state = buffers.part(0).states[row];
-  if (state.visible > 0) loops.solve(problem, buffers.logits_of(row), buffers.span(), state);
+  if (state.visible > 0 && loops.selects()) loops.resolve(problem, tile, buffers.parts(), buffers.count(), row);
+  if (state.visible > 0 && !loops.selects()) loops.solve(problem, buffers.logits_of(row), buffers.span(), state);
   share_solution(buffers.parts(), buffers.count(), row);
 }
 
 void attend_whole_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
-  buffers.tile.reset(work.tile, work.parts, problem.value_dim, loops.stored());
+  buffers.tile.reset(work.tile, work.parts, problem.value_dim, loops);
   const Part& part = buffers.tile.part(0);
-  if (loops.stored()) {
+  if (loops.keeps_logits()) {
     loops.score(problem, work.tile, part, buffers.scratch());
-    for (int64_t row = 0; row < work.tile.rows(); ++row) solve_row(problem, loops, buffers.tile, row);
-    loops.weigh(problem, work.tile, part, buffers.scratch());
+    for (int64_t row = 0; row < work.tile.rows(); ++row) solve_row(problem, loops, work.tile, buffers.tile, row);
+    if (!loops.selects()) loops.weigh(problem, work.tile, part, buffers.scratch());
   } else {
     loops.stream(problem, work.tile, part, buffers.scratch());
   }
@@ -68,7 +47,7 @@ class Attention {
       : problem_(problem),
         parallel_for_(parallel_for),
         loops_(find_loops(problem.attributes)),
-        works_(plan_work(problem, loops_.stored())),
+        works_(plan_work(problem, loops_.keeps_logits())),
         pool_(problem) {
     for (const Work& work : works_) {
       if (work.parts.size() == 1) {
@@ -77,7 +56,7 @@ class Attention {
       }
       split_.push_back({&work, std::make_unique<TileBuffers>()});
       TileBuffers* buffers = split_.back().buffers.get();
-      buffers->reset(work.tile, work.parts, problem.value_dim, loops_.stored());
+      buffers->reset(work.tile, work.parts, problem.value_dim, loops_);
       for (int64_t part = 0; part < buffers->count(); ++part) tasks_.push_back({&work, buffers, part});
     }
   }
@@ -85,24 +64,24 @@ class Attention {
   void run() {
     for_tasks([&](const Task& task, ThreadBuffers& buffers) {
       if (task.split == nullptr) return attend_whole_tile(problem_, loops_, *task.work, buffers);
-      const auto first_pass = loops_.stored() ? loops_.score : loops_.stream;
+      const auto first_pass = loops_.keeps_logits() ? loops_.score : loops_.stream;
       first_pass(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
     });
     if (split_.empty()) return;
-    if (loops_.stored()) {
+    if (loops_.keeps_logits())
       parallel_for_(static_cast<int64_t>(split_.size()) * kMaxTileRows, [&](int64_t index) {
         const Split& split = split_[index / kMaxTileRows];
         const int64_t row = index % kMaxTileRows;
-        if (row < split.work->tile.rows()) solve_row(problem_, loops_, *split.buffers, row);
+        if (row < split.work->tile.rows()) solve_row(problem_, loops_, split.work->tile, *split.buffers, row);
       });
+    if (loops_.weigh != nullptr)
       for_tasks([&](const Task& task, ThreadBuffers& buffers) {
         if (task.split == nullptr) return;
         loops_.weigh(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
       });
-    }
     parallel_for_(static_cast<int64_t>(split_.size()), [&](int64_t index) {
       const Split& split = split_[index];
-      finish_tile(problem_, split.work->tile, split.buffers->parts(), split.buffers->count(), loops_.stored());
+      finish_tile(problem_, split.work->tile, split.buffers->parts(), split.buffers->count(), loops_.keeps_logits());
     });
   }
 
@@ -134,7 +113,10 @@ class Attention {
 
 void paged_attention(const Problem& problem, const ParallelFor& parallel_for) {
   store_tokens(problem, parallel_for);
-  Attention(problem, parallel_for).run();
+  const std::vector<int64_t> reach = reach_of(problem);
+  Problem reached = problem;
+  reached.reach = reach.empty() ? nullptr : reach.data();
+  Attention(reached, parallel_for).run();
 }
 
 }  // namespace sharp::cpu

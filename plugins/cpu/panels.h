@@ -4,8 +4,8 @@
 // Every load of a key or value serves all rows of the tile, so heads of a group share each read of the cache.
 #pragma once
 
+#include "elements.h"
 #include "tile.h"
-#include "vector.h"
 
 namespace sharp::cpu::SHARP_ISA {
 
@@ -18,49 +18,87 @@ constexpr int panel_vectors(int rows) {
   return vectors;
 }
 
-// Keys of a chunk as 4 strips of 16, dimension-major; strides in floats.
+// Calls `body` with a value of the element type.
+template <typename Body>
+void with_element(CacheType type, Body body) {
+  switch (type) {
+    case CacheType::kFloat16:
+      return body(Float16{});
+    case CacheType::kBfloat16:
+      return body(Bfloat16{});
+    case CacheType::kInt8:
+      return body(int8_t{});
+    default:
+      return body(0.0f);
+  }
+}
+
+// Keys of a chunk as 4 strips of 16, dimension-major. While a strip is read, the memory at `ahead` is fetched, a cache
+// line for each line of the strip: one core alone cannot keep enough reads of a single stream under way.
 struct KeyPanel {
-  const float* strips[kChunkKeys / 16];
-  int64_t stride;
+  CacheType type;
+  int64_t stride;  // from a channel to the next, in elements
+  const void* strips[kChunkKeys / 16];
+  float scales[kChunkKeys / 16];
+  const void* ahead[kChunkKeys / 16];  // null: nothing is fetched
 };
 
-template <int kRows, int kVectors>
+template <typename Element, int kRows, int kVectors>
 void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int first, float* logits) {
-  const float* columns[kVectors];
+  constexpr int kChannelsPerLine = 4 / sizeof(Element);
+  const Element* columns[kVectors];
+  const char* ahead[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     const int key = (first + v) * kLanes;
-    columns[v] = keys.strips[key / 16] + key % 16;
+    columns[v] = static_cast<const Element*>(keys.strips[key / 16]) + key % 16;
+    ahead[v] = key % 16 == 0 ? static_cast<const char*>(keys.ahead[key / 16]) : nullptr;
   }
   Vec sums[kRows][kVectors] = {};
   for (int64_t channel = 0; channel < channels; ++channel) {
     Vec panel[kVectors];
     for (int v = 0; v < kVectors; ++v) panel[v] = load(columns[v] + channel * keys.stride);
+    if (channel % kChannelsPerLine == 0)
+      for (int v = 0; v < kVectors; ++v)
+        if (ahead[v] != nullptr) __builtin_prefetch(ahead[v] + channel * 16 * sizeof(Element));
     for (int row = 0; row < kRows; ++row) {
       const Vec q = splat(query[row * channels + channel]);
       for (int v = 0; v < kVectors; ++v) sums[row][v] += q * panel[v];
     }
   }
   for (int row = 0; row < kRows; ++row)
-    for (int v = 0; v < kVectors; ++v) store(logits + row * kChunkKeys + (first + v) * kLanes, sums[row][v]);
+    for (int v = 0; v < kVectors; ++v) {
+      const Vec scaled = sizeof(Element) == 1 ? sums[row][v] * keys.scales[(first + v) * kLanes / 16] : sums[row][v];
+      store(logits + row * kChunkKeys + (first + v) * kLanes, scaled);
+    }
 }
 
 // Keys of a chunk with a weight that counts, and where their values are.
 struct ValuePanel {
-  const float* values[kChunkKeys];
-  int keys[kChunkKeys];
+  CacheType type;
   int count;
+  bool fetch;  // the values are not in the processor's caches yet
+  int keys[kChunkKeys];
+  const void* values[kChunkKeys];
+  float scales[kChunkKeys];
 };
 
-template <int kRows, int kVectors>
+template <typename Element, int kRows, int kVectors>
 void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, int64_t stride, float* output) {
   Vec sums[kRows][kVectors];
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(output + row * stride + channel + v * kLanes);
   for (int index = 0; index < panel.count; ++index) {
-    const float* value = panel.values[index] + channel;
+    const Element* value = static_cast<const Element*>(panel.values[index]) + channel;
     const float* weight = weights + panel.keys[index];
+    // The second half of the panel is fetched while the first is read; see KeyPanel.
+    if (const int later = index + panel.count / 2; panel.fetch && later < panel.count)
+      for (int v = 0; v < kVectors; ++v)
+        __builtin_prefetch(static_cast<const Element*>(panel.values[later]) + channel + v * kLanes);
     Vec channels[kVectors];
-    for (int v = 0; v < kVectors; ++v) channels[v] = load(value + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) {
+      channels[v] = load(value + v * kLanes);
+      if constexpr (sizeof(Element) == 1) channels[v] *= panel.scales[index];
+    }
     for (int row = 0; row < kRows; ++row) {
       const Vec w = splat(weight[row * kChunkKeys]);
       for (int v = 0; v < kVectors; ++v) sums[row][v] += w * channels[v];
@@ -70,26 +108,27 @@ void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, i
     for (int v = 0; v < kVectors; ++v) store(output + row * stride + channel + v * kLanes, sums[row][v]);
 }
 
-template <int kRows>
+template <typename Element, int kRows>
 void score_rows(const float* query, int64_t channels, const KeyPanel& keys, float* logits) {
   constexpr int kVectors = panel_vectors(kRows);
   for (int first = 0; first < kChunkKeys / kLanes; first += kVectors)
-    score_panel<kRows, kVectors>(query, channels, keys, first, logits);
+    score_panel<Element, kRows, kVectors>(query, channels, keys, first, logits);
 }
 
-template <int kRows>
+template <typename Element, int kRows>
 void add_rows(const float* weights, const ValuePanel& panel, int64_t channels, float* output) {
   constexpr int kVectors = panel_vectors(kRows);
   int64_t channel = 0;
   for (; channel + kVectors * kLanes <= channels; channel += kVectors * kLanes)
-    add_panel<kRows, kVectors>(weights, panel, channel, channels, output);
+    add_panel<Element, kRows, kVectors>(weights, panel, channel, channels, output);
   for (; channel + kLanes <= channels; channel += kLanes)
-    add_panel<kRows, 1>(weights, panel, channel, channels, output);
+    add_panel<Element, kRows, 1>(weights, panel, channel, channels, output);
   for (; channel < channels; ++channel)
-    for (int index = 0; index < panel.count; ++index)
+    for (int index = 0; index < panel.count; ++index) {
+      const float value = to_float(static_cast<const Element*>(panel.values[index])[channel]) * panel.scales[index];
       for (int row = 0; row < kRows; ++row)
-        output[row * channels + channel] +=
-            weights[row * kChunkKeys + panel.keys[index]] * panel.values[index][channel];
+        output[row * channels + channel] += weights[row * kChunkKeys + panel.keys[index]] * value;
+    }
 }
 
 // Calls `product` for groups of at most kMaxPanelRows rows, with sizes as even as they can be.
@@ -103,23 +142,37 @@ void for_row_groups(int64_t rows, Product product) {
 }
 
 // query [rows, channels] -> logits [rows, kChunkKeys].
-inline void score(const float* query, int64_t rows, int64_t channels, const KeyPanel& keys, float* logits) {
+template <typename Element>
+void score_elements(const float* query, int64_t rows, int64_t channels, KeyPanel keys, float* logits) {
   using Function = void (*)(const float*, int64_t, const KeyPanel&, float*);
-  static constexpr Function kBySize[] = {score_rows<1>, score_rows<2>, score_rows<3>,
-                                         score_rows<4>, score_rows<5>, score_rows<6>};
+  static constexpr Function kBySize[] = {score_rows<Element, 1>, score_rows<Element, 2>, score_rows<Element, 3>,
+                                         score_rows<Element, 4>, score_rows<Element, 5>, score_rows<Element, 6>};
   for_row_groups(rows, [&](int64_t begin, int size) {
     kBySize[size - 1](query + begin * channels, channels, keys, logits + begin * kChunkKeys);
+    for (const void*& ahead : keys.ahead) ahead = nullptr;
   });
 }
 
+inline void score(const float* query, int64_t rows, int64_t channels, const KeyPanel& keys, float* logits) {
+  with_element(keys.type,
+               [&](auto element) { score_elements<decltype(element)>(query, rows, channels, keys, logits); });
+}
+
 // weights [rows, kChunkKeys] -> output [rows, channels], added to what is there.
-inline void add_values(const float* weights, int64_t rows, const ValuePanel& panel, int64_t channels, float* output) {
-  if (panel.count == 0) return;
+template <typename Element>
+void add_elements(const float* weights, int64_t rows, const ValuePanel& panel, int64_t channels, float* output) {
   using Function = void (*)(const float*, const ValuePanel&, int64_t, float*);
-  static constexpr Function kBySize[] = {add_rows<1>, add_rows<2>, add_rows<3>, add_rows<4>, add_rows<5>, add_rows<6>};
+  static constexpr Function kBySize[] = {add_rows<Element, 1>, add_rows<Element, 2>, add_rows<Element, 3>,
+                                         add_rows<Element, 4>, add_rows<Element, 5>, add_rows<Element, 6>};
   for_row_groups(rows, [&](int64_t begin, int size) {
     kBySize[size - 1](weights + begin * kChunkKeys, panel, channels, output + begin * channels);
   });
+}
+
+inline void add_values(const float* weights, int64_t rows, const ValuePanel& panel, int64_t channels, float* output) {
+  if (panel.count == 0) return;
+  with_element(panel.type,
+               [&](auto element) { add_elements<decltype(element)>(weights, rows, panel, channels, output); });
 }
 
 }  // namespace sharp::cpu::SHARP_ISA

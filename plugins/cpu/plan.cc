@@ -14,8 +14,11 @@ int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 Tile make_tile(const Problem& problem, int64_t sequence, int64_t kv_head, int64_t row_begin, int64_t row_end) {
   Tile tile{sequence, kv_head, row_begin, row_end, 0, 0};
-  // Both ends of what a row sees grow with its position.
-  tile.key_begin = row_of(problem, tile, 0).visible.begin / kChunkKeys * kChunkKeys;
+  // Both ends of what a row sees grow with its position, but heads of a token may reach back differently far.
+  int64_t begin = row_of(problem, tile, 0).visible.begin;
+  for (int64_t row = 1; row < tile.rows() && problem.reach != nullptr; ++row)
+    begin = std::min(begin, row_of(problem, tile, row).visible.begin);
+  tile.key_begin = begin / kChunkKeys * kChunkKeys;
   tile.key_end = std::max(row_of(problem, tile, tile.rows() - 1).visible.end, tile.key_begin);
   return tile;
 }

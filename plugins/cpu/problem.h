@@ -7,6 +7,12 @@ namespace sharp::cpu {
 
 enum class NormalizerKind { kSoftmax, kSsa, kAdaptiveSoftmax, kEntmax, kSigmoid, kRelu, kRelu2 };
 
+enum class CacheType { kFloat32, kFloat16, kBfloat16, kInt8 };
+
+[[gnu::always_inline]] inline int64_t bytes_of(CacheType type) {
+  return type == CacheType::kFloat32 ? 4 : type == CacheType::kInt8 ? 1 : 2;
+}
+
 struct Attributes {
   NormalizerKind normalizer = NormalizerKind::kSoftmax;
   float scale = 1.0f;
@@ -22,11 +28,15 @@ struct Attributes {
 struct Problem {
   int64_t tokens, q_heads, kv_heads, head_dim, value_dim;
   int64_t blocks, block_size, sequences, max_blocks;
-  const float* query;           // [tokens, q_heads, head_dim]
-  const float* key;             // [tokens, kv_heads, head_dim]
-  const float* value;           // [tokens, kv_heads, value_dim]
-  float* key_cache;             // [blocks, kv_heads, head_dim, block_size]
-  float* value_cache;           // [blocks, kv_heads, block_size, value_dim]
+  const float* query;  // [tokens, q_heads, head_dim]
+  const float* key;    // [tokens, kv_heads, head_dim]
+  const float* value;  // [tokens, kv_heads, value_dim]
+  void* key_cache;     // cache_type [blocks, kv_heads, head_dim, block_size]
+  void* value_cache;   // cache_type [blocks, kv_heads, block_size, value_dim]
+  CacheType cache_type;
+  float* key_scale;             // [blocks, kv_heads], int8 only: a key is scale * number
+  float* value_scale;           // [blocks, kv_heads], int8 only
+  float* key_norm;              // [blocks, kv_heads] or null: no key of the block is longer
   const int32_t* slot_mapping;  // [tokens]
   const int32_t* block_table;   // [sequences, max_blocks]
   const int32_t* query_start;   // [sequences + 1]
@@ -37,6 +47,7 @@ struct Problem {
   const float* alibi_slopes;  // [q_heads] or null
   float* output;              // [tokens, q_heads, value_dim]
   float* stats;               // [tokens, q_heads, 4], null when not collected
+  const int64_t* reach;       // [tokens, q_heads] or null: keys further back than this surely have weight 0
   Attributes attributes;
 
   [[gnu::always_inline]] int64_t group() const { return q_heads / kv_heads; }

@@ -40,7 +40,12 @@ struct Row {
   KeyRange visible{0, total};
   if (attributes.causal || attributes.window >= 0) visible.end = position < total ? position + 1 : total;
   if (attributes.window >= 0 && position - attributes.window + 1 > 0) visible.begin = position - attributes.window + 1;
-  return {first + row / group, tile.kv_head * group + row % group, position, visible};
+  const int64_t token = first + row / group, head = tile.kv_head * group + row % group;
+  if (problem.reach != nullptr) {
+    const int64_t nearest = position - problem.reach[token * problem.q_heads + head];
+    if (nearest > visible.begin) visible.begin = nearest;
+  }
+  return {token, head, position, visible};
 }
 
 // Running sums of one row over the keys seen so far. With w the unnormalized weight of a key (e^(t - shift) for the
@@ -53,7 +58,8 @@ struct RowState {
   float threshold;            // entmax: tau
   float inverse_temperature;  // adaptive softmax: beta
   int64_t visible;
-  int64_t support;  // keys of weight > 0; only when statistics are collected
+  int64_t support;   // keys of weight > 0; only when statistics are collected
+  int64_t selected;  // selected form: logits kept
 };
 
 // The keys [begin, end) of a tile with their results; a tile that is not split has one part.
@@ -61,26 +67,30 @@ struct Part {
   KeyRange keys;     // begin is a multiple of kChunkKeys
   RowState* states;  // [rows]
   float* output;     // [rows, value_dim], sum of w * value
-  float* logits;     // stored form: row 0 at `keys.begin`
+  float* logits;     // stored and selected form: row 0 at `keys.begin`
   int64_t logits_stride;
+  int32_t* keys_of_logits;  // selected form: the key of each logit, laid out like `logits`
 };
 
 // Buffers of the thread that runs a part.
 struct Scratch {
-  float* query;        // [kMaxTileRows, head_dim], scaled
-  float* weights;      // [kMaxTileRows, kChunkKeys]
-  float* packed_keys;  // [head_dim, kChunkKeys], for block sizes that are no multiple of 16
+  float* query;          // [kMaxTileRows, head_dim], scaled
+  float* weights;        // [kMaxTileRows, kChunkKeys]
+  float* packed_keys;    // [head_dim, kChunkKeys]; null if keys are always read where they lie
+  float* packed_values;  // [kChunkKeys, value_dim]; null for a float32 cache
 };
 
-// The attention loops of one normalizer, compiled for one instruction set. `stream` alone, or `score`, `solve`,
-// `weigh`.
+// The attention loops of one normalizer, compiled for one instruction set, in one of three forms: `stream` alone;
+// `score`, then `solve` for every row, then `weigh`; or `score`, then `resolve` for every row.
 struct Loops {
   void (*stream)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*score)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*solve)(const Problem&, const float* logits, int64_t count, RowState& state);
   void (*weigh)(const Problem&, const Tile&, const Part&, const Scratch&);
+  void (*resolve)(const Problem&, const Tile&, const Part* parts, int64_t count, int64_t row);
 
-  [[gnu::always_inline]] bool stored() const { return stream == nullptr; }
+  [[gnu::always_inline]] bool keeps_logits() const { return score != nullptr; }
+  [[gnu::always_inline]] bool selects() const { return resolve != nullptr; }
 };
 
 }  // namespace sharp::cpu

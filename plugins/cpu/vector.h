@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace sharp::cpu::SHARP_ISA {
 
 #if defined(__AVX512F__)
@@ -60,6 +64,19 @@ inline VecInt lanes_of(uint64_t bits) {
   for (int lane = 0; lane < kLanes; ++lane) lane_bits[lane] = 1 << lane;
   const VecInt all = static_cast<int32_t>(bits & 0xffff) - VecInt{};
   return (all & lane_bits) != 0;
+}
+
+// Bit i is lane i of a comparison's result.
+inline uint64_t mask_of(VecInt comparison) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(comparison));
+#elif defined(__AVX2__)
+  return static_cast<uint64_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(comparison)));
+#else
+  uint64_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits |= static_cast<uint64_t>(comparison[lane] & 1) << lane;
+  return bits;
+#endif
 }
 
 // Combine all lanes, by halves: a chain over 16 lanes would wait for 16 latencies.

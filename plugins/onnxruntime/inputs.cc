@@ -6,7 +6,8 @@ namespace sharp::ort {
 
 const char* const kInputNames[kInputCount] = {"query",        "key",          "value",        "key_cache",
                                               "value_cache",  "slot_mapping", "block_table",  "query_start",
-                                              "context_lens", "head_params",  "alibi_slopes", "collect_stats"};
+                                              "context_lens", "head_params",  "alibi_slopes", "collect_stats",
+                                              "key_scale",    "value_scale",  "key_norm"};
 
 namespace {
 
@@ -115,7 +116,10 @@ void check_head_params(const cpu::Problem& problem, const Tensor& head_params) {
 
 }  // namespace
 
-cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes) {
+bool is_given(const Ort::KernelContext& context, Input input) { return Tensor(context, input).given(); }
+
+cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes,
+                         cpu::CacheType cache_type) {
   const Tensor query(context, kQuery), key(context, kKey), value(context, kValue);
   const Tensor key_cache(context, kKeyCache), value_cache(context, kValueCache);
   const Tensor slot_mapping(context, kSlotMapping), block_table(context, kBlockTable);
@@ -152,11 +156,18 @@ cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attribute
   slot_mapping.expect_shape({problem.tokens}, "[tokens]");
   query_start.expect_shape({problem.sequences + 1}, "[sequences + 1]");
   context_lens.expect_shape({problem.sequences}, "[sequences]");
+  const Tensor key_norm(context, kKeyNorm);
+  if (key_norm.given()) key_norm.expect_shape({problem.blocks, problem.kv_heads}, "[blocks, kv_heads]");
   if (alibi_slopes.given()) alibi_slopes.expect_shape({problem.q_heads}, "[q_heads]");
 
-  problem.query = query.floats();
-  problem.key = key.floats();
-  problem.value = value.floats();
+  problem.cache_type = cache_type;
+  for (const Input name : {kKeyScale, kValueScale}) {
+    const Tensor scale(context, name);
+    if (cache_type == cpu::CacheType::kInt8)
+      scale.expect_shape({problem.blocks, problem.kv_heads}, "[blocks, kv_heads]");
+    else if (scale.given())
+      scale.fail("must be left out; only an int8 cache has scales");
+  }
   problem.slot_mapping = slot_mapping.ints();
   problem.block_table = block_table.ints();
   problem.query_start = query_start.ints();

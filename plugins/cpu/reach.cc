@@ -1,0 +1,74 @@
+#include "reach.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sharp::cpu {
+namespace {
+
+constexpr double kSlack = 1.001;  // more than all roundings of norms, logits and biases in float
+constexpr int64_t kEverything = std::numeric_limits<int32_t>::max();
+
+// No key of these blocks is longer; infinity where it is not known.
+double longest_key(const Problem& problem, const int32_t* table, int64_t blocks, int64_t kv_head) {
+  const float* bounds = problem.cache_type == CacheType::kInt8 ? problem.key_scale : problem.key_norm;
+  if (bounds == nullptr) return std::numeric_limits<double>::infinity();
+  double longest = 0;
+  for (int64_t index = 0; index < blocks; ++index) {
+    if (table[index] < 0) continue;
+    const double bound = bounds[table[index] * problem.kv_heads + kv_head];
+    if (!(bound <= longest)) longest = bound;
+    if (longest != longest) return std::numeric_limits<double>::infinity();
+  }
+  if (problem.cache_type == CacheType::kInt8) longest *= 127 * std::sqrt(static_cast<double>(problem.head_dim));
+  return longest;
+}
+
+// Distance from the query at `position` to the newest of `total` keys that the block table maps.
+int64_t newest_distance(const Problem& problem, const int32_t* table, int64_t position, int64_t total) {
+  for (int64_t key = std::min(position, total - 1); key >= 0; --key)
+    if (table[key / problem.block_size] >= 0) return position - key;
+  return 0;
+}
+
+}  // namespace
+
+std::vector<int64_t> reach_of(const Problem& problem) {
+  const Attributes& attributes = problem.attributes;
+  const bool bounded = problem.key_norm != nullptr || problem.cache_type == CacheType::kInt8 || attributes.softcap > 0;
+  // Keys after the query have a positive bias: the newest one would not be the query's own.
+  if (attributes.normalizer != NormalizerKind::kEntmax || problem.alibi_slopes == nullptr || problem.stats != nullptr ||
+      !attributes.causal || !bounded)
+    return {};
+  std::vector<int64_t> reach(problem.tokens * problem.q_heads, kEverything);
+  for (int64_t sequence = 0; sequence < problem.sequences; ++sequence) {
+    const int64_t first = problem.query_start[sequence], end = problem.query_start[sequence + 1];
+    const int64_t total = problem.total(sequence);
+    const int32_t* table = problem.block_table + sequence * problem.max_blocks;
+    const int64_t blocks = (total + problem.block_size - 1) / problem.block_size;
+    for (int64_t kv_head = 0; kv_head < problem.kv_heads && end > first; ++kv_head) {
+      const double longest = longest_key(problem, table, blocks, kv_head);
+      for (int64_t token = first; token < end; ++token) {
+        const int64_t newest = newest_distance(problem, table, problem.context_lens[sequence] + token - first, total);
+        for (int64_t head = kv_head * problem.group(); head < (kv_head + 1) * problem.group(); ++head) {
+          const double slope = problem.alibi_slopes[head];
+          const float* query = problem.query + (token * problem.q_heads + head) * problem.head_dim;
+          double square = 0;
+          for (int64_t channel = 0; channel < problem.head_dim; ++channel) square += query[channel] * query[channel];
+          double bound = std::fabs(attributes.scale) * std::sqrt(square) * longest;
+          // A NaN or an infinite query must spoil its row, however far the keys are.
+          if (attributes.softcap > 0 && square < std::numeric_limits<double>::infinity() &&
+              !(bound < attributes.softcap))
+            bound = attributes.softcap;
+          const double distance = (2 * bound + 1 / (attributes.alpha - 1.0)) / slope * kSlack + newest + 2;
+          if (slope > 0 && distance < kEverything)
+            reach[token * problem.q_heads + head] = static_cast<int64_t>(distance);
+        }
+      }
+    }
+  }
+  return reach;
+}
+
+}  // namespace sharp::cpu

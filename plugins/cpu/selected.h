@@ -1,0 +1,129 @@
+// The form that keeps only the logits that may get a weight, for entmax: a key is out for good once its logit is
+// 1 / (alpha - 1) below the highest seen so far. Values are read where the weight is not zero.
+//
+// NaN: a logit that is NaN is kept, so that its row becomes NaN. If the highest logit is infinite nothing is kept and
+// the row becomes NaN too.
+#pragma once
+
+#include "entmax.h"
+#include "walk.h"
+
+namespace sharp::cpu::SHARP_ISA {
+
+// Logits at or below this have weight 0. The last term covers the rounding of the difference.
+inline float selection_floor(const Problem& problem, const RowState& state) {
+  const float width = 1.0f / (problem.attributes.alpha - 1.0f);
+  return state.highest - width - (__builtin_fabsf(state.highest) + width) * 0x1p-22f;
+}
+
+// Bits of the lanes at `begin` that hold one of `count` logits.
+inline uint64_t lanes_before(int64_t count, int64_t begin) {
+  return (uint64_t{1} << smaller<int64_t>(count - begin, kLanes)) - 1;
+}
+
+// Moves the lanes whose bit is set to the front of `logits_to` and `keys_to`; returns their number.
+inline int64_t keep_lanes(uint64_t bits, Vec logits, VecInt keys, float* logits_to, int32_t* keys_to) {
+#if defined(__AVX512F__)
+  const __mmask16 mask = static_cast<__mmask16>(bits);
+  _mm512_mask_compressstoreu_ps(logits_to, mask, reinterpret_cast<__m512>(logits));
+  _mm512_mask_compressstoreu_epi32(keys_to, mask, reinterpret_cast<__m512i>(keys));
+  return __builtin_popcountll(bits);
+#else
+  int64_t count = 0;
+  for (; bits != 0; bits &= bits - 1, ++count) {
+    const int lane = __builtin_ctzll(bits);
+    logits_to[count] = logits[lane];
+    keys_to[count] = keys[lane];
+  }
+  return count;
+#endif
+}
+
+// The logits of the part's keys that may get a weight into part.logits, their positions into part.keys_of_logits.
+inline void select_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  Row rows[kMaxTileRows];
+  rows_of(problem, tile, rows);
+  VecInt numbers{};
+  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+  const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, const float* logits) {
+    RowState& state = part.states[index];
+    observe(logits, visible, problem.stats != nullptr, state);
+    const float floor = selection_floor(problem, state);
+    const int64_t row = index * part.logits_stride;
+    for (int v = 0; v < kChunkVectors; ++v) {
+      const Vec z = load(logits + v * kLanes);
+      const uint64_t kept = mask_of(~(z <= floor)) & visible >> (v * kLanes);
+      if (kept == 0) continue;
+      const int64_t to = row + state.selected;
+      state.selected += keep_lanes(kept, z, numbers + static_cast<int32_t>(begin + v * kLanes), part.logits + to,
+                                   part.keys_of_logits + to);
+    }
+  };
+  walk_keys<Ahead::kNextKeys>(problem, tile, part, scratch, rows, row_done, [](const Chunk&, uint64_t) {});
+}
+
+// Brings what the parts of a row selected together at the front of the row's memory, without what is now below the
+// floor; fills up to whole vectors with -inf. Returns the number of logits.
+inline int64_t gather_selected(const Problem& problem, const Part* parts, int64_t count, int64_t row) {
+  const RowState& state = parts[0].states[row];
+  const float floor = selection_floor(problem, state);
+  float* logits = parts[0].logits + row * parts[0].logits_stride;
+  int32_t* keys = parts[0].keys_of_logits + row * parts[0].logits_stride;
+  int64_t kept = 0;
+  for (int64_t part = 0; part < count; ++part) {
+    const int64_t offset = row * parts[part].logits_stride, selected = parts[part].states[row].selected;
+    for (int64_t begin = 0; begin < selected; begin += kLanes) {
+      const Vec z = load(parts[part].logits + offset + begin);
+      const VecInt key = load_lanes<int32_t>(parts[part].keys_of_logits + offset + begin);
+      const uint64_t bits = mask_of(~(z <= floor)) & lanes_before(selected, begin);
+      kept += keep_lanes(bits, z, key, logits + kept, keys + kept);
+    }
+  }
+  for (int64_t key = kept; key % kLanes != 0; ++key) logits[key] = -kInfinity;
+  return kept;
+}
+
+// Threshold, weights and output of one row; everything into the first part.
+template <Power kPower>
+void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, int64_t row) {
+  RowState& state = parts[0].states[row];
+  const bool collect = problem.stats != nullptr;
+  const int64_t selected = gather_selected(problem, parts, count, row);
+  float* logits = parts[0].logits + row * parts[0].logits_stride;
+  int32_t* keys = parts[0].keys_of_logits + row * parts[0].logits_stride;
+  Entmax<kPower>::solve(problem, logits, selected, state);
+  const Entmax<kPower> normalizer(problem, state);
+  Vec sum{}, weighted_log{};
+  int64_t used = 0;
+  for (int64_t begin = 0; begin < selected; begin += kLanes) {
+    const Vec z = load(logits + begin), w = normalizer.weight(z);
+    sum += w;
+    if (collect) weighted_log += select(w == 0.0f, Vec{}, w * normalizer.log_weight(z, w));
+    const VecInt key = load_lanes<int32_t>(keys + begin);
+    // In a row with a NaN the lanes that fill up the last vector have NaN weights too.
+    const uint64_t weighted = mask_of(w != 0.0f) & lanes_before(selected, begin);
+    used += keep_lanes(weighted, w, key, logits + used, keys + used);
+  }
+  add_lanes(state.sum, sum);
+  add_lanes(state.weighted_log, weighted_log);
+  state.support = used;
+  float* output = parts[0].output + row * problem.value_dim;
+  for (int64_t begin = 0; begin < used; begin += kChunkKeys) {
+    ValuePanel panel;
+    panel.type = problem.cache_type;
+    panel.fetch = false;  // each was asked for below
+    panel.count = static_cast<int>(smaller<int64_t>(used - begin, kChunkKeys));
+    for (int index = 0; index < panel.count; ++index) {
+      const int64_t position = keys[begin + index], block = block_of(problem, tile, position);
+      panel.keys[index] = index;
+      panel.scales[index] = scale_of(problem.value_scale, block);
+      const char* value = value_at(problem, block, position % problem.block_size);
+      panel.values[index] = value;
+      for (int64_t byte = 0; byte < problem.value_dim * bytes_of(problem.cache_type); byte += 64)
+        __builtin_prefetch(value + byte);
+    }
+    add_values(logits + begin, 1, panel, problem.value_dim, output);
+  }
+}
+
+}  // namespace sharp::cpu::SHARP_ISA

@@ -1,0 +1,60 @@
+// The form that keeps a row's logits, for normalizers that must see all of them before they know a weight.
+#pragma once
+
+#include "adaptive_softmax.h"
+#include "walk.h"
+
+namespace sharp::cpu::SHARP_ISA {
+
+// The logits of the part's keys into part.logits; keys that a row does not see get -inf.
+inline void score_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  Row rows[kMaxTileRows];
+  rows_of(problem, tile, rows);
+  for (int64_t index = 0; index < tile.rows(); ++index)
+    for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys)
+      for (int v = 0; v < kChunkVectors; ++v)
+        store(part.logits + index * part.logits_stride + begin - part.keys.begin + v * kLanes, splat(-kInfinity));
+  const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, const float* logits) {
+    observe(logits, visible, problem.stats != nullptr, part.states[index]);
+    float* to = part.logits + index * part.logits_stride + begin - part.keys.begin;
+    for (int v = 0; v < kChunkVectors; ++v) store(to + v * kLanes, load(logits + v * kLanes));
+  };
+  walk_keys<Ahead::kNextKeys>(problem, tile, part, scratch, rows, row_done, [](const Chunk&, uint64_t) {});
+}
+
+// Weights from the stored logits, and the values they belong to.
+template <typename Normalizer>
+void weigh_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  const bool collect = problem.stats != nullptr;
+  for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys) {
+    for (int64_t index = 0; index < tile.rows(); ++index) {
+      RowState& state = part.states[index];
+      const Normalizer normalizer(problem, state);
+      const float* logits = part.logits + index * part.logits_stride + begin - part.keys.begin;
+      float* weights = scratch.weights + index * kChunkKeys;
+      if (state.visible == 0) {
+        clear_weights(weights);
+        continue;
+      }
+      Vec sum{}, weighted_log{};
+      for (int v = 0; v < kChunkVectors; ++v) {
+        const Vec z = load(logits + v * kLanes), w = normalizer.weight(z);
+        store(weights + v * kLanes, w);
+        sum += w;
+        if (collect) weighted_log += select(w == 0.0f, Vec{}, w * normalizer.log_weight(z, w));
+      }
+      add_lanes(state.sum, sum);
+      if (collect) add_lanes(state.weighted_log, weighted_log);
+    }
+    Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
+    if (tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32)
+      with_element(problem.cache_type, [&](auto element) {
+        convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
+      });
+    // A row with a NaN logit has NaN weights even for keys that do not exist.
+    add_values(scratch.weights, tile.rows(), values_of(chunk, chunk.mapped, tile.rows() <= kMaxPanelRows),
+               problem.value_dim, part.output);
+  }
+}
+
+}  // namespace sharp::cpu::SHARP_ISA

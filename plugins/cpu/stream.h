@@ -1,0 +1,103 @@
+// The form that keeps nothing but running sums, for normalizers that know a weight from one logit.
+#pragma once
+
+#include "normalizers.h"
+#include "walk.h"
+
+namespace sharp::cpu::SHARP_ISA {
+
+// Keys of the chunk that have a weight in any row.
+inline uint64_t weighted_keys(const float* weights, int64_t rows) {
+  uint64_t keys = 0;
+  for (int v = 0; v < kChunkVectors; ++v) {
+    VecInt any{};
+    for (int64_t row = 0; row < rows; ++row) any |= bits_of(load(weights + row * kChunkKeys + v * kLanes));
+    keys |= mask_of(any != 0) << (v * kLanes);
+  }
+  return keys;
+}
+
+inline void count_support(const float* weights, RowState& state) {
+  for (int key = 0; key < kChunkKeys; ++key) state.support += weights[key] != 0;
+}
+
+// A larger maximum came: bring the sums so far to it (ICML 2025, App. G, in the conditioned form).
+inline void move_shift(float shift, RowState& state, float* output, int64_t channels) {
+  const float difference = state.shift - shift;
+  const bool first = state.shift == -kInfinity;
+  state.shift = shift;
+  if (first) return;
+  const float factor = exp_nonpositive(splat(difference))[0];
+  const Vec sum = load(state.sum);
+  store(state.weighted_log, (load(state.weighted_log) + sum * difference) * factor);
+  store(state.sum, sum * factor);
+  for (int64_t channel = 0; channel < channels; ++channel) output[channel] *= factor;
+}
+
+// Logits -> weights of one row and chunk, in place, and into the row's sums; exponential normalizers.
+template <typename Normalizer>
+void weigh_exponential(const Normalizer& normalizer, bool collect, float* row, RowState& state, float* output,
+                       int64_t channels) {
+  Vec exponents[kChunkVectors], highest = splat(-kInfinity);
+  for (int v = 0; v < kChunkVectors; ++v) {
+    exponents[v] = normalizer.exponent(load(row + v * kLanes));
+    highest = maximum(exponents[v], highest);
+  }
+  const float top = maximum_of(highest);
+  if (top > state.shift) move_shift(top, state, output, channels);
+  // Before the first finite logit there is no maximum; -inf - -inf would be NaN.
+  const float shift = state.shift == -kInfinity ? 0.0f : state.shift;
+  Vec sum{}, weighted_log{};
+  for (int v = 0; v < kChunkVectors; ++v) {
+    const Vec shifted = exponents[v] - shift, w = exp_nonpositive(shifted);
+    store(row + v * kLanes, w);
+    sum += w;
+    if (collect) weighted_log += select(w == 0.0f, Vec{}, w * shifted);
+  }
+  add_lanes(state.sum, sum);
+  if (collect) add_lanes(state.weighted_log, weighted_log);
+}
+
+// The same for pointwise normalizers; w ln w is left out where w = 0.
+template <typename Normalizer>
+void weigh_pointwise(const Normalizer& normalizer, bool collect, float* row, RowState& state) {
+  Vec sum{}, weighted_log{};
+  for (int v = 0; v < kChunkVectors; ++v) {
+    const Vec w = normalizer.weight(load(row + v * kLanes));
+    store(row + v * kLanes, w);
+    sum += w;
+    if (collect) weighted_log += select(w == 0.0f, Vec{}, w * log_positive(w));
+  }
+  add_lanes(state.sum, sum);
+  if (!collect) return;
+  add_lanes(state.weighted_log, weighted_log);
+  if (Normalizer::kSparse) count_support(row, state);
+}
+
+template <typename Normalizer>
+void stream(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  const bool collect = problem.stats != nullptr;
+  const int64_t channels = problem.value_dim;
+  Row rows[kMaxTileRows];
+  rows_of(problem, tile, rows);
+  if (!Normalizer::kExponential)
+    for (int64_t index = 0; index < tile.rows(); ++index) part.states[index].shift = 0;
+  const auto row_done = [&](int64_t index, int64_t, uint64_t visible, float* logits) {
+    RowState& state = part.states[index];
+    const Normalizer normalizer(problem, rows[index]);
+    if (collect)
+      observe(logits, visible, collect, state);
+    else
+      state.visible += __builtin_popcountll(visible);
+    if constexpr (Normalizer::kExponential)
+      weigh_exponential(normalizer, collect, logits, state, part.output + index * channels, channels);
+    else
+      weigh_pointwise(normalizer, collect, logits, state);
+  };
+  walk_keys<Ahead::kValues>(problem, tile, part, scratch, rows, row_done, [&](const Chunk& chunk, uint64_t seen) {
+    if (Normalizer::kSparse) seen &= weighted_keys(scratch.weights, tile.rows());
+    add_values(scratch.weights, tile.rows(), values_of(chunk, seen, false), channels, part.output);
+  });
+}
+
+}  // namespace sharp::cpu::SHARP_ISA

@@ -1,0 +1,110 @@
+// The walk over the keys of a part, chunk by chunk: the logits of every row, shaped and masked.
+#pragma once
+
+#include "chunk.h"
+#include "tile.h"
+
+namespace sharp::cpu::SHARP_ISA {
+
+constexpr int kChunkVectors = kChunkKeys / kLanes;
+
+// The tile's query rows times `scale`, [rows, head_dim].
+inline void gather_query(const Problem& problem, const Tile& tile, const Row* rows, float* query) {
+  for (int64_t index = 0; index < tile.rows(); ++index) {
+    const float* from = problem.query + (rows[index].token * problem.q_heads + rows[index].head) * problem.head_dim;
+    for (int64_t channel = 0; channel < problem.head_dim; ++channel)
+      query[index * problem.head_dim + channel] = from[channel] * problem.attributes.scale;
+  }
+}
+
+inline void rows_of(const Problem& problem, const Tile& tile, Row* rows) {
+  for (int64_t index = 0; index < tile.rows(); ++index) rows[index] = row_of(problem, tile, index);
+}
+
+// Soft cap and position bias of the logits of one row and chunk, in place; keys that are not visible become -inf.
+inline void shape_logits(const Problem& problem, const Row& row, int64_t begin, uint64_t visible, float* logits) {
+  const float cap = problem.attributes.softcap;
+  if (cap > 0)
+    for (int v = 0; v < kChunkVectors; ++v)
+      store(logits + v * kLanes, tanh_of(load(logits + v * kLanes) * (1.0f / cap)) * cap);
+  const float slope = problem.alibi_slopes == nullptr ? 0.0f : problem.alibi_slopes[row.head];
+  if (slope != 0)
+    for (int v = 0; v < kChunkVectors; ++v) {
+      const Vec distance = lane_numbers() + static_cast<float>(begin + v * kLanes - row.position);
+      store(logits + v * kLanes, load(logits + v * kLanes) - absolute(distance) * slope);
+    }
+  if (~visible != 0)
+    for (int v = 0; v < kChunkVectors; ++v)
+      store(logits + v * kLanes,
+            select(lanes_of(visible >> (v * kLanes)), load(logits + v * kLanes), splat(-kInfinity)));
+}
+
+// Highest and, for the statistics, lowest visible logit; a NaN counts in neither.
+inline void observe(const float* logits, uint64_t visible, bool collect, RowState& state) {
+  state.visible += __builtin_popcountll(visible);
+  Vec highest = splat(-kInfinity), lowest = splat(kInfinity);
+  for (int v = 0; v < kChunkVectors; ++v) highest = maximum(load(logits + v * kLanes), highest);
+  state.highest = larger(maximum_of(highest), state.highest);
+  if (!collect) return;
+  for (int v = 0; v < kChunkVectors; ++v)
+    lowest = select(lanes_of(visible >> (v * kLanes)), minimum(load(logits + v * kLanes), lowest), lowest);
+  state.lowest = smaller(minimum_of(lowest), state.lowest);
+}
+
+inline void clear_weights(float* weights) {
+  for (int v = 0; v < kChunkVectors; ++v) store(weights + v * kLanes, Vec{});
+}
+
+inline void add_lanes(float* lanes, Vec value) { store(lanes, load(lanes) + value); }
+
+// What the walk fetches while it reads a chunk's keys.
+enum class Ahead { kValues, kNextKeys };
+
+inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, int64_t end, Ahead ahead,
+                        Chunk& chunk) {
+  if (problem.block_size % 16 != 0) return;
+  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
+    const int64_t position = next + strip * 16;
+    if (ahead == Ahead::kValues) {
+      if (chunk.mapped >> (strip * 16) & 1) chunk.keys.ahead[strip] = chunk.values[strip * 16];
+    } else if (strip < kChunkKeys / 32 && position < end) {
+      // Half of the strips: the processor's own prefetcher follows the others at the same time.
+      const int64_t block = block_of(problem, tile, position);
+      if (block >= 0) chunk.keys.ahead[strip] = key_at(problem, block, position % problem.block_size);
+    }
+  }
+}
+
+// Computes the logits of every chunk of the part into scratch.weights, shaped and masked. Calls `row_done(index, begin,
+// visible, logits)` for each row that sees a key of the chunk, then `chunk_done(chunk, visible)` with the keys that any
+// row sees.
+template <Ahead kAhead, typename RowDone, typename ChunkDone>
+void walk_keys(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch, const Row* rows,
+               RowDone row_done, ChunkDone chunk_done) {
+  gather_query(problem, tile, rows, scratch.query);
+  const bool convert = tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32;
+  for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys) {
+    Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
+    if (chunk.mapped == 0) continue;
+    if (convert)
+      convert_chunk(problem, kAhead == Ahead::kValues, scratch, chunk);
+    else
+      fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, kAhead, chunk);
+    score(scratch.query, tile.rows(), problem.head_dim, chunk.keys, scratch.weights);
+    uint64_t seen = 0;
+    for (int64_t index = 0; index < tile.rows(); ++index) {
+      float* logits = scratch.weights + index * kChunkKeys;
+      const uint64_t visible = bits_in(rows[index].visible, begin) & chunk.mapped;
+      if (visible == 0) {
+        clear_weights(logits);
+        continue;
+      }
+      seen |= visible;
+      shape_logits(problem, rows[index], begin, visible, logits);
+      row_done(index, begin, visible, logits);
+    }
+    chunk_done(chunk, seen);
+  }
+}
+
+}  // namespace sharp::cpu::SHARP_ISA

@@ -1,0 +1,129 @@
+"""The CPU kernel for every pair of T and C that the op has; what is checked is the arithmetic after the rounding."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS, SCALES
+from tests.conformance.cases import Case, Shape, assert_agrees, make_case, make_model, run_reference, session
+
+CACHES = ("key_cache", "value_cache")
+COMPUTED = ("query", "key", "value")
+DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+ONNX_TYPES = {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
+SHAPES = {
+    "decode": Shape(sequences=((70, 1), (0, 5), (33, 2)), head_dim=16, value_dim=24),
+    "prompt": Shape(sequences=((40, 50),), kv_heads=1, head_dim=21, value_dim=20, holes=True),
+    "odd blocks": Shape(sequences=((40, 3),), block_size=5, drop_slots=True),
+    "split": Shape(sequences=((4500, 1),), kv_heads=1, head_dim=16, value_dim=16),
+}
+
+
+def rounded(case: Case, names: tuple[str, ...], dtype: str) -> Case:
+    """The case with these inputs as float32 numbers that `dtype` has."""
+    return case.with_inputs(**{name: case.inputs[name].astype(DTYPES[dtype]).astype(np.float32) for name in names})
+
+
+def with_casts(case: Case, types: dict[str, str]) -> onnx.ModelProto:
+    """A model with float32 inputs and outputs around a node that has these inputs in other types."""
+    model = make_model(case)
+    graph, node = model.graph, model.graph.node[0]
+    del model.functions[:]  # its body is float32 throughout
+    before, after = [], []
+    for position, name in enumerate(node.input):
+        if name in types:
+            node.input[position] = f"{name}_cast"
+            before.append(helper.make_node("Cast", [name], [f"{name}_cast"], to=ONNX_TYPES[types[name]]))
+    produced = {"output": "query", "key_cache_out": "key_cache", "value_cache_out": "value_cache"}
+    for position, name in enumerate(OUTPUTS):
+        if produced.get(name) in types:
+            node.output[position] = f"{name}_cast"
+            after.append(helper.make_node("Cast", [f"{name}_cast"], [name], to=onnx.TensorProto.FLOAT))
+    nodes = [*before, node, *after]
+    copies = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    return model
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_cache_of_16_bits(normalizer: str, dtype: str, shape: str) -> None:
+    case = make_case(normalizer, SHAPES[shape], seed=5)
+    with np.errstate(invalid="ignore"):
+        case = rounded(case, CACHES, dtype)
+    loaded = session(with_casts(case, dict.fromkeys(CACHES, dtype)), kernel=True)
+    actual = AttentionOutput(*loaded.run(list(OUTPUTS), case.inputs))
+    in_dtype = {name: case.inputs[name].astype(DTYPES[dtype]) for name in CACHES}
+    assert_agrees(actual, run_reference(case.with_inputs(**in_dtype)), case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
+def test_every_tensor_of_16_bits(normalizer: str, dtype: str) -> None:
+    case = rounded(make_case(normalizer, SHAPES["decode"]), (*CACHES, *COMPUTED), dtype)
+    loaded = session(with_casts(case, dict.fromkeys((*CACHES, *COMPUTED), dtype)), kernel=True)
+    output = loaded.run(["output"], case.inputs)[0]
+    expected = run_reference(case).output.astype(DTYPES[dtype]).astype(np.float32)
+    # One unit in the last place: the float32 result may round to the other side.
+    np.testing.assert_allclose(output, expected, rtol=1e-3 if dtype == "float16" else 8e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_an_int8_cache(normalizer: str, shape: str) -> None:
+    case = int8_case(make_case(normalizer, SHAPES[shape], seed=7))
+    loaded = session(int8_model(case), kernel=True)
+    actual = AttentionOutput(*loaded.run([*OUTPUTS, "key_scale_out", "value_scale_out"], case.inputs))
+    expected = run_reference(case)
+    assert_agrees(actual, expected, case, tolerance=2e-5)
+    np.testing.assert_array_equal(actual.key_scale, expected.key_scale)
+    np.testing.assert_array_equal(actual.value_scale, expected.value_scale)
+
+
+def test_an_int8_cache_that_is_written_token_by_token_stays_close() -> None:
+    # Every larger token rounds its block once more: three times the half step of the last scale is what remains.
+    case = int8_case(make_case("softmax", Shape(sequences=((0, 64),), kv_heads=1, group=1)))
+    loaded = session(int8_model(case), kernel=True)
+    names = [*OUTPUTS, "key_scale_out", "value_scale_out"]
+    result = AttentionOutput(*loaded.run(names, case.inputs))
+    assert result.key_scale is not None
+    keys = result.key_cache * result.key_scale[:, :, None, None]
+    for token, slot in enumerate(case.inputs["slot_mapping"]):
+        block, offset = divmod(int(slot), 16)
+        error = np.abs(keys[block, 0, :, offset] - case.inputs["key"][token, 0]).max()
+        assert error <= 1.5 * result.key_scale[block, 0]
+
+
+def int8_case(case: Case) -> Case:
+    """The case with its caches quantized, a scale for each block and head; what is not used holds any integers."""
+    generator = np.random.default_rng(1)
+    inputs = dict(case.inputs)
+    for name, scale_name in zip(CACHES, SCALES, strict=True):
+        numbers = np.nan_to_num(inputs[name], nan=9.0)
+        scale = (np.abs(numbers).max((2, 3)) / 127 * generator.uniform(0.5, 1.0, numbers.shape[:2])).astype(np.float32)
+        inputs[name] = np.clip(np.rint(numbers / scale[:, :, None, None]), -127, 127).astype(np.int8)
+        inputs[scale_name] = scale
+    return replace(case, inputs=inputs)
+
+
+def int8_model(case: Case) -> onnx.ModelProto:
+    inputs = {name: array for name, array in case.inputs.items() if name not in SCALES}
+    model = make_model(replace(case, inputs=inputs))
+    del model.functions[:]
+    node = model.graph.node[0]
+    node.input.extend(SCALES)
+    node.output.extend(f"{name}_out" for name in SCALES)
+    for name in SCALES:
+        model.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+        model.graph.output.append(helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.FLOAT, None))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.removesuffix("_out") in CACHES:
+            value.type.tensor_type.elem_type = onnx.TensorProto.INT8
+    return model
