@@ -11,7 +11,6 @@ from sharp.serving.model_folder import load_model_folder
 from sharp.serving.request import Prompt, Request
 from sharp.serving.sampling_params import SamplingParams
 
-
 # Nobody watches the tokens come, so prompts need not hold back for those that decode.
 OFFLINE = EngineConfig(attention_interval=0, prefill_chunk_tokens=EngineConfig.max_batch_tokens)
 
