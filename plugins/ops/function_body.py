@@ -103,6 +103,8 @@ def attach_function(model: onnx.ModelProto) -> None:
     model.functions.extend([*others, *functions])
     for node in nodes:
         _complete_inputs(model.graph, node, _form(node).inputs)
+        # torch gives a node every output of the schema; those that only kernels know are not the function's.
+        del node.output[len(BODIES[node.op_type][0].outputs) :]
         present = {attribute.name for attribute in node.attribute}
         node.attribute.extend(default for default in attribute_defaults() if default.name not in present)
     if DOMAIN not in opsets:
