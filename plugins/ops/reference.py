@@ -1,6 +1,7 @@
 """`PagedAttention` in float64 numpy: the single source of truth that every kernel is tested against."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ def store(key: Floats, value: Floats, key_cache: Floats, value_cache: Floats, sl
             value_cache[block, :, offset, :] = value[token]
 
 
-def store_int8(numbers: Floats, cache: Ints, scale: Floats, slot_mapping: Ints, offset_axis: int) -> None:
+def store_int8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping: Ints, offset_axis: int) -> None:
     """`store` for one of two int8 caches, in place, in float32 arithmetic: number = scale * integer.
 
     Offset 0 starts a block anew; a token with larger numbers raises the scale, and what the block and head hold is

@@ -45,7 +45,7 @@ SCALES = ("key_scale", "value_scale")
 """What an int8 cache needs besides: a number is scale * integer, with one scale per block and head."""
 
 BESIDE_CACHE = (*SCALES, "key_norm")
-"""Optional inputs after `INPUTS`, and with `_out` optional outputs after `OUTPUTS`; updated in place like the caches."""
+"""Optional inputs after `INPUTS`, and with `_out` optional outputs after `OUTPUTS`; in place like the caches."""
 
 REQUIRED_ATTRIBUTES = ("normalizer", "scale")
 ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
