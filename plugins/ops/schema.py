@@ -45,7 +45,11 @@ SCALES = ("key_scale", "value_scale")
 """What an int8 cache needs besides: a number is scale * integer, with one scale per block and head."""
 
 BESIDE_CACHE = (*SCALES, "key_norm")
-"""Optional inputs after `INPUTS`, and with `_out` optional outputs after `OUTPUTS`; in place like the caches."""
+"""Optional inputs after `INPUTS`, and with `_out` optional outputs after `OUTPUTS`; in place like the caches.
+
+The kernel library declares these outputs; the schema here does not, because torch's exporter would give every node all
+of them and a function body has only `OUTPUTS`.
+"""
 
 REQUIRED_ATTRIBUTES = ("normalizer", "scale")
 ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
@@ -96,11 +100,8 @@ _OUTPUT_DOCS = {
     "key_cache_out": "key_cache with the new keys stored",
     "value_cache_out": "value_cache with the new values stored",
     "stats": "[tokens, q_heads, 4]: entropy (nats), support, inverse temperature, logit spread",
-    "key_scale_out": "key_scale after the new keys are stored",
-    "value_scale_out": "value_scale after the new values are stored",
-    "key_norm_out": "key_norm after the new keys are stored; an entry only grows",
 }
-_OUTPUT_TYPES = {"output": "T", "key_cache_out": "C", "value_cache_out": "C"}
+_OUTPUT_TYPES = {"output": "T", "key_cache_out": "C", "value_cache_out": "C", "stats": "tensor(float)"}
 
 
 def register_schema() -> None:
@@ -128,15 +129,7 @@ def _schema() -> defs.OpSchema:
         )
         for position, name in enumerate((*INPUTS, *BESIDE_CACHE))
     ]
-    outputs = [
-        parameter(
-            name,
-            _OUTPUT_TYPES.get(name, "tensor(float)"),
-            _OUTPUT_DOCS[name],
-            param_option=option.Single if name in OUTPUTS else option.Optional,
-        )
-        for name in (*OUTPUTS, *(f"{name}_out" for name in BESIDE_CACHE))
-    ]
+    outputs = [parameter(name, _OUTPUT_TYPES[name], _OUTPUT_DOCS[name]) for name in OUTPUTS]
     attribute = defs.OpSchema.Attribute
     required = [
         attribute("normalizer", defs.OpSchema.AttrType.STRING, " | ".join(NORMALIZERS)),
