@@ -33,7 +33,7 @@ sanitize: setup
 	SHARP_LIBRARY_FOLDER=build/sanitize ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  .venv/bin/python -m pytest -q tests/conformance/test_kernel.py tests/conformance/test_kernel_types.py \
-	  tests/conformance/test_kernel_edges.py tests/unit/test_plugins_bad_input.py
+	  tests/conformance/test_kernel_edges.py tests/conformance/test_kernel_reach.py tests/unit/test_plugins_bad_input.py
 
 # mypy follows folders, not import hooks: this tree shows it the packages under the names that users import.
 typing: setup

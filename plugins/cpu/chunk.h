@@ -46,6 +46,7 @@ inline Chunk empty_chunk(const Problem& problem) {
   chunk.mapped = 0;
   chunk.keys.type = chunk.value_type = problem.cache_type;
   chunk.keys.stride = problem.block_size;
+  chunk.keys.fetch = false;
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
     chunk.keys.strips[strip] = chunk.keys.ahead[strip] = nullptr;
     chunk.keys.scales[strip] = 1.0f;

@@ -40,10 +40,11 @@ struct KeyPanel {
   int64_t stride;  // from a channel to the next, in elements
   const void* strips[kChunkKeys / 16];
   float scales[kChunkKeys / 16];
+  bool fetch;                          // whether any of these is given
   const void* ahead[kChunkKeys / 16];  // null: nothing is fetched
 };
 
-template <typename Element, int kRows, int kVectors>
+template <typename Element, int kRows, int kVectors, bool kFetch>
 void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int first, float* logits) {
   constexpr int kChannelsPerLine = 4 / sizeof(Element);
   const Element* columns[kVectors];
@@ -53,11 +54,14 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
     columns[v] = static_cast<const Element*>(keys.strips[key / 16]) + key % 16;
     ahead[v] = key % 16 == 0 ? static_cast<const char*>(keys.ahead[key / 16]) : nullptr;
   }
-  Vec sums[kRows][kVectors] = {};
+  Vec sums[kRows][kVectors];
+  // Not "= {}": GCC would clear them in memory first.
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = Vec{};
   for (int64_t channel = 0; channel < channels; ++channel) {
     Vec panel[kVectors];
     for (int v = 0; v < kVectors; ++v) panel[v] = load(columns[v] + channel * keys.stride);
-    if (channel % kChannelsPerLine == 0)
+    if (kFetch && channel % kChannelsPerLine == 0)
       for (int v = 0; v < kVectors; ++v)
         if (ahead[v] != nullptr) __builtin_prefetch(ahead[v] + channel * 16 * sizeof(Element));
     for (int row = 0; row < kRows; ++row) {
@@ -82,7 +86,7 @@ struct ValuePanel {
   float scales[kChunkKeys];
 };
 
-template <typename Element, int kRows, int kVectors>
+template <typename Element, int kRows, int kVectors, bool kFetch>
 void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, int64_t stride, float* output) {
   Vec sums[kRows][kVectors];
   for (int row = 0; row < kRows; ++row)
@@ -91,7 +95,7 @@ void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, i
     const Element* value = static_cast<const Element*>(panel.values[index]) + channel;
     const float* weight = weights + panel.keys[index];
     // The second half of the panel is fetched while the first is read; see KeyPanel.
-    if (const int later = index + panel.count / 2; panel.fetch && later < panel.count)
+    if (const int later = index + panel.count / 2; kFetch && later < panel.count)
       for (int v = 0; v < kVectors; ++v)
         __builtin_prefetch(static_cast<const Element*>(panel.values[later]) + channel + v * kLanes);
     Vec channels[kVectors];
@@ -112,17 +116,20 @@ template <typename Element, int kRows>
 void score_rows(const float* query, int64_t channels, const KeyPanel& keys, float* logits) {
   constexpr int kVectors = panel_vectors(kRows);
   for (int first = 0; first < kChunkKeys / kLanes; first += kVectors)
-    score_panel<Element, kRows, kVectors>(query, channels, keys, first, logits);
+    if (keys.fetch)
+      score_panel<Element, kRows, kVectors, true>(query, channels, keys, first, logits);
+    else
+      score_panel<Element, kRows, kVectors, false>(query, channels, keys, first, logits);
 }
 
-template <typename Element, int kRows>
+template <typename Element, int kRows, bool kFetch>
 void add_rows(const float* weights, const ValuePanel& panel, int64_t channels, float* output) {
   constexpr int kVectors = panel_vectors(kRows);
   int64_t channel = 0;
   for (; channel + kVectors * kLanes <= channels; channel += kVectors * kLanes)
-    add_panel<Element, kRows, kVectors>(weights, panel, channel, channels, output);
+    add_panel<Element, kRows, kVectors, kFetch>(weights, panel, channel, channels, output);
   for (; channel + kLanes <= channels; channel += kLanes)
-    add_panel<Element, kRows, 1>(weights, panel, channel, channels, output);
+    add_panel<Element, kRows, 1, kFetch>(weights, panel, channel, channels, output);
   for (; channel < channels; ++channel)
     for (int index = 0; index < panel.count; ++index) {
       const float value = to_float(static_cast<const Element*>(panel.values[index])[channel]) * panel.scales[index];
@@ -149,7 +156,7 @@ void score_elements(const float* query, int64_t rows, int64_t channels, KeyPanel
                                          score_rows<Element, 4>, score_rows<Element, 5>, score_rows<Element, 6>};
   for_row_groups(rows, [&](int64_t begin, int size) {
     kBySize[size - 1](query + begin * channels, channels, keys, logits + begin * kChunkKeys);
-    for (const void*& ahead : keys.ahead) ahead = nullptr;
+    keys.fetch = false;
   });
 }
 
@@ -159,11 +166,12 @@ inline void score(const float* query, int64_t rows, int64_t channels, const KeyP
 }
 
 // weights [rows, kChunkKeys] -> output [rows, channels], added to what is there.
-template <typename Element>
+template <typename Element, bool kFetch>
 void add_elements(const float* weights, int64_t rows, const ValuePanel& panel, int64_t channels, float* output) {
   using Function = void (*)(const float*, const ValuePanel&, int64_t, float*);
-  static constexpr Function kBySize[] = {add_rows<Element, 1>, add_rows<Element, 2>, add_rows<Element, 3>,
-                                         add_rows<Element, 4>, add_rows<Element, 5>, add_rows<Element, 6>};
+  static constexpr Function kBySize[] = {add_rows<Element, 1, kFetch>, add_rows<Element, 2, kFetch>,
+                                         add_rows<Element, 3, kFetch>, add_rows<Element, 4, kFetch>,
+                                         add_rows<Element, 5, kFetch>, add_rows<Element, 6, kFetch>};
   for_row_groups(rows, [&](int64_t begin, int size) {
     kBySize[size - 1](weights + begin * kChunkKeys, panel, channels, output + begin * channels);
   });
@@ -171,8 +179,13 @@ void add_elements(const float* weights, int64_t rows, const ValuePanel& panel, i
 
 inline void add_values(const float* weights, int64_t rows, const ValuePanel& panel, int64_t channels, float* output) {
   if (panel.count == 0) return;
-  with_element(panel.type,
-               [&](auto element) { add_elements<decltype(element)>(weights, rows, panel, channels, output); });
+  with_element(panel.type, [&](auto element) {
+    using Element = decltype(element);
+    if (panel.fetch)
+      add_elements<Element, true>(weights, rows, panel, channels, output);
+    else
+      add_elements<Element, false>(weights, rows, panel, channels, output);
+  });
 }
 
 }  // namespace sharp::cpu::SHARP_ISA

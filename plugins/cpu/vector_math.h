@@ -1,4 +1,5 @@
-// exp, log, tanh and power on vectors: Cephes' float polynomials, a few units in the last place.
+// exp, log, tanh and power on vectors: Cephes' float polynomials, a few units in the last place. AVX-512 takes numbers
+// apart and puts them together in one instruction, so there the log has a shorter form.
 #pragma once
 
 #include "vector.h"
@@ -10,7 +11,12 @@ inline Vec exp_nonpositive(Vec x) {
   constexpr float kLog2E = 1.44269504088896341f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   constexpr float kLowest = -87.0f;
+#if defined(__AVX512F__)
+  const Vec bounded = reinterpret_cast<Vec>(
+      _mm512_max_ps(reinterpret_cast<__m512>(splat(kLowest)), reinterpret_cast<__m512>(x)));  // keeps a NaN of x
+#else
   const Vec bounded = select(x < kLowest, splat(kLowest), x);
+#endif
   const Vec shifted = bounded * kLog2E + kRounder;
   const Vec n = shifted - kRounder;
   const Vec r = (bounded - n * kLn2High) - n * kLn2Low;
@@ -21,12 +27,35 @@ inline Vec exp_nonpositive(Vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+  const __mmask16 normal =
+      _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(splat(kLowest)), _CMP_NLT_UQ);
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
   const Vec result = from_bits(bits_of(p) + (bits_of(shifted) << 23));
   return select(x < kLowest, Vec{}, select(x == x, result, x));
+#endif
 }
 
 // ln x for normal x > 0; +inf and NaN stay what they are.
 inline Vec log_positive(Vec x) {
+#if defined(__AVX512F__)
+  // x = m 2^e with m in [0.75, 1.5), and ln m = r - r^2 / 2 + r^3 P(r) with r = m - 1, P fitted to 4e-8 of ln m.
+  const __m512 mantissa = _mm512_getmant_ps(reinterpret_cast<__m512>(x), _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+  const Vec e = reinterpret_cast<Vec>(_mm512_getexp_ps(reinterpret_cast<__m512>(x))) -
+                reinterpret_cast<Vec>(_mm512_getexp_ps(mantissa));
+  const Vec r = reinterpret_cast<Vec>(mantissa) - 1.0f;
+  Vec p = splat(5.559568759e-02f);
+  p = p * r - 1.211400507e-01f;
+  p = p * r + 1.490443398e-01f;
+  p = p * r - 1.678883190e-01f;
+  p = p * r + 1.998232121e-01f;
+  p = p * r - 2.499636021e-01f;
+  p = p * r + 3.333347068e-01f;
+  p = p * r - 0.5f;
+  return p * (r * r) + r + e * 0.693147180559945f;
+#else
   constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f, kSqrtHalf = 0.707106781186547524f;
   const VecInt exponent_bits = ((bits_of(x) >> 23) & 0xff) - 126;
   const Vec half_to_one = from_bits((bits_of(x) & 0x007fffff) | 0x3f000000);
@@ -46,6 +75,7 @@ inline Vec log_positive(Vec x) {
   const Vec tail = p * r * square + exponent * kLn2Low - 0.5f * square;
   const Vec result = r + tail + exponent * kLn2High;
   return select(x < kInfinity, result, x);
+#endif
 }
 
 inline Vec tanh_of(Vec x) {

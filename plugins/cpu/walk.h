@@ -62,7 +62,9 @@ enum class Ahead { kValues, kNextKeys };
 
 inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, int64_t end, Ahead ahead,
                         Chunk& chunk) {
-  if (problem.block_size % 16 != 0) return;
+  // Many rows read the same keys again and again: there the reads are few for the arithmetic.
+  if (problem.block_size % 16 != 0 || tile.rows() > kMaxPanelRows) return;
+  chunk.keys.fetch = true;
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
     const int64_t position = next + strip * 16;
     if (ahead == Ahead::kValues) {
