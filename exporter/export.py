@@ -2,17 +2,23 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sharp.exporter import lowering
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form, make_form
+from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
+from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
 from sharp.exporter.verification import Comparison
+from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError, SharpError, VerificationError
 
@@ -23,39 +29,51 @@ Phase = Callable[[str, int], Callable[[], None]]
 
 
 @dataclass(frozen=True)
+class ExportSettings:
+    """What the user chose; the fields are the options of `sharp-export`."""
+
+    norm: str
+    cache: str = "paged"
+    norm_options: NormOptions = NO_OPTIONS
+    untrained_norm: bool = False
+    text: Path | None = None
+
+
+@dataclass(frozen=True)
 class Export:
-    """A finished export."""
+    """A finished export; `perplexity` is there where a norm is untrained or a text given, and the model reads text."""
 
     folder: Path
     manifest: manifest.Manifest
     comparisons: tuple[Comparison, ...]
+    perplexity: Perplexity | None
 
 
 def export(
-    path: Path,
-    norm: str,
-    cache: str,
-    folder: Path,
-    phase: Phase,
-    on_source: Callable[[Source], None],
-    norm_options: Mapping[str, Any] | None = None,
+    path: Path, settings: ExportSettings, folder: Path, phase: Phase, on_source: Callable[[Source], None]
 ) -> Export:
-    """Export the checkpoint at `path` with `norm`, in the form `cache`, into `folder`: it must be empty or not exist.
+    """Export the checkpoint at `path` into `folder`, which must be empty or not exist.
 
-    `on_source` is called when the checkpoint is read, before the long work begins. `norm_options` are fields of the
-    configuration, see `sharp.models.temperature_preset`.
+    `on_source` is called when the checkpoint is read, before the long work begins.
 
     Raises:
-        InputError, NotFoundError: see `read_source` and `make_form`; or `folder` is not empty or cannot be written.
+        InputError, NotFoundError: see `read_source`, `make_form` and `read_tokens`; or the norm is untrained and the
+            settings do not allow that; or `folder` is not empty or cannot be written.
         VerificationError: the ONNX model and PyTorch disagree; nothing is left behind.
     """
     target = folder.resolve()  # a rename to "." is refused
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
     phase("Reading the checkpoint", 1)
-    source = read_source(path, norm)
-    source = read_source(path, norm, norm_options or {})
-    form = make_form(cache, source, path)
+    source = read_source(path, settings.norm, settings.norm_options)
+    form = make_form(settings.cache, source, path)
+    if not (source.trained or settings.untrained_norm):
+        raise InputError(
+            f"{path} was trained with --norm {source.original.config.norm}, not with {settings.norm}, which makes its "
+            "answers worse; pass --untrained-norm to export it all the same"
+        )
+    if settings.text is not None and not _reads_text(source):
+        raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
     on_source(source)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +81,7 @@ def export(
     except OSError as error:
         raise InputError(f"the output folder {folder} cannot be made: {error.strerror}") from error
     try:
-        result = _export_into(staging, source, form, target.name, phase)
+        result = _export_into(staging, source, form, settings, target.name, phase)
         staging.chmod(0o755)  # mkdtemp's folders are private
         staging.replace(target)
     except OSError as error:
@@ -74,15 +92,19 @@ def export(
 
 
 def _export_into(
-    staging: Path, source: Source, form: Form, name: str, phase: Phase
-) -> tuple[manifest.Manifest, tuple[Comparison, ...]]:
+    staging: Path, source: Source, form: Form, settings: ExportSettings, name: str, phase: Phase
+) -> tuple[manifest.Manifest, tuple[Comparison, ...], Perplexity | None]:
+    if source.write_tokenizer is not None:
+        source.write_tokenizer(staging)
+    measured = None
+    if _reads_text(source) and not (source.trained and settings.text is None):
+        tokens = read_tokens(settings.text, staging / "tokenizer.json")
+        measured = _measure(source, *tokens, phase("Measuring perplexity", 1 if source.trained else 2))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()
     graph = lowering.lower(tracing)
     phase("Writing the model", 1)
     lowering.write(graph, staging, tracing.defaults)
-    if source.write_tokenizer is not None:
-        source.write_tokenizer(staging)
     comparisons = tuple(form.verify(staging, phase("Verifying against PyTorch", form.checks)))
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if failed:
@@ -91,14 +113,31 @@ def _export_into(
             f"{failed[0].case!r} ({failed[0].runtime}): logits by {failed[0].logits_error:.1e}, "
             f"entropy by {failed[0].entropy_error:.1e}; nothing was written, please report this"
         )
-    described = describe(source, form, name, comparisons)
+    described = describe(source, form, settings, name, _summary(comparisons, measured))
     described.write(staging)
-    return described, comparisons
+    return described, comparisons, measured
 
 
-def describe(source: Source, form: Form, name: str, comparisons: tuple[Comparison, ...]) -> manifest.Manifest:
+def _reads_text(source: Source) -> bool:
+    return isinstance(source.model, Decoder) and source.write_tokenizer is not None
+
+
+def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> Perplexity:
+    numbers: list[float] = []
+    for model in (source.original,) if source.trained else (source.original, source.model):
+        assert isinstance(model, Decoder)
+        numbers.append(perplexity(model, tokens))
+        on_step()
+    norms = source.original.config.norm, source.model.config.norm
+    return Perplexity(text, len(tokens), *norms, before=numbers[0], after=numbers[-1])
+
+
+def describe(
+    source: Source, form: Form, settings: ExportSettings, name: str, verification: dict[str, Any]
+) -> manifest.Manifest:
     """The manifest of a verified export."""
     config = form.config
+    parameters = norm_parameters(config, settings.norm_options, source.trained)
     return manifest.Manifest(
         sharp_version=version("sharp-attention"),
         name=name,
@@ -129,6 +168,8 @@ def describe(source: Source, form: Form, name: str, comparisons: tuple[Compariso
             temperature_coefficients=config.temperature_coefficients,
             entropy_threshold=config.entropy_threshold,
             temperature=config.temperature,
+            log_length_offset=settings.norm_options.log_length_offset or LOG_LENGTH_OFFSET,
+            parameters=parameters,
         ),
         cache=form.cache,
         inputs=form.inputs,
@@ -139,9 +180,13 @@ def describe(source: Source, form: Form, name: str, comparisons: tuple[Compariso
             eos_token_ids=config.eos_token_ids,
         ),
         tools={tool: version(tool) for tool in TOOLS},
-        verification=_summary(comparisons),
+        verification=verification,
     )
 
 
-def _summary(comparisons: tuple[Comparison, ...]) -> dict[str, Any]:
-    return {"passed": True, "comparisons": [asdict(comparison) for comparison in comparisons]}
+def _summary(comparisons: tuple[Comparison, ...], measured: Perplexity | None) -> dict[str, Any]:
+    return {
+        "passed": True,
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "perplexity": None if measured is None else asdict(measured),
+    }

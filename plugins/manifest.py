@@ -8,12 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sharp.plugins.errors import InputError, NotFoundError
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
 CacheForm = Literal["paged", "contiguous", "none"]
 PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
+NormValue = int | float | tuple[float, ...] | None
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -40,6 +41,14 @@ class Source(_Frozen):
     task_parameters: dict[str, bool | int | float | str] = {}
 
 
+class NormParameter(_Frozen):
+    """One parameter of the norm; `value` is None where every head has learned its own."""
+
+    name: str
+    value: NormValue
+    origin: Literal["checkpoint", "option", "default"]
+
+
 class Norm(_Frozen):
     """The attention scheme (`--norm`) and the kernel normalizer that it lowers to."""
 
@@ -51,6 +60,7 @@ class Norm(_Frozen):
     entropy_threshold: float = 0.5
     temperature: float = Field(1.0, description="of norm fixed-temperature; the graph's `scale` contains it")
     log_length_offset: int = 2
+    parameters: tuple[NormParameter, ...] = Field((), description="what the norm is set up with, and by whom")
 
 
 class Cache(_Frozen):

@@ -1,0 +1,75 @@
+"""What `sharp-export` prints besides its progress."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from sharp.exporter.export import Export
+from sharp.exporter.perplexity import Perplexity
+from sharp.exporter.source import Source
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
+
+
+def untrained_warning(source: Source) -> Panel:
+    """The warning that a user cannot miss: this checkpoint has never seen this norm."""
+    config = source.model.config
+    scheme = config.scheme
+    learned = (
+        " The norm's own parameters are not learned." if scheme.head_parameters or scheme.scale_kind != "none" else ""
+    )
+    cost = "Its answers will be worse until it is fine-tuned with this norm."
+    return Panel(
+        f"{source.name} was not trained with --norm {config.norm}.{learned}\n{cost}",
+        title="WARNING: UNTRAINED NORM",
+        border_style="bold red",
+        style="bold",
+        expand=False,
+    )
+
+
+def report(result: Export) -> None:
+    """Print what was compared, and how to serve the model."""
+    console = Console()
+    for parameter in result.manifest.norm.parameters:
+        where = {"checkpoint": "from the checkpoint", "option": "from the command line", "default": "its start value"}
+        value = "learned in every head" if parameter.value is None else parameter.value
+        console.print(f"{result.manifest.norm.name}: {parameter.name} {value} ({where[parameter.origin]})", **PLAIN)
+    table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
+    table.add_column("case")
+    for name in ("rows", "Sharp's kernels", "inlined body", "same argmax"):
+        table.add_column(name, justify="right")
+    runtimes = [[one for one in result.comparisons if one.runtime == name] for name in ("kernels", "inlined")]
+    for pair in zip(*runtimes, strict=True):
+        errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in pair]
+        same = min(one.same_greedy for one in pair)
+        table.add_row(pair[0].case, str(pair[0].rows), *errors, f"{same}/{pair[0].rows}")
+    console.print(table)
+    if (measured := result.perplexity) is not None:
+        console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)
+    facts = result.manifest
+    size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6
+    console.print(
+        f"{result.folder}: {facts.source.architecture}, norm {facts.norm.name}, {facts.layers} layers, "
+        f"{facts.q_heads} query / {facts.kv_heads} KV heads, {size:.0f} MB, opset {facts.opset}",
+        **PLAIN,
+    )
+    if facts.cache.form == "paged":
+        console.print(f"Serve it with: sharp-serve {result.folder}", **PLAIN)
+    else:
+        own = [port for port in facts.inputs if not port.name.startswith("past_key_values.")]
+        inputs = [f"{port.name} {list(port.shape)}" for port in own]
+        if len(own) < len(facts.inputs):
+            inputs.append(f"past_key_values.0.key {list(facts.inputs[-1].shape)} and so on for every layer")
+        console.print(f"Inputs: {', '.join(inputs)}", **PLAIN)
+
+
+def perplexity_line(measured: Perplexity) -> str:
+    """The numbers, under the norm of the training first."""
+    before, after = (
+        f"{number:.1f} with {norm}"
+        for number, norm in zip((measured.before, measured.after), (measured.trained_norm, measured.norm), strict=True)
+    )
+    return before if measured.norm == measured.trained_norm else f"{before} (trained), {after}"
