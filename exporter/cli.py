@@ -66,6 +66,14 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     "other tools; none computes whole sequences (encoders, set and number models have no other form).",
 )
 @click.option(
+    "--target",
+    type=click.Choice(["onnxruntime", "portable"]),
+    default="onnxruntime",
+    show_default=True,
+    help="Who runs the model: onnxruntime keeps attention as one node, for Sharp's kernels (without them, ONNX Runtime "
+    "replaces it by standard ops); portable has standard ops only, for every other tool.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
@@ -138,6 +146,7 @@ def export(source: Path, output: Path | None, untrained_norm: bool, text: Path |
         settings = ExportSettings(
             norm=chosen.pop("norm"),
             cache=chosen.pop("cache"),
+            target=chosen.pop("target"),
             norm_options=NormOptions(**chosen),
             untrained_norm=untrained_norm,
             text=text,

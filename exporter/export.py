@@ -17,7 +17,7 @@ from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
 from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
-from sharp.exporter.verification import Comparison
+from sharp.exporter.verification import RUNTIMES, Comparison
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError, SharpError, VerificationError
@@ -34,6 +34,7 @@ class ExportSettings:
 
     norm: str
     cache: str = "paged"
+    target: manifest.Target = "onnxruntime"
     norm_options: NormOptions = NO_OPTIONS
     untrained_norm: bool = False
     text: Path | None = None
@@ -104,8 +105,9 @@ def _export_into(
     tracing = form.trace()
     graph = lowering.lower(tracing)
     phase("Writing the model", 1)
-    lowering.write(graph, staging, tracing.defaults)
-    comparisons = tuple(form.verify(staging, phase("Verifying against PyTorch", form.checks)))
+    lowering.write(graph, staging, tracing.defaults, settings.target)
+    checks = form.cases * len(RUNTIMES[settings.target])
+    comparisons = tuple(form.verify(staging, settings.target, phase("Verifying against PyTorch", checks)))
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if failed:
         raise VerificationError(
@@ -171,6 +173,7 @@ def describe(
             log_length_offset=settings.norm_options.log_length_offset or LOG_LENGTH_OFFSET,
             parameters=parameters,
         ),
+        target=settings.target,
         cache=form.cache,
         inputs=form.inputs,
         outputs=form.outputs,

@@ -9,8 +9,10 @@ from rich.table import Table
 from sharp.exporter.export import Export
 from sharp.exporter.perplexity import Perplexity
 from sharp.exporter.source import Source
+from sharp.exporter.verification import RUNTIMES
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
+COLUMNS = {"kernels": "Sharp's kernels", "inlined": "standard ops"}  # of the runtimes
 
 
 def untrained_warning(source: Source) -> Panel:
@@ -39,13 +41,14 @@ def report(result: Export) -> None:
         console.print(f"{result.manifest.norm.name}: {parameter.name} {value} ({where[parameter.origin]})", **PLAIN)
     table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
     table.add_column("case")
-    for name in ("rows", "Sharp's kernels", "inlined body", "same argmax"):
+    names = [name for name, _ in RUNTIMES[result.manifest.target]]
+    for name in ("rows", *(COLUMNS[name] for name in names), "same argmax"):
         table.add_column(name, justify="right")
-    runtimes = [[one for one in result.comparisons if one.runtime == name] for name in ("kernels", "inlined")]
-    for pair in zip(*runtimes, strict=True):
-        errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in pair]
-        same = min(one.same_greedy for one in pair)
-        table.add_row(pair[0].case, str(pair[0].rows), *errors, f"{same}/{pair[0].rows}")
+    runtimes = [[one for one in result.comparisons if one.runtime == name] for name in names]
+    for case in zip(*runtimes, strict=True):
+        errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in case]
+        same = min(one.same_greedy for one in case)
+        table.add_row(case[0].case, str(case[0].rows), *errors, f"{same}/{case[0].rows}")
     console.print(table)
     if (measured := result.perplexity) is not None:
         console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)

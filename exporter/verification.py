@@ -6,13 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.plugins.manifest import Target
+
 Floats = NDArray[np.float32]
 
 # Relative to the largest logit: float32 sums in another order differ by some 1e-6 a layer.
 LOGITS_TOLERANCE = 1e-4
 ENTROPY_TOLERANCE = 1e-3  # nats
-# What every folder is run with: Sharp's library, and ONNX Runtime alone, which inlines the function body.
-RUNTIMES = (("kernels", True), ("inlined", False))
+# What a folder is run with, by its target: Sharp's library, and ONNX Runtime alone, which inlines the function body. In
+# a portable model the body is inlined already.
+RUNTIMES: dict[Target, tuple[tuple[str, bool], ...]] = {
+    "onnxruntime": (("kernels", True), ("inlined", False)),
+    "portable": (("inlined", False),),
+}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ FORMAT_VERSION = "1.2"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
+Target = Literal["onnxruntime", "portable"]
 CacheForm = Literal["paged", "contiguous", "none"]
 PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
 NormValue = int | float | tuple[float, ...] | None
@@ -109,6 +110,9 @@ class Manifest(_Frozen):
     trained_context: Positive
     positions: PositionScheme
     norm: Norm
+    target: Target = Field(
+        "onnxruntime", description="portable has standard ops only; else attention is a node that kernels take over"
+    )
     cache: Cache = Cache()
     inputs: tuple[Port, ...] = Field((), description="of the graph, in order; those of a paged model are the design's")
     outputs: tuple[Port, ...] = ()
