@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sharp.plugins.errors import InputError, NotFoundError
+from sharp.plugins.external_data import check_external_data
 
 MANIFEST_FILE = "sharp.json"
 FORMAT_VERSION = "1.2"
@@ -130,7 +131,8 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         NotFoundError: the folder or its manifest does not exist.
-        InputError: the manifest is not valid, is of a newer major version, or names a file outside the folder.
+        InputError: the manifest is not valid, is of a newer major version, or names a file outside the folder;
+            or the model keeps its weights outside the folder, or where they do not fit.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
@@ -148,6 +150,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise InputError(f"{path} names {name}, which is outside the model folder")
         if not (folder / name).is_file():
             raise InputError(f"{folder} is incomplete: {name} is missing; export the model again")
+    check_external_data(folder, manifest.model_file)
     return manifest
 
 
