@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,14 +112,26 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     metavar="FILE",
     help="The text to measure perplexity on.  [default: Sharp's licence, with --untrained-norm]",
 )
-def export(source: Path, output: Path | None, untrained_norm: bool, text: Path | None, **chosen: Any) -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report (or the plan of a dry run) as JSON on stdout.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written and the memory it takes; write nothing.")
+def export(
+    source: Path,
+    output: Path | None,
+    untrained_norm: bool,
+    text: Path | None,
+    quiet: bool,
+    as_json: bool,
+    dry_run: bool,
+    **chosen: Any,
+) -> None:
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
     SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of
     Sharp's own. The model is verified against PyTorch before the folder appears.
     """
     exit_on_terminate()
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=quiet)
     folder = output or Path(f"{source.stem if source.is_file() else source.resolve().name}-{chosen['norm']}")
     with Progress(
         SpinnerColumn(finished_text="✓"),
@@ -138,10 +152,13 @@ def export(source: Path, output: Path | None, untrained_norm: bool, text: Path |
             if not read.trained:
                 progress.console.print(untrained_warning(read))
 
-        from sharp.exporter.export import ExportSettings
+        from sharp.exporter.export import Export, ExportSettings
+        from sharp.exporter.export import dry_run as plan
         from sharp.exporter.export import export as run
         from sharp.exporter.norm_options import NormOptions
-        from sharp.exporter.report import report, untrained_warning
+        from sharp.exporter.plan import Plan
+        from sharp.exporter.report import report, report_plan, untrained_warning
+        from sharp.plugins.manifest import NormParameter
 
         settings = ExportSettings(
             norm=chosen.pop("norm"),
@@ -152,10 +169,18 @@ def export(source: Path, output: Path | None, untrained_norm: bool, text: Path |
             text=text,
         )
         try:
-            result = run(source, settings, folder, phase, on_source)
+            result = (
+                plan(source, settings, folder, phase) if dry_run else run(source, settings, folder, phase, on_source)
+            )
         except BaseException:
             progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
             raise
         for task in progress.tasks:
             progress.update(task.id, completed=task.total)
-    report(result)
+    if as_json:
+        content = asdict(result) if isinstance(result, Plan) else result.report
+        click.echo(json.dumps(content, indent=2, default=NormParameter.model_dump))
+    elif isinstance(result, Plan) and not quiet:
+        report_plan(result)
+    elif isinstance(result, Export) and not quiet:
+        report(result)

@@ -50,3 +50,4 @@ def verify_contiguous(
                 start = end
             yield compare(runtime, name, pairs)
             on_case()
+        del session  # its weights, before the next one takes as much

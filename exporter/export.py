@@ -1,8 +1,10 @@
 """`sharp-export`, step by step: read, lower, write, verify, then show the folder whole or not at all."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +17,11 @@ from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form, make_form
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
 from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens
+from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
 from sharp.exporter.verification import RUNTIMES, Comparison
+from sharp.exporter.verification_report import REPORT_FILE, verification_report
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError, SharpError, VerificationError
@@ -48,6 +52,7 @@ class Export:
     manifest: manifest.Manifest
     comparisons: tuple[Comparison, ...]
     perplexity: Perplexity | None
+    report: dict[str, Any]  # of `sharp.exporter.verification_report`
 
 
 def export(
@@ -63,19 +68,9 @@ def export(
         VerificationError: the ONNX model and PyTorch disagree; nothing is left behind.
     """
     target = folder.resolve()  # a rename to "." is refused
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
-    phase("Reading the checkpoint", 1)
-    source = read_source(path, settings.norm, settings.norm_options)
-    form = make_form(settings.cache, source, path)
-    if not (source.trained or settings.untrained_norm):
-        raise InputError(
-            f"{path} was trained with --norm {source.original.config.norm}, not with {settings.norm}, which makes its "
-            "answers worse; pass --untrained-norm to export it all the same"
-        )
-    if settings.text is not None and not _reads_text(source):
-        raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
+    source, form = _prepare(path, settings, folder, phase)
     on_source(source)
+    made = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -89,12 +84,43 @@ def export(
         raise SharpError(f"the model cannot be written to {folder.parent}: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if not target.exists():
+            for parent in made:  # innermost first
+                with suppress(OSError):  # another has put something there
+                    parent.rmdir()
     return Export(folder, *result)
+
+
+def dry_run(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> Plan:
+    """What `export` would do; it refuses what `export` refuses before its long work, and writes nothing.
+
+    Raises:
+        InputError, NotFoundError: see `export`.
+    """
+    source, form = _prepare(path, settings, folder, phase)
+    parameters = norm_parameters(form.config, settings.norm_options, source.trained)
+    return make_plan(source, form, settings.target, parameters)
+
+
+def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> tuple[Source, Form]:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
+    phase("Reading the checkpoint", 1)
+    source = read_source(path, settings.norm, settings.norm_options)
+    form = make_form(settings.cache, source, path)
+    if not (source.trained or settings.untrained_norm):
+        raise InputError(
+            f"{path} was trained with --norm {source.original.config.norm}, not with {settings.norm}, which makes its "
+            "answers worse; pass --untrained-norm to export it all the same"
+        )
+    if settings.text is not None and not _reads_text(source):
+        raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
+    return source, form
 
 
 def _export_into(
     staging: Path, source: Source, form: Form, settings: ExportSettings, name: str, phase: Phase
-) -> tuple[manifest.Manifest, tuple[Comparison, ...], Perplexity | None]:
+) -> tuple[manifest.Manifest, tuple[Comparison, ...], Perplexity | None, dict[str, Any]]:
     if source.write_tokenizer is not None:
         source.write_tokenizer(staging)
     measured = None
@@ -108,16 +134,22 @@ def _export_into(
     lowering.write(graph, staging, tracing.defaults, settings.target)
     checks = form.cases * len(RUNTIMES[settings.target])
     comparisons = tuple(form.verify(staging, settings.target, phase("Verifying against PyTorch", checks)))
+    report = verification_report(source, form, settings.target, comparisons, measured)
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if failed:
         raise VerificationError(
             f"the exported model differs from PyTorch in {len(failed)} of {len(comparisons)} checks, first in "
             f"{failed[0].case!r} ({failed[0].runtime}): logits by {failed[0].logits_error:.1e}, "
-            f"entropy by {failed[0].entropy_error:.1e}; nothing was written, please report this"
+            f"entropy by {failed[0].entropy_error:.1e}{_where(failed[0])}; nothing was written, please report this"
         )
     described = describe(source, form, settings, name, _summary(comparisons, measured))
     described.write(staging)
-    return described, comparisons, measured
+    (staging / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return described, comparisons, measured, report
+
+
+def _where(failed: Comparison) -> str:
+    return "" if failed.first_wrong_layer is None else f", from layer {failed.first_wrong_layer} on"
 
 
 def _reads_text(source: Source) -> bool:
@@ -190,6 +222,9 @@ def describe(
 def _summary(comparisons: tuple[Comparison, ...], measured: Perplexity | None) -> dict[str, Any]:
     return {
         "passed": True,
-        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "comparisons": [
+            {name: value for name, value in asdict(comparison).items() if name != "layer_entropy_errors"}
+            for comparison in comparisons
+        ],
         "perplexity": None if measured is None else asdict(measured),
     }

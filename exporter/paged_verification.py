@@ -44,6 +44,7 @@ def verify_paged(decoder: Decoder, folder: Path, target: Target, on_case: Callab
         for name, case in CASES:
             yield compare(runtime, name, _run(session, case, sequences[name], expected[name]))
             on_case()
+        del session  # its weights, before the next one takes as much
 
 
 def _run(

@@ -1,5 +1,7 @@
 """What `sharp-export` prints besides its progress."""
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -8,6 +10,7 @@ from rich.table import Table
 
 from sharp.exporter.export import Export
 from sharp.exporter.perplexity import Perplexity
+from sharp.exporter.plan import Plan
 from sharp.exporter.source import Source
 from sharp.exporter.verification import RUNTIMES
 
@@ -62,11 +65,35 @@ def report(result: Export) -> None:
     if facts.cache.form == "paged":
         console.print(f"Serve it with: sharp-serve {result.folder}", **PLAIN)
     else:
-        own = [port for port in facts.inputs if not port.name.startswith("past_key_values.")]
-        inputs = [f"{port.name} {list(port.shape)}" for port in own]
-        if len(own) < len(facts.inputs):
-            inputs.append(f"past_key_values.0.key {list(facts.inputs[-1].shape)} and so on for every layer")
-        console.print(f"Inputs: {', '.join(inputs)}", **PLAIN)
+        console.print(f"Inputs: {ports({port.name: port.shape for port in facts.inputs})}", **PLAIN)
+
+
+def report_plan(plan: Plan) -> None:
+    """Print what an export would do."""
+    console = Console()
+    trained = "" if plan.trained else ", which the checkpoint was not trained with"
+    lines = {
+        "model": f"{plan.name}: {plan.architecture}, {plan.kind}",
+        "shape": f"{plan.layers} layers, {plan.q_heads} query / {plan.kv_heads} KV heads of {plan.head_dim}, "
+        f"vocabulary {plan.vocab_size}, context {plan.max_context}",
+        "norm": f"{plan.norm}{trained}",
+        "graph": f"cache {plan.cache}, target {plan.target}, opset {plan.opset}, "
+        f"{len(plan.inputs)} inputs, {len(plan.outputs)} outputs",
+        "inputs": ports(plan.inputs),
+        "weights": f"{plan.weights:,} numbers, {plan.weight_bytes / 1e6:,.1f} MB on disk",
+        "cache": f"{plan.cache_bytes_per_token / 1e3:,.1f} kB a token" if plan.cache_bytes_per_token else "none",
+        "memory": f"about {plan.memory_bytes / 1e9:.1f} GB for the export",
+    }
+    for name, line in lines.items():
+        console.print(f"{name:<8} {line}", **PLAIN)
+    console.print("Nothing was written (--dry-run).", **PLAIN)
+
+
+def ports(inputs: Mapping[str, Sequence[str | int]]) -> str:
+    """The graph's inputs with their shapes; of the layers' caches the first stands for all."""
+    own = [f"{name} {list(shape)}" for name, shape in inputs.items() if ".0." in name or not re.search(r"\.\d", name)]
+    own += [f"{name} {list(shape)}" for name, shape in inputs.items() if name.endswith("_cache.0")]
+    return ", ".join(own) + (" and so on for every layer" if len(own) < len(inputs) else "")
 
 
 def perplexity_line(measured: Perplexity) -> str:

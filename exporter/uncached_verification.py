@@ -37,6 +37,7 @@ def verify_uncached(
             output, stats = session.run_with_stats([tensor.numpy() for tensor in inputs])
             yield compare(runtime, name, [_pair(model, inputs, output, stats[..., 0], *expected[name])])
             on_case()
+        del session  # its weights, before the next one takes as much
 
 
 def _torch(model: UncachedModel, inputs: tuple[torch.Tensor, ...]) -> tuple[Floats, Floats]:
