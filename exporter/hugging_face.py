@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
 
 def _read(path: Path, norm: str, options: NormOptions) -> Source:
     gguf = path.is_file()
+    _check_shards(path)
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if gguf else path)}
     where |= {"gguf_file": path.name if gguf else None, "local_files_only": True, "trust_remote_code": False}
     try:
@@ -82,6 +84,18 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
         original=exported if norm == "softmax" else _hooked(path, model, architecture, "softmax", NO_OPTIONS),
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
     )
+
+
+def _check_shards(path: Path) -> None:
+    """Refuse an index that names weights outside the folder; links are allowed, transformers' own cache has them."""
+    for index in path.glob("*.safetensors.index.json"):  # none in a file
+        try:
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index} is damaged: it has no weight_map; copy or save the checkpoint again") from error
+        for shard in shards:
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise InputError(f"{index} keeps weights in {shard!r}, which is not in the folder; do not use it")
 
 
 def _reason(error: Exception) -> str:
