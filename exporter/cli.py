@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --help or a typing error
-    from sharp.exporter.export import Export
     from sharp.exporter.source import Source
 
 
@@ -68,22 +68,62 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     "other tools; none computes whole sequences (encoders, set and number models have no other form).",
 )
 @click.option(
+    "--target",
+    type=click.Choice(["onnxruntime", "portable"]),
+    default="onnxruntime",
+    show_default=True,
+    help="Who runs the model: onnxruntime keeps attention as one node, for Sharp's kernels (without them, ONNX Runtime "
+    "replaces it by standard ops); portable has standard ops only, for every other tool.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="The model folder to write; it must be new or empty.  [default: <source name>-<norm>]",
 )
+@click.option("--alpha", type=float, metavar="A", help="Entmax's alpha, above 1.  [default: the checkpoint's, or 1.5]")
+@click.option("--ssa-b", type=float, metavar="B", help="b of norm ssa in all heads.  [default: the checkpoint's, or 1]")
+@click.option(
+    "--ssa-n", type=float, metavar="N", help="n of norm ssa in all heads.  [default: the checkpoint's, or 1.5]"
+)
 @click.option("--temperature", type=float, metavar="T", help="What divides the logits of norm fixed-temperature.")
 @click.option(
     "--temperature-coefficients",
-    "preset",
     metavar="FILE",
     help="The polynomial of norm adaptive-temperature: a file of sharp fit-temperature, icml2025 or arxiv2024.  "
     "[default: the checkpoint's, which is icml2025 unless it says another]",
 )
+@click.option(
+    "--log-length-offset",
+    type=int,
+    metavar="O",
+    help="The length scales of ssmax, assmax, sentmax and asentmax grow with ln(i + O) at position i = 0, 1, ...  "
+    "[default: 2]",
+)
+@click.option(
+    "--untrained-norm",
+    is_flag=True,
+    help="Allow a norm that the checkpoint was not trained with, and show what it does to the perplexity of a text.",
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The text to measure perplexity on.  [default: Sharp's licence, with --untrained-norm]",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report (or the plan of a dry run) as JSON on stdout.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written and the memory it takes; write nothing.")
 def export(
-    source: Path, norm: str, cache: str, output: Path | None, temperature: float | None, preset: str | None
+    source: Path,
+    output: Path | None,
+    untrained_norm: bool,
+    text: Path | None,
+    quiet: bool,
+    as_json: bool,
+    dry_run: bool,
+    **chosen: Any,
 ) -> None:
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
@@ -91,8 +131,8 @@ def export(
     Sharp's own. The model is verified against PyTorch before the folder appears.
     """
     exit_on_terminate()
-    console = Console(stderr=True)
-    folder = output or Path(f"{source.stem if source.is_file() else source.resolve().name}-{norm}")
+    console = Console(stderr=True, quiet=quiet)
+    folder = output or Path(f"{source.stem if source.is_file() else source.resolve().name}-{chosen['norm']}")
     with Progress(
         SpinnerColumn(finished_text="✓"),
         TextColumn("{task.description}"),
@@ -112,66 +152,35 @@ def export(
             if not read.trained:
                 progress.console.print(untrained_warning(read))
 
+        from sharp.exporter.export import Export, ExportSettings
+        from sharp.exporter.export import dry_run as plan
         from sharp.exporter.export import export as run
-        from sharp.models.temperature_preset import norm_options
+        from sharp.exporter.norm_options import NormOptions
+        from sharp.exporter.plan import Plan
+        from sharp.exporter.report import report, report_plan, untrained_warning
+        from sharp.plugins.manifest import NormParameter
 
+        settings = ExportSettings(
+            norm=chosen.pop("norm"),
+            cache=chosen.pop("cache"),
+            target=chosen.pop("target"),
+            norm_options=NormOptions(**chosen),
+            untrained_norm=untrained_norm,
+            text=text,
+        )
         try:
-            result = run(source, norm, cache, folder, phase, on_source, norm_options(norm, temperature, preset))
+            result = (
+                plan(source, settings, folder, phase) if dry_run else run(source, settings, folder, phase, on_source)
+            )
         except BaseException:
             progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
             raise
         for task in progress.tasks:
             progress.update(task.id, completed=task.total)
-    report(result)
-
-
-def untrained_warning(source: Source) -> Panel:
-    """The warning that a user cannot miss: this checkpoint has never seen this norm."""
-    from sharp.exporter.decoder import Decoder
-
-    config = source.model.config
-    learned = " Its learned parameters are set to their start values." if config.scheme.head_parameters else ""
-    cost = (
-        "The model will run, but expect much worse text: SmolLM2's perplexity goes from 19 to 61 with "
-        "adaptive-temperature, 93 with ssmax, 105 with ssa and 114 with entmax. Fine-tune with the norm first."
-        if isinstance(source.model, Decoder)
-        else "The model will run, but its answers may be much worse: evaluate it, or train it with the norm."
-    )
-    return Panel(
-        f"{source.name} was not trained with --norm {config.norm}.{learned}\n{cost}",
-        title="WARNING: UNTRAINED NORM",
-        border_style="bold red",
-        style="bold",
-        expand=False,
-    )
-
-
-def report(result: Export) -> None:
-    """Print what was compared, and how to serve the model."""
-    console = Console()
-    table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
-    table.add_column("case")
-    for name in ("rows", "Sharp's kernels", "inlined body", "same argmax"):
-        table.add_column(name, justify="right")
-    runtimes = [[one for one in result.comparisons if one.runtime == name] for name in ("kernels", "inlined")]
-    for pair in zip(*runtimes, strict=True):
-        errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in pair]
-        same = min(one.same_greedy for one in pair)
-        table.add_row(pair[0].case, str(pair[0].rows), *errors, f"{same}/{pair[0].rows}")
-    console.print(table)
-    facts = result.manifest
-    size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6
-    console.print(
-        f"{result.folder}: {facts.source.architecture}, norm {facts.norm.name}, {facts.layers} layers, "
-        f"{facts.q_heads} query / {facts.kv_heads} KV heads, {size:.0f} MB, opset {facts.opset}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if facts.cache.form == "paged":
-        console.print(f"Serve it with: sharp-serve {result.folder}", highlight=False, soft_wrap=True)
-    else:
-        own = [port for port in facts.inputs if not port.name.startswith("past_key_values.")]
-        inputs = [f"{port.name} {list(port.shape)}" for port in own]
-        if len(own) < len(facts.inputs):
-            inputs.append(f"past_key_values.0.key {list(facts.inputs[-1].shape)} and so on for every layer")
-        console.print(f"Inputs: {', '.join(inputs)}", highlight=False, markup=False, soft_wrap=True)
+    if as_json:
+        content = asdict(result) if isinstance(result, Plan) else result.report
+        click.echo(json.dumps(content, indent=2, default=NormParameter.model_dump))
+    elif isinstance(result, Plan) and not quiet:
+        report_plan(result)
+    elif isinstance(result, Export) and not quiet:
+        report(result)

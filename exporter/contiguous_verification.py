@@ -10,6 +10,7 @@ from sharp.exporter.decoder import Decoder
 from sharp.exporter.uncached import UncachedDecoder
 from sharp.exporter.verification import RUNTIMES, Comparison, Pair, compare
 from sharp.models.normalizers import entropy
+from sharp.plugins.manifest import Target
 
 # (name, sequences, new tokens of every step)
 CASES: tuple[tuple[str, int, tuple[int, ...]], ...] = (
@@ -22,13 +23,15 @@ CASES: tuple[tuple[str, int, tuple[int, ...]], ...] = (
 
 
 @torch.no_grad()
-def verify_contiguous(decoder: Decoder, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
-    """Compare the model in `folder` with `decoder`, with the kernel library and with the function body inlined."""
+def verify_contiguous(
+    decoder: Decoder, folder: Path, target: Target, on_case: Callable[[], None]
+) -> Iterator[Comparison]:
+    """Compare the model in `folder` with `decoder`, in the runtimes of its target."""
     model = UncachedDecoder(decoder)
     generator = torch.Generator().manual_seed(0)
     drawn = {name: model.draw(sequences, sum(steps), generator) for name, sequences, steps in CASES}
     expected = {name: model.eager(*inputs) for name, inputs in drawn.items()}
-    for runtime, kernels in RUNTIMES:
+    for runtime, kernels in RUNTIMES[target]:
         session = ContiguousSession(folder, kernels=kernels)
         for name, sequences, steps in CASES:
             (tokens,) = drawn[name]
@@ -47,3 +50,4 @@ def verify_contiguous(decoder: Decoder, folder: Path, on_case: Callable[[], None
                 start = end
             yield compare(runtime, name, pairs)
             on_case()
+        del session  # its weights, before the next one takes as much

@@ -1,18 +1,28 @@
 """`sharp-export`, step by step: read, lower, write, verify, then show the folder whole or not at all."""
 
+import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sharp.exporter import lowering
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form, make_form
+from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
+from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens
+from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
-from sharp.exporter.verification import Comparison
+from sharp.exporter.verification import RUNTIMES, Comparison
+from sharp.exporter.verification_report import REPORT_FILE, verification_report
+from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError, SharpError, VerificationError
 
@@ -23,82 +33,145 @@ Phase = Callable[[str, int], Callable[[], None]]
 
 
 @dataclass(frozen=True)
+class ExportSettings:
+    """What the user chose; the fields are the options of `sharp-export`."""
+
+    norm: str
+    cache: str = "paged"
+    target: manifest.Target = "onnxruntime"
+    norm_options: NormOptions = NO_OPTIONS
+    untrained_norm: bool = False
+    text: Path | None = None
+
+
+@dataclass(frozen=True)
 class Export:
-    """A finished export."""
+    """A finished export; `perplexity` is there where a norm is untrained or a text given, and the model reads text."""
 
     folder: Path
     manifest: manifest.Manifest
     comparisons: tuple[Comparison, ...]
+    perplexity: Perplexity | None
+    report: dict[str, Any]  # of `sharp.exporter.verification_report`
 
 
 def export(
-    path: Path,
-    norm: str,
-    cache: str,
-    folder: Path,
-    phase: Phase,
-    on_source: Callable[[Source], None],
-    norm_options: Mapping[str, Any] | None = None,
+    path: Path, settings: ExportSettings, folder: Path, phase: Phase, on_source: Callable[[Source], None]
 ) -> Export:
-    """Export the checkpoint at `path` with `norm`, in the form `cache`, into `folder`: it must be empty or not exist.
+    """Export the checkpoint at `path` into `folder`, which must be empty or not exist.
 
-    `on_source` is called when the checkpoint is read, before the long work begins. `norm_options` are fields of the
-    configuration, see `sharp.models.temperature_preset`.
+    `on_source` is called when the checkpoint is read, before the long work begins.
 
     Raises:
-        InputError, NotFoundError: see `read_source` and `make_form`; or `folder` is not empty or cannot be written.
+        InputError, NotFoundError: see `read_source`, `make_form` and `read_tokens`; or the norm is untrained and the
+            settings do not allow that; or `folder` is not empty or cannot be written.
         VerificationError: the ONNX model and PyTorch disagree; nothing is left behind.
     """
     target = folder.resolve()  # a rename to "." is refused
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
-    phase("Reading the checkpoint", 1)
-    source = read_source(path, norm)
-    source = read_source(path, norm, norm_options or {})
-    form = make_form(cache, source, path)
+    source, form = _prepare(path, settings, folder, phase)
     on_source(source)
+    made = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise InputError(f"the output folder {folder} cannot be made: {error.strerror}") from error
     try:
-        result = _export_into(staging, source, form, target.name, phase)
+        result = _export_into(staging, source, form, settings, target.name, phase)
         staging.chmod(0o755)  # mkdtemp's folders are private
         staging.replace(target)
     except OSError as error:
         raise SharpError(f"the model cannot be written to {folder.parent}: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if not target.exists():
+            for parent in made:  # innermost first
+                with suppress(OSError):  # another has put something there
+                    parent.rmdir()
     return Export(folder, *result)
 
 
+def dry_run(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> Plan:
+    """What `export` would do; it refuses what `export` refuses before its long work, and writes nothing.
+
+    Raises:
+        InputError, NotFoundError: see `export`.
+    """
+    source, form = _prepare(path, settings, folder, phase)
+    parameters = norm_parameters(form.config, settings.norm_options, source.trained)
+    return make_plan(source, form, settings.target, parameters)
+
+
+def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> tuple[Source, Form]:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
+    phase("Reading the checkpoint", 1)
+    source = read_source(path, settings.norm, settings.norm_options)
+    form = make_form(settings.cache, source, path)
+    if not (source.trained or settings.untrained_norm):
+        raise InputError(
+            f"{path} was trained with --norm {source.original.config.norm}, not with {settings.norm}, which makes its "
+            "answers worse; pass --untrained-norm to export it all the same"
+        )
+    if settings.text is not None and not _reads_text(source):
+        raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
+    return source, form
+
+
 def _export_into(
-    staging: Path, source: Source, form: Form, name: str, phase: Phase
-) -> tuple[manifest.Manifest, tuple[Comparison, ...]]:
+    staging: Path, source: Source, form: Form, settings: ExportSettings, name: str, phase: Phase
+) -> tuple[manifest.Manifest, tuple[Comparison, ...], Perplexity | None, dict[str, Any]]:
+    if source.write_tokenizer is not None:
+        source.write_tokenizer(staging)
+    measured = None
+    if _reads_text(source) and not (source.trained and settings.text is None):
+        tokens = read_tokens(settings.text, staging / "tokenizer.json")
+        measured = _measure(source, *tokens, phase("Measuring perplexity", 1 if source.trained else 2))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()
     graph = lowering.lower(tracing)
     phase("Writing the model", 1)
-    lowering.write(graph, staging, tracing.defaults)
-    if source.write_tokenizer is not None:
-        source.write_tokenizer(staging)
-    comparisons = tuple(form.verify(staging, phase("Verifying against PyTorch", form.checks)))
+    lowering.write(graph, staging, tracing.defaults, settings.target)
+    checks = form.cases * len(RUNTIMES[settings.target])
+    comparisons = tuple(form.verify(staging, settings.target, phase("Verifying against PyTorch", checks)))
+    report = verification_report(source, form, settings.target, comparisons, measured)
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if failed:
         raise VerificationError(
             f"the exported model differs from PyTorch in {len(failed)} of {len(comparisons)} checks, first in "
             f"{failed[0].case!r} ({failed[0].runtime}): logits by {failed[0].logits_error:.1e}, "
-            f"entropy by {failed[0].entropy_error:.1e}; nothing was written, please report this"
+            f"entropy by {failed[0].entropy_error:.1e}{_where(failed[0])}; nothing was written, please report this"
         )
-    described = describe(source, form, name, comparisons)
+    described = describe(source, form, settings, name, _summary(comparisons, measured))
     described.write(staging)
-    return described, comparisons
+    (staging / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return described, comparisons, measured, report
 
 
-def describe(source: Source, form: Form, name: str, comparisons: tuple[Comparison, ...]) -> manifest.Manifest:
+def _where(failed: Comparison) -> str:
+    return "" if failed.first_wrong_layer is None else f", from layer {failed.first_wrong_layer} on"
+
+
+def _reads_text(source: Source) -> bool:
+    return isinstance(source.model, Decoder) and source.write_tokenizer is not None
+
+
+def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> Perplexity:
+    numbers: list[float] = []
+    for model in (source.original,) if source.trained else (source.original, source.model):
+        assert isinstance(model, Decoder)
+        numbers.append(perplexity(model, tokens))
+        on_step()
+    norms = source.original.config.norm, source.model.config.norm
+    return Perplexity(text, len(tokens), *norms, before=numbers[0], after=numbers[-1])
+
+
+def describe(
+    source: Source, form: Form, settings: ExportSettings, name: str, verification: dict[str, Any]
+) -> manifest.Manifest:
     """The manifest of a verified export."""
     config = form.config
+    parameters = norm_parameters(config, settings.norm_options, source.trained)
     return manifest.Manifest(
         sharp_version=version("sharp-attention"),
         name=name,
@@ -129,7 +202,10 @@ def describe(source: Source, form: Form, name: str, comparisons: tuple[Compariso
             temperature_coefficients=config.temperature_coefficients,
             entropy_threshold=config.entropy_threshold,
             temperature=config.temperature,
+            log_length_offset=settings.norm_options.log_length_offset or LOG_LENGTH_OFFSET,
+            parameters=parameters,
         ),
+        target=settings.target,
         cache=form.cache,
         inputs=form.inputs,
         outputs=form.outputs,
@@ -139,9 +215,16 @@ def describe(source: Source, form: Form, name: str, comparisons: tuple[Compariso
             eos_token_ids=config.eos_token_ids,
         ),
         tools={tool: version(tool) for tool in TOOLS},
-        verification=_summary(comparisons),
+        verification=verification,
     )
 
 
-def _summary(comparisons: tuple[Comparison, ...]) -> dict[str, Any]:
-    return {"passed": True, "comparisons": [asdict(comparison) for comparison in comparisons]}
+def _summary(comparisons: tuple[Comparison, ...], measured: Perplexity | None) -> dict[str, Any]:
+    return {
+        "passed": True,
+        "comparisons": [
+            {name: value for name, value in asdict(comparison).items() if name != "layer_entropy_errors"}
+            for comparison in comparisons
+        ],
+        "perplexity": None if measured is None else asdict(measured),
+    }

@@ -17,10 +17,10 @@ from sharp.exporter.uncached import UncachedDecoder, UncachedModel
 from sharp.exporter.uncached_graph import COLLECT_STATS, STATS, trace_uncached
 from sharp.exporter.uncached_verification import CASES as UNCACHED_CASES
 from sharp.exporter.uncached_verification import verify_uncached
-from sharp.exporter.verification import RUNTIMES, Comparison
+from sharp.exporter.verification import Comparison
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme
+from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme, Target
 
 FORMS = get_args(CacheForm)
 
@@ -34,13 +34,13 @@ class Form(Protocol):
     cache: Cache
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    checks: int  # comparisons that `verify` makes
+    cases: int  # comparisons that `verify` makes in every runtime of a target
 
     def trace(self) -> Tracing:
         """What torch.onnx.export needs."""
         ...
 
-    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
         """Compare the written model with PyTorch; `on_case` is called after each comparison."""
         ...
 
@@ -52,7 +52,7 @@ class PagedForm:
     cache = Cache(form="paged", block_size=BLOCK_SIZE)
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
-    checks = len(RUNTIMES) * len(PAGED_CASES)
+    cases = len(PAGED_CASES)
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -63,9 +63,9 @@ class PagedForm:
         """See `Form`."""
         return trace_paged(self.decoder)
 
-    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
         """See `Form`."""
-        return verify_paged(self.decoder, folder, on_case)
+        return verify_paged(self.decoder, folder, target, on_case)
 
 
 class ContiguousForm:
@@ -73,7 +73,7 @@ class ContiguousForm:
 
     kind: ModelKind = "decoder"
     cache = Cache(form="contiguous")
-    checks = len(RUNTIMES) * len(CONTIGUOUS_CASES)
+    cases = len(CONTIGUOUS_CASES)
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -85,16 +85,16 @@ class ContiguousForm:
         """See `Form`."""
         return trace_contiguous(self.decoder)
 
-    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
         """See `Form`."""
-        return verify_contiguous(self.decoder, folder, on_case)
+        return verify_contiguous(self.decoder, folder, target, on_case)
 
 
 class UncachedForm:
     """Any model over whole sequences or sets."""
 
     cache = Cache(form="none")
-    checks = len(RUNTIMES) * len(UNCACHED_CASES)
+    cases = len(UNCACHED_CASES)
 
     def __init__(self, model: UncachedModel) -> None:
         self.model = model
@@ -112,9 +112,9 @@ class UncachedForm:
         """See `Form`."""
         return trace_uncached(self.model)
 
-    def verify(self, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
         """See `Form`."""
-        return verify_uncached(self.model, folder, on_case)
+        return verify_uncached(self.model, folder, target, on_case)
 
 
 def make_form(cache: str, source: Source, path: Path) -> Form:

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Mapping
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
 from sharp.exporter.hook import HeadShape, probe_heads
 from sharp.exporter.hooked_model import HookedDecoder, HookedEncoder
+from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedModel
 from sharp.models.config import SharpConfig
@@ -30,14 +31,14 @@ from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
 
 
-def read_hugging_face(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
-    """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm` and `norm_options`.
+def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
+    """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm`, set up with `options`.
 
     Raises:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported, or the norm
             needs parameters that it cannot have.
     """
-    if norm == "fixed-temperature" and "temperature" not in norm_options:
+    if norm == "fixed-temperature" and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
     if get_norm(norm).scale_kind in ("head", "token"):
         raise InputError(
@@ -48,11 +49,12 @@ def read_hugging_face(path: Path, norm: str, norm_options: Mapping[str, Any]) ->
     transformers.logging.disable_progress_bar()
     # The GGUF reader draws a bar of its own that no setting turns off.
     with contextlib.redirect_stderr(io.StringIO()):
-        return _read(path, norm, norm_options)
+        return _read(path, norm, options)
 
 
-def _read(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
+def _read(path: Path, norm: str, options: NormOptions) -> Source:
     gguf = path.is_file()
+    _check_shards(path)
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if gguf else path)}
     where |= {"gguf_file": path.name if gguf else None, "local_files_only": True, "trust_remote_code": False}
     try:
@@ -73,14 +75,27 @@ def _read(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
     tokenizer = _read_tokenizer(path, where)
+    exported = _hooked(path, model.eval(), architecture, norm, options)
     return Source(
         name=path.stem if gguf else path.resolve().name,
         architecture=type(model).__name__,
         sha256=sha256([path] if gguf else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
-        model=_hooked(path, model.eval(), architecture, norm, norm_options),
-        trained=norm == "softmax",
+        model=exported,
+        original=exported if norm == "softmax" else _hooked(path, model, architecture, "softmax", NO_OPTIONS),
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
     )
+
+
+def _check_shards(path: Path) -> None:
+    """Refuse an index that names weights outside the folder; links are allowed, transformers' own cache has them."""
+    for index in path.glob("*.safetensors.index.json"):  # none in a file
+        try:
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index} is damaged: it has no weight_map; copy or save the checkpoint again") from error
+        for shard in shards:
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise InputError(f"{index} keeps weights in {shard!r}, which is not in the folder; do not use it")
 
 
 def _reason(error: Exception) -> str:
@@ -110,14 +125,14 @@ def _rope_types(parameters: dict[str, Any]) -> set[str]:
 
 
 def _hooked(
-    path: Path, model: PreTrainedModel, architecture: Architecture, norm: str, norm_options: Mapping[str, Any]
+    path: Path, model: PreTrainedModel, architecture: Architecture, norm: str, options: NormOptions
 ) -> Decoder | UncachedModel:
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     try:
         heads = probe_heads(model, lambda attention: model(input_ids=tokens, sharp_attention=attention))
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
-    config = replace(_config(model, heads, architecture, norm), **norm_options)
+    config = replace(_config(model, heads, architecture, norm), **options.config_fields())
     kind = HookedDecoder if architecture.kind == "decoder" else HookedEncoder
     return kind(model, config, architecture.positions)
 

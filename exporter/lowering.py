@@ -14,9 +14,10 @@ from typing import Any
 import onnx
 import onnx_ir
 import torch
-from onnx import numpy_helper
+from onnx import inliner, numpy_helper
 from torch import nn
 
+from sharp.plugins.manifest import Target
 from sharp.plugins.ops import function_body, schema, torch_op
 
 OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
@@ -91,12 +92,30 @@ def leave_out_unused_outputs(graph: onnx_ir.Model) -> None:
                     value.name = ""
 
 
-def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool]) -> None:
-    """Write `model.onnx` and its external data into `folder`; attach the attention's function body and the defaults."""
+def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], target: Target) -> None:
+    """Write `model.onnx` and its external data into `folder`; attach the attention's function body and the defaults.
+
+    For the target `portable` the body takes the place of every attention node, so that only standard ops are left.
+    """
     path = folder / MODEL_FILE
     onnx_ir.save(graph, path, external_data=DATA_FILE)
     model = onnx.load(path, load_external_data=False)
     function_body.attach_function(model)
+    if target == "portable":
+        model = inline(model)
     for name, value in defaults.items():
         model.graph.initializer.append(numpy_helper.from_array(torch.tensor(value).numpy(), name))
     onnx.save(model, path)
+
+
+def inline(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with the bodies of its functions in place of their calls, and nothing left of the domain `ai.sharp`."""
+    inlined = inliner.inline_local_functions(model)
+    imports = [imported for imported in inlined.opset_import if imported.domain != schema.DOMAIN]
+    del inlined.opset_import[:]
+    inlined.opset_import.extend(imports)
+    read = {name for node in inlined.graph.node for name in node.input}
+    kept = [one for one in inlined.graph.initializer if one.name in read or one.name not in schema.ABSENT.values()]
+    del inlined.graph.initializer[:]
+    inlined.graph.initializer.extend(kept)
+    return inlined

@@ -1,15 +1,16 @@
 """Checkpoints of our own models: `.pt`, `.safetensors` and Hugging Face folders."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.norm_options import NormOptions
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
 from sharp.models.attention import AttentionFunction
@@ -49,8 +50,8 @@ class OwnDecoder(Decoder):
         return logits
 
 
-def read_own_model(path: Path, norm: str, norm_options: Mapping[str, Any]) -> Source:
-    """Read a checkpoint of ours, to be exported with `norm` and with `norm_options` in its configuration.
+def read_own_model(path: Path, norm: str, options: NormOptions) -> Source:
+    """Read a checkpoint of ours, to be exported with `norm`, set up with `options`.
 
     Raises:
         InputError: the checkpoint cannot be read, or the norm needs parameters that it lacks.
@@ -59,15 +60,16 @@ def read_own_model(path: Path, norm: str, norm_options: Mapping[str, Any]) -> So
     config = stored.model.config
     trained = config.norm == norm
     model = (stored.model if trained else with_norm(stored.model, norm, path)).eval()
-    if norm == "fixed-temperature" and not trained and "temperature" not in norm_options:
+    if norm == "fixed-temperature" and not trained and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
-    model.config = replace(model.config, **norm_options)
+    model.config = replace(model.config, **options.config_fields())
+    exported = exportable(model)
     return Source(
         name=path.resolve().name if path.is_dir() else path.stem,
         architecture=type(model).__name__,
         sha256=sha256(folder_files(path) if path.is_dir() else [path]),
-        model=exportable(model),
-        trained=trained,
+        model=exported,
+        original=exported if trained else exportable(stored.model),
         write_tokenizer=_tokenizer_writer(path, config) if isinstance(config, SharpConfig) else None,
         task=stored.task,
         task_parameters=stored.task_parameters,

@@ -16,6 +16,7 @@ from sharp.exporter.paged_session import PagedSession
 from sharp.exporter.verification import RUNTIMES, Comparison, Floats, Pair, compare
 from sharp.models.attention import EagerAttention
 from sharp.models.normalizers import entropy
+from sharp.plugins.manifest import Target
 
 Tokens = NDArray[np.int64]
 
@@ -30,19 +31,20 @@ CASES: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = (
 )
 
 
-def verify_paged(decoder: Decoder, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
-    """Compare the model in `folder` with `decoder`, with the kernel library and with the function body inlined."""
+def verify_paged(decoder: Decoder, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    """Compare the model in `folder` with `decoder`, in the runtimes of its target."""
     generator = np.random.default_rng(0)
     sequences = {
         name: [generator.integers(0, decoder.config.vocab_size, sum(lengths)) for lengths in case]
         for name, case in CASES
     }
     expected = {name: [_torch(decoder, tokens) for tokens in sequences[name]] for name, _ in CASES}
-    for runtime, kernels in RUNTIMES:
+    for runtime, kernels in RUNTIMES[target]:
         session = PagedSession(folder, decoder.config, kernels=kernels)
         for name, case in CASES:
             yield compare(runtime, name, _run(session, case, sequences[name], expected[name]))
             on_case()
+        del session  # its weights, before the next one takes as much
 
 
 def _run(

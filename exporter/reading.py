@@ -1,10 +1,10 @@
 """What kind of checkpoint a path is, and the reader for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from sharp.exporter.hugging_face import read_hugging_face
+from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.own_model import read_own_model
 from sharp.exporter.source import Source
 from sharp.models.checkpoint import is_sharp_folder
@@ -15,10 +15,8 @@ KINDS = (
 )
 
 
-def read_source(path: Path, norm: str, norm_options: Mapping[str, Any] | None = None) -> Source:
-    """Read the checkpoint at `path` so that it can be exported with `norm`.
-
-    `norm_options` are fields of the configuration, see `sharp.models.temperature_preset`.
+def read_source(path: Path, norm: str, options: NormOptions = NO_OPTIONS) -> Source:
+    """Read the checkpoint at `path` so that it can be exported with `norm`, set up with `options`.
 
     Raises:
         NotFoundError: nothing is there.
@@ -26,14 +24,19 @@ def read_source(path: Path, norm: str, norm_options: Mapping[str, Any] | None = 
     """
     if not path.exists():
         raise NotFoundError(f"{path} does not exist; give {KINDS}")
-    options = norm_options or {}
+    options.check(norm)
+    source = _reader(path)(path, norm, options)
+    options.apply(source.model)
+    return source
+
+
+def _reader(path: Path) -> Callable[[Path, str, NormOptions], Source]:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{path} has no config.json; give {KINDS}")
-        read = read_own_model if is_sharp_folder(path) else read_hugging_face
-        return read(path, norm, options)
+        return read_own_model if is_sharp_folder(path) else read_hugging_face
     if path.suffix == ".gguf":
-        return read_hugging_face(path, norm, options)
+        return read_hugging_face
     if path.suffix in (".pt", ".safetensors"):
-        return read_own_model(path, norm, options)
+        return read_own_model
     raise InputError(f"{path} is not a checkpoint that Sharp can read; give {KINDS}")

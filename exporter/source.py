@@ -11,13 +11,21 @@ from sharp.exporter.uncached import UncachedModel
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint that was read: the model, and what goes beside it into the model folder."""
+    """A checkpoint that was read: the model, and what goes beside it into the model folder.
+
+    `original` is the checkpoint under the norm that it was trained with: `model` itself where that is the norm.
+    """
 
     name: str
     architecture: str
     sha256: str
     model: Decoder | UncachedModel
-    trained: bool  # the checkpoint was trained with the norm that the model now has
+    original: Decoder | UncachedModel
     write_tokenizer: Callable[[Path], object] | None
     task: str | None = None
     task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
+
+    @property
+    def trained(self) -> bool:
+        """The checkpoint was trained with the norm that the model now has."""
+        return self.original is self.model

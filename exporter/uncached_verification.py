@@ -10,6 +10,7 @@ from sharp.exporter.uncached import UncachedModel
 from sharp.exporter.uncached_session import UncachedSession
 from sharp.exporter.verification import RUNTIMES, Comparison, Floats, Pair, compare
 from sharp.models.normalizers import entropy
+from sharp.plugins.manifest import Target
 
 # (name, batch, length); a batch of an encoder has padding
 CASES = (
@@ -22,18 +23,21 @@ CASES = (
 
 
 @torch.no_grad()
-def verify_uncached(model: UncachedModel, folder: Path, on_case: Callable[[], None]) -> Iterator[Comparison]:
-    """Compare the model in `folder` with `model`, with the kernel library and with the function body inlined."""
+def verify_uncached(
+    model: UncachedModel, folder: Path, target: Target, on_case: Callable[[], None]
+) -> Iterator[Comparison]:
+    """Compare the model in `folder` with `model`, in the runtimes of its target."""
     generator = torch.Generator().manual_seed(0)
     # Learned positions end somewhere.
     drawn = {name: model.draw(batch, min(length, model.config.max_context), generator) for name, batch, length in CASES}
     expected = {name: _torch(model, inputs) for name, inputs in drawn.items()}
-    for runtime, kernels in RUNTIMES:
+    for runtime, kernels in RUNTIMES[target]:
         session = UncachedSession(folder, kernels=kernels)
         for name, inputs in drawn.items():
             output, stats = session.run_with_stats([tensor.numpy() for tensor in inputs])
             yield compare(runtime, name, [_pair(model, inputs, output, stats[..., 0], *expected[name])])
             on_case()
+        del session  # its weights, before the next one takes as much
 
 
 def _torch(model: UncachedModel, inputs: tuple[torch.Tensor, ...]) -> tuple[Floats, Floats]:

@@ -101,7 +101,8 @@ def fit_temperature(
     report(preset, points, [measure_effect(model, data.draw(*unseen), one) for one in temperatures], language)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
-    console.print(f"Use it with: sharp-export ... --norm adaptive-temperature --temperature-coefficients {output}")
+    options = "--norm adaptive-temperature --untrained-norm --temperature-coefficients"
+    console.print(f"Use it with: sharp-export ... {options} {output}")
 
 
 def report(preset: TemperaturePreset, points: Points, effects: list[Effect], language: bool) -> None:

@@ -4,6 +4,7 @@ A scheme is a scale of the query (`sharp.models.query_scale`) and a normalizer (
 logits z_1 .. z_n, one per visible key, into weights; keys that are not visible take no part at all.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -194,6 +195,9 @@ NORMALIZERS: dict[str, Callable[[Tensor, Tensor, Options], Tensor]] = {
 }
 
 
+SSA_START = (1.0, 1.5)  # b and n, App. B
+
+
 class SsaParameters(nn.Module):
     """SSA's learned b > 0 and n >= 1 per head; they start at 1 and 1.5 as in the paper's App. B.
 
@@ -202,8 +206,16 @@ class SsaParameters(nn.Module):
 
     def __init__(self, q_heads: int) -> None:
         super().__init__()
-        self.b_raw = nn.Parameter(torch.full((q_heads,), 1.0).expm1().log())
-        self.n_raw = nn.Parameter(torch.full((q_heads,), 0.5).expm1().log())
+        self.b_raw = nn.Parameter(torch.empty(q_heads))
+        self.n_raw = nn.Parameter(torch.empty(q_heads))
+        self.fill(*SSA_START)
+
+    @torch.no_grad()
+    def fill(self, b: float | None, n: float | None) -> None:
+        """Give all heads the same b > 0 and n >= 1; None leaves them."""
+        for raw, value in ((self.b_raw, b), (self.n_raw, None if n is None else n - 1.0)):
+            if value is not None:
+                raw.fill_(value + math.log(max(-math.expm1(-value), 1e-30)))  # softplus^-1 without overflow
 
     def forward(self) -> Tensor:
         """The kernel input `head_params` [q_heads, 2]: columns b and n."""

@@ -37,6 +37,7 @@ class QueryScale(nn.Module):
     def __init__(self, kind: ScaleKind, hidden_size: int, scaled_heads: Tensor, trained_context: int) -> None:
         super().__init__()
         self.kind = kind
+        self.log_length_offset = LOG_LENGTH_OFFSET
         q_heads = scaled_heads.numel()
         self.register_buffer("scaled_heads", scaled_heads, persistent=False)
         if kind == "length":
@@ -53,7 +54,7 @@ class QueryScale(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """The factors [batch, tokens, q_heads] for hidden [batch, tokens, hidden_size], positions [batch, tokens]."""
-        log_length = torch.log(positions.unsqueeze(-1).float() + LOG_LENGTH_OFFSET)  # [batch, tokens, 1]
+        log_length = torch.log(positions.unsqueeze(-1).float() + self.log_length_offset)  # [batch, tokens, 1]
         if self.kind == "length":
             factor = self.s * log_length + self.b
         else:

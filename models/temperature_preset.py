@@ -3,7 +3,7 @@
 import datetime
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeFloat, PositiveInt, ValidationError
 
@@ -67,23 +67,3 @@ def read_temperature(preset: str) -> AdaptiveTemperature:
             f"{path} is not a temperature preset: {field}: {first['msg']}; make one with sharp fit-temperature"
         ) from error
     return AdaptiveTemperature(read.temperature_coefficients, read.entropy_threshold)
-
-
-def norm_options(norm: str, temperature: float | None = None, preset: str | None = None) -> dict[str, Any]:
-    """The fields of a model's configuration that `--temperature` and `--temperature-coefficients` change under `norm`.
-
-    Raises:
-        NotFoundError, InputError: the preset cannot be read, or an option is not for this norm.
-    """
-    options: dict[str, Any] = {}
-    if temperature is not None:
-        if norm != "fixed-temperature":
-            raise InputError(f"--temperature is for norm fixed-temperature, not for {norm}; leave it out")
-        options["temperature"] = temperature
-    if preset is not None:
-        if norm != "adaptive-temperature":
-            raise InputError(f"--temperature-coefficients is for norm adaptive-temperature, not for {norm}")
-        adaptive = read_temperature(preset)
-        options["temperature_coefficients"] = adaptive.coefficients
-        options["entropy_threshold"] = adaptive.entropy_threshold
-    return options

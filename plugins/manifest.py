@@ -6,14 +6,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sharp.plugins.errors import InputError, NotFoundError
+from sharp.plugins.external_data import check_external_data
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
+Target = Literal["onnxruntime", "portable"]
 CacheForm = Literal["paged", "contiguous", "none"]
 PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
+NormValue = int | float | tuple[float, ...] | None
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -40,6 +43,14 @@ class Source(_Frozen):
     task_parameters: dict[str, bool | int | float | str] = {}
 
 
+class NormParameter(_Frozen):
+    """One parameter of the norm; `value` is None where every head has learned its own."""
+
+    name: str
+    value: NormValue
+    origin: Literal["checkpoint", "option", "default"]
+
+
 class Norm(_Frozen):
     """The attention scheme (`--norm`) and the kernel normalizer that it lowers to."""
 
@@ -51,6 +62,7 @@ class Norm(_Frozen):
     entropy_threshold: float = 0.5
     temperature: float = Field(1.0, description="of norm fixed-temperature; the graph's `scale` contains it")
     log_length_offset: int = 2
+    parameters: tuple[NormParameter, ...] = Field((), description="what the norm is set up with, and by whom")
 
 
 class Cache(_Frozen):
@@ -99,6 +111,9 @@ class Manifest(_Frozen):
     trained_context: Positive
     positions: PositionScheme
     norm: Norm
+    target: Target = Field(
+        "onnxruntime", description="portable has standard ops only; else attention is a node that kernels take over"
+    )
     cache: Cache = Cache()
     inputs: tuple[Port, ...] = Field((), description="of the graph, in order; those of a paged model are the design's")
     outputs: tuple[Port, ...] = ()
@@ -116,7 +131,8 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         NotFoundError: the folder or its manifest does not exist.
-        InputError: the manifest is not valid, is of a newer major version, or names a file outside the folder.
+        InputError: the manifest is not valid, is of a newer major version, or names a file outside the folder;
+            or the model keeps its weights outside the folder, or where they do not fit.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
@@ -134,6 +150,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise InputError(f"{path} names {name}, which is outside the model folder")
         if not (folder / name).is_file():
             raise InputError(f"{folder} is incomplete: {name} is missing; export the model again")
+    check_external_data(folder, manifest.model_file)
     return manifest
 
 

@@ -63,7 +63,7 @@ class OnnxRuntimeBackend:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = config.threads
         options.inter_op_num_threads = 1
-        library = kernel_library() if config.kernels else None
+        library = kernel_library() if config.kernels and manifest.target != "portable" else None
         if library is not None:
             options.register_custom_ops_library(str(library))
         path = folder / manifest.model_file

@@ -16,7 +16,7 @@ def export(tmp_path_factory: pytest.TempPathFactory):
     def make(source: Path, norm: str, cache: str = "paged") -> Path:
         if (source, norm, cache) not in folders:
             folder = tmp_path_factory.mktemp("models") / f"{source.stem}-{norm}"
-            result = run("sharp-export", source, "--norm", norm, "--cache", cache, "-o", folder)
+            result = run("sharp-export", source, "--norm", norm, "--cache", cache, "--untrained-norm", "-o", folder)
             assert result.returncode == 0, result.stderr
             folders[source, norm, cache] = folder
         return folders[source, norm, cache]

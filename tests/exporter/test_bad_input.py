@@ -100,6 +100,24 @@ def test_hugging_face_folder_without_weights(sharp_export, tmp_path):
     assert_refused(sharp_export(tmp_path / "empty", "--norm", "softmax", "-o", tmp_path / "out"), tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"weight_map": {"lm_head.weight": "../secret.safetensors"}}, ("'../secret.safetensors'", "not in the folder")),
+        ({"weight_map": {"lm_head.weight": "/secret.safetensors"}}, ("not in the folder",)),
+        ({"weight_map": {"lm_head.weight": 7}}, ("not in the folder",)),
+        ({"weight_map": []}, ("damaged",)),
+        ([], ("damaged",)),
+    ],
+)
+def test_an_index_that_names_weights_elsewhere(sharp_export, tmp_path, index, words):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "mine" / "model.safetensors.index.json").write_text(json.dumps(index))
+    result = sharp_export(tmp_path / "mine", "--norm", "softmax", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", *words)
+
+
 def test_an_encoder_is_refused(sharp_export, tmp_path):
     model = SharpForMaskedLM(replace(tiny_model("softmax").config, causal=False))
     save_checkpoint(tmp_path / "encoder.pt", model)

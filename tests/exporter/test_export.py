@@ -113,13 +113,6 @@ def test_graph_is_what_the_design_says(checkpoint, sharp_export, tmp_path):
             assert plugin == {"plugin_namespace": b"", "plugin_version": b"1"}
 
 
-def test_untrained_norm_warns_and_works(checkpoint, sharp_export, tmp_path):
-    result = sharp_export(checkpoint("softmax"), "--norm", "ssa", "-o", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "UNTRAINED NORM" in result.output
-    assert not read_manifest(tmp_path / "out").norm.trained
-
-
 @pytest.fixture
 def hugging_face_folder(tmp_path: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -141,7 +134,7 @@ def hugging_face_folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("norm", ["softmax", "ssa", "ssmax", "adaptive-temperature", "entmax"])
 def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
-    result = sharp_export(hugging_face_folder, "--norm", norm, "-o", tmp_path / "out")
+    result = sharp_export(hugging_face_folder, "--norm", norm, "--untrained-norm", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     manifest = read_manifest(tmp_path / "out")
     assert manifest.norm.trained == (norm == "softmax")

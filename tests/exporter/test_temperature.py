@@ -48,7 +48,7 @@ def test_a_fitted_polynomial_becomes_the_models(checkpoint, sharp_export, tmp_pa
 
 def test_a_published_polynomial_goes_by_its_name(checkpoint, sharp_export, tmp_path):
     source, out = checkpoint("softmax"), tmp_path / "out"
-    options = ("--norm", "adaptive-temperature", "--temperature-coefficients", "arxiv2024")
+    options = ("--norm", "adaptive-temperature", "--temperature-coefficients", "arxiv2024", "--untrained-norm")
     result = sharp_export(source, *options, "-o", out)
     assert result.exit_code == 0, result.output
     norm = json.loads((out / "sharp.json").read_text())["norm"]
@@ -68,7 +68,7 @@ def test_a_fixed_temperature_is_part_of_the_scale(sharp_export, tmp_path):
 
 def test_a_softmax_model_can_be_exported_with_a_fixed_temperature(checkpoint, sharp_export, tmp_path):
     source, out = checkpoint("softmax"), tmp_path / "out"
-    result = sharp_export(source, "--norm", "fixed-temperature", "--temperature", 2, "-o", out)
+    result = sharp_export(source, "--norm", "fixed-temperature", "--temperature", 2, "--untrained-norm", "-o", out)
     assert result.exit_code == 0, result.output
     assert attention_attributes(out)[0]["scale"] == pytest.approx(8**-0.5 / 2)
 

@@ -201,7 +201,7 @@ def test_a_model_that_fails_says_so_and_can_be_used_again(counting, monkeypatch)
 
 def test_a_manifest_of_a_newer_major_version_is_refused_whatever_else_it_says(tmp_path):
     (tmp_path / "sharp.json").write_text('{"format_version": "2.0", "layers": "many"}')
-    with pytest.raises(InputError, match=r"format version 2\.0, this Sharp reads 1\.1; upgrade Sharp"):
+    with pytest.raises(InputError, match=r"format version 2\.0, this Sharp reads 1\.\d+; upgrade Sharp"):
         LLM(tmp_path)
 
 
@@ -213,5 +213,5 @@ def test_folders_that_cannot_be_loaded(tmp_path, counting):
     for file in counting.iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.onnx").write_bytes(b"not a model")
-    with pytest.raises(InputError, match=r"model\.onnx cannot be loaded"):
+    with pytest.raises(InputError, match=r"model\.onnx is not an ONNX model"):
         LLM(broken, backend=BACKEND)

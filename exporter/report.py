@@ -1,0 +1,105 @@
+"""What `sharp-export` prints besides its progress."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from sharp.exporter.export import Export
+from sharp.exporter.perplexity import Perplexity
+from sharp.exporter.plan import Plan
+from sharp.exporter.source import Source
+from sharp.exporter.verification import RUNTIMES
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
+COLUMNS = {"kernels": "Sharp's kernels", "inlined": "standard ops"}  # of the runtimes
+
+
+def untrained_warning(source: Source) -> Panel:
+    """The warning that a user cannot miss: this checkpoint has never seen this norm."""
+    config = source.model.config
+    scheme = config.scheme
+    learned = (
+        " The norm's own parameters are not learned." if scheme.head_parameters or scheme.scale_kind != "none" else ""
+    )
+    cost = "Its answers will be worse until it is fine-tuned with this norm."
+    return Panel(
+        f"{source.name} was not trained with --norm {config.norm}.{learned}\n{cost}",
+        title="WARNING: UNTRAINED NORM",
+        border_style="bold red",
+        style="bold",
+        expand=False,
+    )
+
+
+def report(result: Export) -> None:
+    """Print what was compared, and how to serve the model."""
+    console = Console()
+    for parameter in result.manifest.norm.parameters:
+        where = {"checkpoint": "from the checkpoint", "option": "from the command line", "default": "its start value"}
+        value = "learned in every head" if parameter.value is None else parameter.value
+        console.print(f"{result.manifest.norm.name}: {parameter.name} {value} ({where[parameter.origin]})", **PLAIN)
+    table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
+    table.add_column("case")
+    names = [name for name, _ in RUNTIMES[result.manifest.target]]
+    for name in ("rows", *(COLUMNS[name] for name in names), "same argmax"):
+        table.add_column(name, justify="right")
+    runtimes = [[one for one in result.comparisons if one.runtime == name] for name in names]
+    for case in zip(*runtimes, strict=True):
+        errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in case]
+        same = min(one.same_greedy for one in case)
+        table.add_row(case[0].case, str(case[0].rows), *errors, f"{same}/{case[0].rows}")
+    console.print(table)
+    if (measured := result.perplexity) is not None:
+        console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)
+    facts = result.manifest
+    size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6
+    console.print(
+        f"{result.folder}: {facts.source.architecture}, norm {facts.norm.name}, {facts.layers} layers, "
+        f"{facts.q_heads} query / {facts.kv_heads} KV heads, {size:.0f} MB, opset {facts.opset}",
+        **PLAIN,
+    )
+    if facts.cache.form == "paged":
+        console.print(f"Serve it with: sharp-serve {result.folder}", **PLAIN)
+    else:
+        console.print(f"Inputs: {ports({port.name: port.shape for port in facts.inputs})}", **PLAIN)
+
+
+def report_plan(plan: Plan) -> None:
+    """Print what an export would do."""
+    console = Console()
+    trained = "" if plan.trained else ", which the checkpoint was not trained with"
+    lines = {
+        "model": f"{plan.name}: {plan.architecture}, {plan.kind}",
+        "shape": f"{plan.layers} layers, {plan.q_heads} query / {plan.kv_heads} KV heads of {plan.head_dim}, "
+        f"vocabulary {plan.vocab_size}, context {plan.max_context}",
+        "norm": f"{plan.norm}{trained}",
+        "graph": f"cache {plan.cache}, target {plan.target}, opset {plan.opset}, "
+        f"{len(plan.inputs)} inputs, {len(plan.outputs)} outputs",
+        "inputs": ports(plan.inputs),
+        "weights": f"{plan.weights:,} numbers, {plan.weight_bytes / 1e6:,.1f} MB on disk",
+        "cache": f"{plan.cache_bytes_per_token / 1e3:,.1f} kB a token" if plan.cache_bytes_per_token else "none",
+        "memory": f"about {plan.memory_bytes / 1e9:.1f} GB for the export",
+    }
+    for name, line in lines.items():
+        console.print(f"{name:<8} {line}", **PLAIN)
+    console.print("Nothing was written (--dry-run).", **PLAIN)
+
+
+def ports(inputs: Mapping[str, Sequence[str | int]]) -> str:
+    """The graph's inputs with their shapes; of the layers' caches the first stands for all."""
+    own = [f"{name} {list(shape)}" for name, shape in inputs.items() if ".0." in name or not re.search(r"\.\d", name)]
+    own += [f"{name} {list(shape)}" for name, shape in inputs.items() if name.endswith("_cache.0")]
+    return ", ".join(own) + (" and so on for every layer" if len(own) < len(inputs) else "")
+
+
+def perplexity_line(measured: Perplexity) -> str:
+    """The numbers, under the norm of the training first."""
+    before, after = (
+        f"{number:.1f} with {norm}"
+        for number, norm in zip((measured.before, measured.after), (measured.trained_norm, measured.norm), strict=True)
+    )
+    return before if measured.norm == measured.trained_norm else f"{before} (trained), {after}"

@@ -1,0 +1,169 @@
+"""Where an ONNX model says that its weights are, checked before anything opens them or makes room for them.
+
+A model folder may come from anyone, and a runtime follows what the file says. The server has no onnx package, so this
+reads the few fields that matter from protobuf's wire format, without ever copying a tensor.
+"""
+
+import math
+import mmap
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from sharp.plugins.errors import InputError
+
+# Message -> field number -> message inside it, for the way from a model to its tensors (onnx.proto3).
+CHILDREN: dict[str, dict[int, str]] = {
+    "Model": {7: "Graph", 20: "Training", 25: "Function"},
+    "Training": {1: "Graph", 2: "Graph"},
+    "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
+    "Function": {7: "Node", 11: "Attribute"},
+    "Node": {5: "Attribute"},
+    "Attribute": {5: "Tensor", 6: "Graph", 10: "Tensor", 11: "Graph", 22: "SparseTensor", 23: "SparseTensor"},
+    "SparseTensor": {1: "Tensor", 2: "Tensor"},
+}
+DIMS, DATA_TYPE, NAME, EXTERNAL_DATA = 1, 2, 8, 13  # fields of a Tensor
+DEEPEST = 64  # graphs inside graphs
+# TensorProto.DataType -> bits of an element; strings have no fixed size and are never external.
+BITS = {
+    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),
+    **dict.fromkeys((4, 5, 10, 16), 16),
+    **dict.fromkeys((1, 6, 12), 32),
+    **dict.fromkeys((7, 11, 13, 14), 64),
+    15: 128,
+    **dict.fromkeys((21, 22, 23), 4),
+}
+
+
+class _DamagedError(ValueError):
+    """The bytes are not protobuf."""
+
+
+def check_external_data(folder: Path, model_file: str) -> None:
+    """Check that all external data of a model lies in files of its folder, which hold as much as the tensors need.
+
+    Raises:
+        InputError: a file is outside the folder, missing or too short, or the model is no ONNX file.
+    """
+    path = folder / model_file
+    if path.stat().st_size == 0:
+        raise InputError(f"{path} is empty; export the model again")
+    sizes: dict[str, int] = {}
+    with path.open("rb") as stream:
+        # Not closed: the views of an exception's frames may outlive this function.
+        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        for tensor in _tensors(content, "Model", 0):
+            _check_tensor(path, tensor, sizes)
+    except (_DamagedError, IndexError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not an ONNX model, or damaged; export the model again") from error
+
+
+def _check_tensor(path: Path, tensor: bytes, sizes: dict[str, int]) -> None:
+    entries: dict[str, str] = {}
+    dimensions: list[int] = []
+    data_type, name = 0, ""
+    for number, value in _fields(memoryview(tensor)):
+        if number == EXTERNAL_DATA and isinstance(value, memoryview):
+            pair = {key: bytes(text).decode() for key, text in _fields(value) if isinstance(text, memoryview)}
+            entries[pair.get(1, "")] = pair.get(2, "")
+        elif number == DIMS:
+            dimensions += _integers(value)
+        elif number == DATA_TYPE and isinstance(value, int):
+            data_type = value
+        elif number == NAME and isinstance(value, memoryview):
+            name = bytes(value).decode()
+    location = entries.get("location", "")
+    if location not in sizes:
+        sizes[location] = _size(path, location)
+    try:
+        offset, length = int(entries.get("offset", "0")), int(entries.get("length", "-1"))
+    except ValueError as error:
+        raise _DamagedError from error
+    needed = math.prod(dimensions) * BITS.get(data_type, 0)
+    needed = -(-needed // 8)
+    if data_type not in BITS or min(dimensions, default=0) < 0 or ("length" in entries and length != needed):
+        raise InputError(f"{path} says a wrong size for the weights {name!r}; export the model again")
+    if offset < 0 or offset + needed > sizes[location]:
+        raise InputError(
+            f"{path.parent / location} has {sizes[location]} bytes, but the weights {name!r} need {needed} from byte "
+            f"{offset}; copy or export the model again"
+        )
+
+
+def _size(path: Path, location: str) -> int:
+    """The size of the file of external data that the model at `path` names."""
+    folder = path.parent.resolve()
+    inside = (
+        location
+        and "\0" not in location
+        and not PurePosixPath(location).is_absolute()
+        and not PureWindowsPath(location).anchor
+        and ".." not in (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
+        and (folder / location).resolve().is_relative_to(folder)
+    )
+    if not inside:
+        raise InputError(f"{path} keeps weights in {location!r}, which is outside the model folder; do not use it")
+    if not (folder / location).is_file():
+        raise InputError(f"{path.parent} is incomplete: {location} is missing; copy or export the model again")
+    return (folder / location).stat().st_size
+
+
+def _tensors(message: memoryview, kind: str, depth: int) -> Iterator[bytes]:
+    """The tensors with external data inside a message, without the content of others."""
+    if depth > DEEPEST:
+        raise _DamagedError
+    children = CHILDREN[kind]
+    for number, value in _fields(message):
+        child = children.get(number)
+        if child is None or not isinstance(value, memoryview):
+            continue
+        if child != "Tensor":
+            yield from _tensors(value, child, depth + 1)
+        elif any(field == EXTERNAL_DATA for field, _ in _fields(value)):
+            yield bytes(value)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, "int | memoryview"]]:
+    """The number and the value of every field: an integer, or the bytes of all else."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == 2:
+            length, at = _varint(message, at)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise _DamagedError
+        if number == 0 or at + length > len(message):
+            raise _DamagedError
+        yield number, message[at : at + length]
+        at += length
+
+
+def _integers(value: "int | memoryview") -> list[int]:
+    """A repeated int64, packed or not."""
+    numbers: list[int] = []
+    if isinstance(value, int):
+        numbers.append(value)
+    else:
+        at = 0
+        while at < len(value):
+            number, at = _varint(value, at)
+            numbers.append(number)
+    return [number - 2**64 if number >= 2**63 else number for number in numbers]
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise _DamagedError

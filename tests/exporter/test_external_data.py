@@ -1,0 +1,135 @@
+"""A model folder from anyone: the weights must lie in the folder and be as large as the model says."""
+
+import os
+import random
+import shutil
+
+import onnx
+import pytest
+
+from sharp import LLM
+from sharp.exporter.evaluation import read_uncached
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import read_manifest
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder that is made once."""
+    import torch
+    from click.testing import CliRunner
+
+    from sharp.exporter.cli import export
+    from sharp.models.checkpoint import save_checkpoint
+    from tests.exporter.conftest import tiny_model
+
+    base = tmp_path_factory.mktemp("exported")
+    save_checkpoint(base / "tiny.safetensors", tiny_model("softmax"), dtype=torch.float32)
+    arguments = [str(base / "tiny.safetensors"), "--norm", "softmax", "-o", str(base / "out")]
+    result = CliRunner().invoke(export, arguments)
+    assert result.exit_code == 0, result.output
+    return base / "out"
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    return shutil.copytree(exported, tmp_path / "model")
+
+
+def change(folder, **entries):
+    """Write `entries` into the external data of the first tensor that has any."""
+    path = folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    tensor = next(one for one in model.graph.initializer if one.external_data)
+    for entry in tensor.external_data:
+        entry.value = entries.get(entry.key, entry.value)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "location", ["../secret", "{base}/secret", "link", "a/../../secret", "..\\secret", "C:\\secret", "", "\0"]
+)
+def test_weights_outside_the_folder_are_refused(folder, tmp_path, location):
+    (tmp_path / "secret").write_bytes(bytes(1 << 20))
+    (folder / "link").symlink_to(tmp_path / "secret")
+    change(folder, location=location.format(base=tmp_path))
+    with pytest.raises(InputError, match="outside the model folder"):
+        LLM(folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"offset": "99999999"}, "bytes, but the weights"),
+        ({"offset": "-8"}, "bytes, but the weights"),
+        ({"length": "4"}, "wrong size for the weights"),
+        ({"offset": "eight"}, "damaged"),
+        ({"location": "gone.data"}, "gone.data is missing"),
+    ],
+)
+def test_sizes_are_checked(folder, entries, message):
+    change(folder, **entries)
+    with pytest.raises(InputError, match=message):
+        read_manifest(folder)
+
+
+def test_a_tensor_larger_than_any_memory_is_refused(folder):
+    path = folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    tensor = next(one for one in model.graph.initializer if one.external_data)
+    tensor.dims[0] = 2**50
+    entry = next(one for one in tensor.external_data if one.key == "length")
+    tensor.external_data.remove(entry)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="bytes, but the weights"):
+        read_manifest(folder)
+
+
+def test_truncated_weights_are_refused(folder):
+    data = folder / "model.onnx.data"
+    os.truncate(data, data.stat().st_size - 1)
+    with pytest.raises(InputError, match="copy or export the model again"):
+        LLM(folder)
+
+
+def test_weights_in_subgraphs_and_functions_are_checked_too(folder):
+    path = folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    tensor = onnx.TensorProto(name="hidden", dims=[1], data_type=1, data_location=1)
+    tensor.external_data.add(key="location", value="/etc/passwd")
+    constant = onnx.helper.make_node("Constant", [], ["x"])
+    constant.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
+    inner = onnx.GraphProto(node=[constant])
+    nested = onnx.helper.make_node("If", ["c"], ["x"], then_branch=inner, else_branch=inner)
+    model.functions[0].node.append(nested)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="outside the model folder"):
+        read_manifest(folder)
+
+
+def test_damaged_models_are_one_sentence_or_load(folder):
+    """Bits flipped anywhere in the graph: a refusal of ours, never another exception."""
+    path = folder / "model.onnx"
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        path.write_bytes(content[: draw.randint(1, len(content))] if draw.random() < 0.3 else content)
+        try:
+            read_manifest(folder)
+        except InputError as error:
+            assert "\n" not in str(error)
+
+
+def test_an_empty_model_is_refused(folder):
+    (folder / "model.onnx").write_bytes(b"")
+    with pytest.raises(InputError, match="is empty"):
+        read_manifest(folder)
+
+
+def test_evaluation_and_inspection_read_through_the_same_check(folder):
+    change(folder, location="/etc/passwd")
+    with pytest.raises(InputError, match="outside the model folder"):
+        read_uncached(folder)
