@@ -44,6 +44,19 @@ HELP = {"help_option_names": ["-h", "--help"]}
 @click.option("--max-batch-tokens", default=2048, show_default=True, help="Most tokens that one step computes.")
 @click.option("--max-sequences", default=64, show_default=True, help="Most requests that run together.")
 @click.option(
+    "--prefill-chunk-tokens",
+    default=64,
+    show_default=True,
+    help="Most tokens of prompts that a step computes while other requests decode.",
+)
+@click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt anew, also the start that others had.")
+@click.option(
+    "--max-waiting-requests", default=1024, show_default=True, help="Most requests that wait; more are refused."
+)
+@click.option(
+    "--max-waiting-tokens", default=2**20, show_default=True, help="Most prompt tokens of requests that wait."
+)
+@click.option(
     "--attention-interval",
     default=8,
     show_default=True,
@@ -66,6 +79,10 @@ def serve(
     cache_tokens: int | None,
     max_batch_tokens: int,
     max_sequences: int,
+    prefill_chunk_tokens: int,
+    no_prefix_cache: bool,
+    max_waiting_requests: int,
+    max_waiting_tokens: int,
     attention_interval: int,
     attention_series_limit: int,
 ) -> None:
@@ -76,7 +93,16 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     settings = Settings(
         ServerConfig(host, grpc_port, http_port),
-        EngineConfig(cache_tokens, max_batch_tokens, max_sequences, attention_interval),
+        EngineConfig(
+            cache_tokens,
+            max_batch_tokens,
+            max_sequences,
+            attention_interval,
+            max_waiting_requests,
+            max_waiting_tokens,
+            prefix_cache=not no_prefix_cache,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+        ),
         MetricsConfig(attention_series_limit),
         BackendConfig(backend, threads if threads is not None else available_cpus(), kernels=not no_kernels),
     )

@@ -12,11 +12,13 @@ import prometheus_client
 
 from sharp.serving.address import check_can_listen, join
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
+from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
 from sharp.serving.errors import EngineError, InputError
 from sharp.serving.grpc.server import GrpcServer
 from sharp.serving.metrics import Metrics
 from sharp.serving.model_folder import ModelFolder, load_model_folder
+from sharp.serving.service import GenerationService
 from sharp.v1 import control_pb2
 
 
@@ -69,10 +71,20 @@ async def run_server(
         block_size=model.manifest.cache.block_size,
         max_batch_tokens=settings.engine.max_batch_tokens,
         max_sequences=settings.engine.max_sequences,
+        prefill_chunk_tokens=settings.engine.prefill_chunk_tokens,
+        prefix_cache=settings.engine.prefix_cache,
+        max_waiting_requests=settings.engine.max_waiting_requests,
+        max_waiting_tokens=settings.engine.max_waiting_tokens,
     )
     metrics = Metrics(model.manifest, settings.metrics)
-    thread = EngineThread(engine, metrics.observe)
-    grpc_server = GrpcServer(model, thread, info, config)
+
+    def observe(report: EngineReport) -> None:
+        metrics.observe(report)
+        service.observe(report)
+
+    thread = EngineThread(engine, observe)
+    service = GenerationService(model, thread, config.max_unread_messages)
+    grpc_server = GrpcServer(service, info, config)
     address = join(config.host, config.http_port)
     try:
         http_server, http_thread = prometheus_client.start_http_server(config.http_port, config.host, metrics.registry)
@@ -93,6 +105,8 @@ async def run_server(
         stopping = asyncio.create_task(stop.wait())
         either: set[asyncio.Future[Any]] = {stopping, asyncio.wrap_future(thread.ended)}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await grpc_server.announce_end()
+        await service.drain(config.grace_seconds)
         await grpc_server.stop()
         if not stopping.done():
             raise EngineError("the engine has ended; the log says why")

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as FileTokenizer
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.errors import InputError
+from sharp.serving.errors import FieldError, InputError
 
 
 class Tokenizer:
@@ -25,8 +25,8 @@ class Tokenizer:
         """The token ids of a prompt, with the special tokens that the tokenizer file puts around it."""
         try:
             token_ids: list[int] = self._tokenizer.encode(text).ids
-        except UnicodeEncodeError as error:
-            raise InputError(f"prompt is not valid text: {error}") from error
+        except (UnicodeEncodeError, TypeError) as error:  # the library's word for half a surrogate pair is TypeError
+            raise FieldError("prompt", "prompt is not valid text: it has half of a surrogate pair") from error
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
