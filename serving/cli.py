@@ -31,7 +31,9 @@ HELP = {"help_option_names": ["-h", "--help"]}
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that both ports are bound to.")
 @click.option("--grpc-port", default=50051, show_default=True, help="Port of gRPC; 0 picks a free one.")
-@click.option("--http-port", default=8000, show_default=True, help="Port of /metrics; 0 picks a free one.")
+@click.option(
+    "--http-port", default=8000, show_default=True, help="Port of OpenAI's API and /metrics; 0 picks a free one."
+)
 @click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option("--threads", type=int, help="Threads of the backend.  [default: one per processor]")
 @click.option("--no-kernels", is_flag=True, help="Run attention as standard ops, for comparison: slow.")
@@ -86,7 +88,7 @@ def serve(
     attention_interval: int,
     attention_series_limit: int,
 ) -> None:
-    """Serve the model FOLDER over gRPC, with metrics over HTTP, until SIGTERM or Ctrl-C.
+    """Serve the model FOLDER over gRPC and OpenAI's HTTP API, with metrics, until SIGTERM or Ctrl-C.
 
     The last line that is printed at start is "sharp-serve: ready grpc=HOST:PORT http=HOST:PORT".
     """

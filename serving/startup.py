@@ -31,6 +31,8 @@ def print_startup(started: Started) -> None:
         + ("our kernels" if info.kernels else "standard ops (slow)"),
         "attention": f"statistics {every}, series of at most {metrics.attention_series_limit} heads",
         "gRPC": started.grpc_address,
+        "OpenAI": f"http://{started.http_address}/v1"
+        + ("" if started.chat else " (no chat template: completions only)"),
         "metrics": f"http://{started.http_address}/metrics",
     }
     table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)

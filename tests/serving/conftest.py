@@ -260,3 +260,16 @@ def steps(monkeypatch):
 
     monkeypatch.setattr(Engine, "step", counted)
     return seen
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def idle(steps):
+    before = len(steps)
+    time.sleep(0.1)
+    return len(steps) == before

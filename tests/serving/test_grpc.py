@@ -1,5 +1,4 @@
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -12,14 +11,8 @@ from sharp.serving.engine.engine import Engine
 from sharp.serving.errors import EngineError, InputError
 from sharp.serving.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
+from tests.serving.conftest import idle, wait_for
 from tests.serving.grpc_client import Client, status
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_the_stream_is_prompt_info_then_deltas_then_finished(client):
@@ -167,21 +160,15 @@ def test_a_client_that_goes_frees_its_blocks(connect, counting, steps, leave):
     else:
         assert status(lambda: list(stream))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     left_at = len(steps)
-    wait_for(lambda: _idle(steps))
+    wait_for(lambda: idle(steps))
     assert len(steps) < 60  # of 100: it did not run to its end
     assert len(steps) - left_at <= 3
-
-
-def _idle(steps):
-    before = len(steps)
-    time.sleep(0.1)
-    return len(steps) == before
 
 
 def test_a_client_that_does_not_read_is_stopped(connect, counting, steps):
     client = connect(counting, server=ServerConfig(grpc_port=0, http_port=0, max_unread_messages=0, grace_seconds=0))
     assert status(lambda: list(client.stream(max_tokens=100)))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
-    wait_for(lambda: _idle(steps))
+    wait_for(lambda: idle(steps))
     assert len(steps) < 10
 
 
