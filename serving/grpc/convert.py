@@ -20,6 +20,17 @@ REASONS = {
     FinishReason.TIME_LIMIT: inference_pb2.FINISH_REASON_TIME_LIMIT,
 }
 
+# The path in GenerateRequest of a field that `SamplingParams` has under its own name alone.
+PATHS = {
+    field.name: f"{part}.{field.name}"
+    for part, message in (
+        ("sampling", inference_pb2.Sampling),
+        ("stopping", inference_pb2.Stopping),
+        ("response", inference_pb2.ResponseOptions),
+    )
+    for field in message.DESCRIPTOR.fields
+}
+
 
 def prompt_of(request: inference_pb2.GenerateRequest) -> Prompt:
     """The prompt of a request.

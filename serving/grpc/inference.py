@@ -4,7 +4,14 @@ import asyncio
 
 from sharp.serving.engine.events import Delta, Finished, PromptComputed
 from sharp.serving.errors import FieldError
-from sharp.serving.grpc.convert import delta_message, finished_message, prompt_info, prompt_of, sampling_params_of
+from sharp.serving.grpc.convert import (
+    PATHS,
+    delta_message,
+    finished_message,
+    prompt_info,
+    prompt_of,
+    sampling_params_of,
+)
 from sharp.serving.grpc.status import Context, reports_errors
 from sharp.serving.request import Request, tokenize
 from sharp.serving.service import EventStream, GenerationService, new_request_id
@@ -28,6 +35,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await self._send(stream, context)
 
     def _prepare(self, request: inference_pb2.GenerateRequest) -> Request:
+        try:
+            return self._checked(request)
+        except FieldError as error:
+            raise FieldError(PATHS.get(error.field, error.field), str(error)) from error
+
+    def _checked(self, request: inference_pb2.GenerateRequest) -> Request:
         if len(request.request_id) > MAX_REQUEST_ID:
             message = f"request_id has {len(request.request_id)} characters; the limit is {MAX_REQUEST_ID}"
             raise FieldError("request_id", message)

@@ -5,17 +5,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.address import join
 from sharp.serving.config import ServerConfig
 from sharp.serving.errors import InputError
 from sharp.serving.grpc.control import ControlService
 from sharp.serving.grpc.inference import InferenceService
+from sharp.serving.kserve.service import KServeService
 from sharp.serving.service import GenerationService
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
+    grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
 
 LAST_MESSAGES_SECONDS = 0.2
@@ -45,6 +48,9 @@ class GrpcServer:
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(  # type: ignore[no-untyped-call]
             ControlService(service, info), self._server
+        )
+        grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            KServeService(service, info.version), self._server
         )
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -20,7 +20,6 @@ from sharp.serving.errors import (
     SharpError,
     SlowReaderError,
 )
-from sharp.v1 import inference_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +31,6 @@ CODES: tuple[tuple[type[SharpError], grpc.StatusCode], ...] = (
     (SlowReaderError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DrainingError, grpc.StatusCode.UNAVAILABLE),
 )
-# The path in GenerateRequest of a field that `SamplingParams` has under its own name alone.
-PATHS = {
-    field.name: f"{part}.{field.name}"
-    for part, message in (
-        ("sampling", inference_pb2.Sampling),
-        ("stopping", inference_pb2.Stopping),
-        ("response", inference_pb2.ResponseOptions),
-    )
-    for field in message.DESCRIPTOR.fields
-}
-
 Service = TypeVar("Service")
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -57,9 +45,7 @@ def code_of(error: SharpError) -> grpc.StatusCode:
 def details_of(error: SharpError) -> Any | None:
     """What a client can act on: the field at fault, or when to come back."""
     if isinstance(error, FieldError):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=PATHS.get(error.field, error.field), description=str(error)
-        )
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
         return error_details_pb2.BadRequest(field_violations=[violation])
     if isinstance(error, QueueFullError):
         delay = duration_pb2.Duration()

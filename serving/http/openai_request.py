@@ -9,93 +9,32 @@ from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.errors import FieldError, InputError
 from sharp.serving.guided import Guided
 from sharp.serving.request import Prompt
-from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.sampling_fields import SamplingFields, StrictMessage, first_error
 
 # Where OpenAI's API has a limit of its own when the client says none.
 DEFAULT_COMPLETION_TOKENS = 16
-SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("logit_bias", "seed", "n", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "time_limit_ms"),
-)
 Body = TypeVar("Body", bound="GenerationRequest")
 
 
-class _Message(BaseModel):
-    # What is not known is refused: a parameter that silently does nothing is worse than an error.
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class StreamOptions(_Message):
+class StreamOptions(StrictMessage):
     """What a stream carries besides the answer."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class GuidedFields(_Message):
-    """`Guided`, as a field of a request."""
-
-    json_: dict[str, Any] | str | bool | None = None
-    regex: str | None = None
-    grammar: str | None = None
-
-    model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_"))
-
-
-class GenerationRequest(_Message):
+class GenerationRequest(SamplingFields):
     """The fields of both APIs: OpenAI's, ours, and at the end those that mean something to OpenAI's servers only."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    max_tokens: int | None = None
-
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    time_limit_ms: int | None = None
-    guided: GuidedFields | None = None
-    priority: int = 0
-    cache_salt: str = ""
-
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    def params(self) -> SamplingParams:
-        """How to draw and when to stop."""
-        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(**given, max_tokens=self.limit, logprobs=self.wanted_logprobs, guided=self.guide())
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens to generate."""
-        return self.max_tokens
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        """`SamplingParams.logprobs`."""
-        raise NotImplementedError
-
-    def guide(self) -> Guided | None:
-        """What the answer must match."""
-        if self.guided is None:
-            return None
-        return Guided(json=self.guided.json_, regex=self.guided.regex, grammar=self.guided.grammar)
 
 
 class CompletionRequest(GenerationRequest):
@@ -130,7 +69,7 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
 
-class TextPart(_Message):
+class TextPart(StrictMessage):
     """A part of a message; other parts than text are not supported."""
 
     type: Literal["text"]
@@ -151,7 +90,7 @@ class ChatMessage(BaseModel):
         return {**(self.model_extra or {}), "role": self.role, "content": text or ""}
 
 
-class ResponseFormat(_Message):
+class ResponseFormat(StrictMessage):
     """What the answer must be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -211,8 +150,4 @@ def parse(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        field = str(first["loc"][0]) if first["loc"] else "body"
-        what = "is not known here" if first["type"] == "extra_forbidden" else f"cannot be used: {first['msg']}"
-        raise FieldError(field, f"{path or 'the body'} {what}") from error
+        raise first_error(error) from error
