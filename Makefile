@@ -2,7 +2,7 @@
 PYTHON ?= python3
 MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
-NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) $(wildcard proto/sharp/v1/*.proto)
+NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) $(wildcard proto/sharp/*/*.proto)
 
 .PHONY: setup demo test sanitize lint format typing clean
 
@@ -37,10 +37,10 @@ sanitize: setup
 
 # mypy follows folders, not import hooks: this tree shows it the packages under the names that users import.
 typing: setup
-	@mkdir -p build/typing/sharp/v1
+	@mkdir -p build/typing/sharp
 	@for folder in exporter models plugins proto serving; do ln -sfn ../../../$$folder build/typing/sharp/$$folder; done
 	@.venv/bin/python -m grpc_tools.protoc -I proto --python_out=build/typing --pyi_out=build/typing \
-	  --grpc_python_out=build/typing proto/sharp/v1/*.proto
+	  --grpc_python_out=build/typing proto/sharp/*/*.proto
 
 lint: typing
 	.venv/bin/ruff check .

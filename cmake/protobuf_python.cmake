@@ -1,6 +1,6 @@
-# The Python package sharp.v1 from proto/sharp/v1/*.proto, for the wheel.
+# The Python packages sharp.v1 and sharp.kserve from proto/sharp/, for the wheel.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
-file(GLOB protos CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proto/sharp/v1/*.proto)
+file(GLOB protos CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proto/sharp/*/*.proto)
 if(protos)
   set(generated ${PROJECT_BINARY_DIR}/proto)
   set(stamp ${generated}/generated)
@@ -13,5 +13,5 @@ if(protos)
     DEPENDS ${protos}
     VERBATIM)
   add_custom_target(protobuf_python ALL DEPENDS ${stamp})
-  install(DIRECTORY ${generated}/sharp/v1/ DESTINATION sharp/v1 FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi")
+  install(DIRECTORY ${generated}/sharp/ DESTINATION sharp FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi")
 endif()

@@ -16,13 +16,27 @@ def check_can_listen(host: str, port: int, option: str) -> None:
     Raises:
         InputError: it cannot; `option` is the one to change.
     """
+    listen(host, port, option).close()
+
+
+def listen(host: str, port: int, option: str) -> socket.socket:
+    """A socket that listens on an address.
+
+    Raises:
+        InputError: it cannot; `option` is the one to change.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections may linger
-            probe.bind(address)
-            probe.listen()
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may linger
+            listening.bind(address)
+            listening.listen()
+        except OSError:
+            listening.close()
+            raise
     except OSError as error:
         raise InputError(f"cannot listen on {join(host, port)}: {error.strerror}; choose another {option}") from error
+    return listening

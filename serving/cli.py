@@ -31,7 +31,9 @@ HELP = {"help_option_names": ["-h", "--help"]}
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that both ports are bound to.")
 @click.option("--grpc-port", default=50051, show_default=True, help="Port of gRPC; 0 picks a free one.")
-@click.option("--http-port", default=8000, show_default=True, help="Port of /metrics; 0 picks a free one.")
+@click.option(
+    "--http-port", default=8000, show_default=True, help="Port of OpenAI's API and /metrics; 0 picks a free one."
+)
 @click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option("--threads", type=int, help="Threads of the backend.  [default: one per processor]")
 @click.option("--no-kernels", is_flag=True, help="Run attention as standard ops, for comparison: slow.")
@@ -43,6 +45,19 @@ HELP = {"help_option_names": ["-h", "--help"]}
 )
 @click.option("--max-batch-tokens", default=2048, show_default=True, help="Most tokens that one step computes.")
 @click.option("--max-sequences", default=64, show_default=True, help="Most requests that run together.")
+@click.option(
+    "--prefill-chunk-tokens",
+    default=64,
+    show_default=True,
+    help="Most tokens of prompts that a step computes while other requests decode.",
+)
+@click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt anew, also the start that others had.")
+@click.option(
+    "--max-waiting-requests", default=1024, show_default=True, help="Most requests that wait; more are refused."
+)
+@click.option(
+    "--max-waiting-tokens", default=2**20, show_default=True, help="Most prompt tokens of requests that wait."
+)
 @click.option(
     "--attention-interval",
     default=8,
@@ -66,17 +81,30 @@ def serve(
     cache_tokens: int | None,
     max_batch_tokens: int,
     max_sequences: int,
+    prefill_chunk_tokens: int,
+    no_prefix_cache: bool,
+    max_waiting_requests: int,
+    max_waiting_tokens: int,
     attention_interval: int,
     attention_series_limit: int,
 ) -> None:
-    """Serve the model FOLDER over gRPC, with metrics over HTTP, until SIGTERM or Ctrl-C.
+    """Serve the model FOLDER over gRPC and OpenAI's HTTP API, with metrics, until SIGTERM or Ctrl-C.
 
     The last line that is printed at start is "sharp-serve: ready grpc=HOST:PORT http=HOST:PORT".
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     settings = Settings(
         ServerConfig(host, grpc_port, http_port),
-        EngineConfig(cache_tokens, max_batch_tokens, max_sequences, attention_interval),
+        EngineConfig(
+            cache_tokens,
+            max_batch_tokens,
+            max_sequences,
+            attention_interval,
+            max_waiting_requests,
+            max_waiting_tokens,
+            prefix_cache=not no_prefix_cache,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+        ),
         MetricsConfig(attention_series_limit),
         BackendConfig(backend, threads if threads is not None else available_cpus(), kernels=not no_kernels),
     )

@@ -94,7 +94,7 @@ class ServerConfig:
         host: address that both ports are bound to.
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
-        max_message_bytes: largest gRPC message, in and out.
+        max_message_bytes: largest gRPC message, in and out, and largest body of an HTTP request.
         max_unread_messages: messages that may wait for a client to read them before its request is stopped.
         grace_seconds: how long running requests may go on after SIGTERM.
     """

@@ -4,6 +4,7 @@ from sharp.plugins.errors import InputError, NotFoundError, SharpError
 
 __all__ = [
     "AlreadyExistsError",
+    "DrainingError",
     "EngineError",
     "FieldError",
     "InputError",
@@ -24,6 +25,10 @@ class FieldError(InputError):
 
 class AlreadyExistsError(SharpError):
     """A running request already has the request id."""
+
+
+class DrainingError(SharpError):
+    """The server ends and takes no more requests."""
 
 
 class EngineError(SharpError):

@@ -43,6 +43,7 @@ class ModelFolder:
         attention: bool = False,
         priority: int = 0,
         cache_salt: str = "",
+        special_tokens: bool = True,
     ) -> Request:
         """A checked request. It may take a while (long texts, large grammars): not for the engine's thread.
 
@@ -60,6 +61,7 @@ class ModelFolder:
             attention=attention,
             priority=priority,
             cache_salt=cache_salt,
+            special_tokens=special_tokens,
         )
 
 

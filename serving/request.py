@@ -57,8 +57,11 @@ def prepare_request(
     attention: bool = False,
     priority: int = 0,
     cache_salt: str = "",
+    special_tokens: bool = True,
 ) -> Request:
     """Tokenize and check a prompt. `context_limit` is the longest sequence that one request may grow to.
+
+    Without `special_tokens` a text gets none around it: what rendered it has written them.
 
     Raises:
         FieldError: the prompt is empty, has a token that the model has not, is text for a model without a tokenizer,
@@ -71,7 +74,7 @@ def prepare_request(
         raise FieldError("cache_salt", f"cache_salt must be a text of at most {MAX_CACHE_SALT} characters")
     if isinstance(prompt, str):
         _check_start(prompt, manifest, tokenizer, context_limit)
-        prompt = tokenize(prompt, manifest, tokenizer)
+        prompt = tokenize(prompt, manifest, tokenizer, special_tokens=special_tokens)
     try:
         prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
     except TypeError as error:
@@ -133,7 +136,7 @@ def _check_start(text: str, manifest: Manifest, tokenizer: Tokenizer | None, lim
         raise FieldError("prompt", message)
 
 
-def tokenize(text: str, manifest: Manifest, tokenizer: Tokenizer | None) -> list[int]:
+def tokenize(text: str, manifest: Manifest, tokenizer: Tokenizer | None, *, special_tokens: bool = True) -> list[int]:
     """The token ids of a text prompt.
 
     Raises:
@@ -141,4 +144,4 @@ def tokenize(text: str, manifest: Manifest, tokenizer: Tokenizer | None) -> list
     """
     if tokenizer is None:
         raise FieldError("prompt", f"prompt is text, and {manifest.name} has no tokenizer; send token ids")
-    return tokenizer.encode(text)
+    return tokenizer.encode(text, special_tokens=special_tokens)

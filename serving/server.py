@@ -1,4 +1,4 @@
-"""A whole server: engine, gRPC and metrics, from start to stop."""
+"""A whole server: engine, gRPC, HTTP and metrics, from start to stop."""
 
 import asyncio
 import signal
@@ -8,15 +8,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import prometheus_client
-
 from sharp.serving.address import check_can_listen, join
+from sharp.serving.chat_template import load_chat_template
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
+from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.errors import EngineError, InputError
+from sharp.serving.errors import EngineError
 from sharp.serving.grpc.server import GrpcServer
+from sharp.serving.http.app import make_app
+from sharp.serving.http.server import HttpServer
 from sharp.serving.metrics import Metrics
 from sharp.serving.model_folder import ModelFolder, load_model_folder
+from sharp.serving.service import GenerationService
 from sharp.v1 import control_pb2
 
 
@@ -35,6 +38,7 @@ class Started:
     """A server that answers: what it serves and where."""
 
     model: ModelFolder
+    chat: bool
     settings: Settings
     info: control_pb2.GetServerInfoResponse
     grpc_address: str
@@ -55,6 +59,7 @@ async def run_server(
     check_can_listen(config.host, config.grpc_port, "--grpc-port")
     check_can_listen(config.host, config.http_port, "--http-port")
     stop = stop or _signal()
+    template = load_chat_template(path)
     # In a thread, or a signal would find nobody to hear it.
     model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, settings.engine)
     if stop.is_set():
@@ -69,39 +74,47 @@ async def run_server(
         block_size=model.manifest.cache.block_size,
         max_batch_tokens=settings.engine.max_batch_tokens,
         max_sequences=settings.engine.max_sequences,
+        prefill_chunk_tokens=settings.engine.prefill_chunk_tokens,
+        prefix_cache=settings.engine.prefix_cache,
+        max_waiting_requests=settings.engine.max_waiting_requests,
+        max_waiting_tokens=settings.engine.max_waiting_tokens,
     )
     metrics = Metrics(model.manifest, settings.metrics)
-    thread = EngineThread(engine, metrics.observe)
-    grpc_server = GrpcServer(model, thread, info, config)
-    address = join(config.host, config.http_port)
-    try:
-        http_server, http_thread = prometheus_client.start_http_server(config.http_port, config.host, metrics.registry)
-    except OSError as error:
-        raise InputError(f"cannot listen on {address}: {error.strerror}; choose another --http-port") from error
+
+    def observe(report: EngineReport) -> None:
+        metrics.observe(report)
+        service.observe(report)
+
+    thread = EngineThread(engine, observe)
+    service = GenerationService(model, thread, config.max_unread_messages)
+    grpc_server = GrpcServer(service, info, config)
+    app = make_app(service, template, metrics.registry, config.max_message_bytes)
+    http_server = HttpServer(app, config.host, config.http_port)
     thread.start()
     try:
         await grpc_server.start()
+        await http_server.start()
         on_start(
             Started(
                 model,
+                template is not None,
                 settings,
                 info,
                 join(config.host, grpc_server.port),
-                join(config.host, http_server.server_port),
+                join(config.host, http_server.port),
             )
         )
         stopping = asyncio.create_task(stop.wait())
         either: set[asyncio.Future[Any]] = {stopping, asyncio.wrap_future(thread.ended)}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        await grpc_server.stop()
+        await grpc_server.announce_end()
+        await service.drain(config.grace_seconds)
+        await asyncio.gather(grpc_server.stop(), http_server.stop())
         if not stopping.done():
             raise EngineError("the engine has ended; the log says why")
     finally:
         # Not in the event loop: the last step may take a while, and its events are delivered to this loop.
         await asyncio.to_thread(thread.stop)
-        http_server.shutdown()
-        http_server.server_close()
-        http_thread.join()
         metrics.close()
 
 

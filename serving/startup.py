@@ -24,10 +24,15 @@ def print_startup(started: Started) -> None:
         "context": f"{started.model.context_limit} tokens, trained on {manifest.trained_context}",
         "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {cache_bytes / MIB:.0f} MiB",
         "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",
+        "prompts": f"at most {engine.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
+        + ("on" if engine.prefix_cache else "off"),
+        "queue": f"at most {engine.max_waiting_requests} requests and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)"),
         "attention": f"statistics {every}, series of at most {metrics.attention_series_limit} heads",
         "gRPC": started.grpc_address,
+        "OpenAI": f"http://{started.http_address}/v1"
+        + ("" if started.chat else " (no chat template: completions only)"),
         "metrics": f"http://{started.http_address}/metrics",
     }
     table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as FileTokenizer
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.errors import InputError
+from sharp.serving.errors import FieldError, InputError
 
 
 class Tokenizer:
@@ -21,17 +21,21 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a prompt, with the special tokens that the tokenizer file puts around it."""
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """The token ids of a prompt, with the special tokens that the tokenizer file puts around it if wanted."""
         try:
-            token_ids: list[int] = self._tokenizer.encode(text).ids
-        except UnicodeEncodeError as error:
-            raise InputError(f"prompt is not valid text: {error}") from error
+            token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:  # the library's word for half a surrogate pair is TypeError
+            raise FieldError("prompt", "prompt is not valid text: it has half of a surrogate pair") from error
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def token(self, token_id: int) -> str:
+        """The text of one token alone, special or not; parts of characters are U+FFFD."""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer file."""

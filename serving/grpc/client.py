@@ -3,9 +3,18 @@
 from collections.abc import Iterator
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from sharp.serving.config import MIB
-from sharp.serving.errors import AlreadyExistsError, InputError, NotFoundError, SharpError, SlowReaderError
+from sharp.serving.errors import (
+    AlreadyExistsError,
+    InputError,
+    NotFoundError,
+    QueueFullError,
+    SharpError,
+    SlowReaderError,
+)
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 
 ERRORS: dict[grpc.StatusCode, type[SharpError]] = {
@@ -34,9 +43,19 @@ def generate(
                 answered = True
                 yield response
         except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
+            if error.code() == grpc.StatusCode.UNAVAILABLE and rpc_status.from_call(error) is None:
                 missing = "went away before the answer was complete" if answered else "does not answer"
                 raise SharpError(f"the server at {address} {missing}; start one with sharp-serve") from error
-            raise ERRORS.get(error.code(), SharpError)(error.details() or error.code().name) from error
+            raise _error(error) from error
         finally:
             call.cancel()
+
+
+def _error(error: grpc.RpcError) -> SharpError:
+    """The server's error."""
+    message = error.details() or error.code().name
+    status = rpc_status.from_call(error)
+    retry = error_details_pb2.RetryInfo()
+    if status and any(detail.Unpack(retry) for detail in status.details):
+        return QueueFullError(message, retry.retry_delay.ToMilliseconds() / 1000)
+    return ERRORS.get(error.code(), SharpError)(message)

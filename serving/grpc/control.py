@@ -1,22 +1,19 @@
-"""`ControlService`: what the server is, and Abort."""
+"""`ControlService`: what the server is, how busy it is, and Abort."""
 
 import asyncio
 
-from sharp.serving.engine.thread import EngineThread
-from sharp.serving.errors import InputError
+from sharp.serving.errors import FieldError
 from sharp.serving.grpc.convert import model_message
-from sharp.serving.grpc.inference import check_model
 from sharp.serving.grpc.status import Context, reports_errors
-from sharp.serving.model_folder import ModelFolder
+from sharp.serving.service import GenerationService
 from sharp.v1 import control_pb2, control_pb2_grpc
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
-    """Answers from what was fixed at start; Abort goes to the engine."""
+    """Answers from what was fixed at start and from the engine's last report; Abort goes to the engine."""
 
-    def __init__(self, model: ModelFolder, engine: EngineThread, info: control_pb2.GetServerInfoResponse) -> None:
-        self._model = model
-        self._engine = engine
+    def __init__(self, service: GenerationService, info: control_pb2.GetServerInfoResponse) -> None:
+        self._service = service
         self._info = info
 
     @reports_errors
@@ -31,8 +28,21 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.GetModelInfoRequest, _context: Context
     ) -> control_pb2.GetModelInfoResponse:
         """What the model is."""
-        check_model(self._model, request.model)
-        return model_message(self._model.manifest, self._model.context_limit)
+        self._service.check_model(request.model)
+        return model_message(self._service.model.manifest, self._service.model.context_limit)
+
+    @reports_errors
+    async def GetLoad(  # noqa: N802
+        self, _request: control_pb2.GetLoadRequest, _context: Context
+    ) -> control_pb2.GetLoadResponse:
+        """How busy the engine was after its last step."""
+        load = self._service.load
+        return control_pb2.GetLoadResponse(
+            requests_running=load.running if load else 0,
+            requests_waiting=load.waiting if load else 0,
+            cache_usage_ratio=load.cache_usage if load else 0,
+            draining=self._service.draining,
+        )
 
     @reports_errors
     async def Abort(  # noqa: N802
@@ -40,6 +50,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.AbortResponse:
         """End a running request."""
         if not request.request_id:
-            raise InputError("request_id is not set; it is in the first message of Generate")
-        await asyncio.wrap_future(self._engine.abort(request.request_id))
+            message = "request_id is not set; it is in the metadata and in the first message of Generate"
+            raise FieldError("request_id", message)
+        await asyncio.wrap_future(self._service.engine.abort(request.request_id))
         return control_pb2.AbortResponse()

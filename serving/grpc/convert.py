@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from google.protobuf.message import Message
+
 from sharp.plugins.manifest import Manifest
 from sharp.serving.attention import AttentionSummary
-from sharp.serving.engine.events import Delta, Finished, FinishReason
-from sharp.serving.errors import InputError
-from sharp.serving.request import Prompt
+from sharp.serving.engine.events import Delta, Finished, FinishReason, PromptComputed, TokenLogprobs
+from sharp.serving.errors import FieldError
+from sharp.serving.guided import Guided
+from sharp.serving.request import Prompt, Request
 from sharp.serving.sampling_params import SamplingParams
 from sharp.v1 import control_pb2, inference_pb2
 
@@ -14,6 +17,18 @@ REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.TIME_LIMIT: inference_pb2.FINISH_REASON_TIME_LIMIT,
+}
+
+# The path in GenerateRequest of a field that `SamplingParams` has under its own name alone.
+PATHS = {
+    field.name: f"{part}.{field.name}"
+    for part, message in (
+        ("sampling", inference_pb2.Sampling),
+        ("stopping", inference_pb2.Stopping),
+        ("response", inference_pb2.ResponseOptions),
+    )
+    for field in message.DESCRIPTOR.fields
 }
 
 
@@ -28,7 +43,7 @@ def prompt_of(request: inference_pb2.GenerateRequest) -> Prompt:
         return request.text
     if kind == "token_ids":
         return tuple(request.token_ids.ids)
-    raise InputError("prompt is not set; set text or token_ids")
+    raise FieldError("prompt", "prompt is not set; set text or token_ids")
 
 
 def sampling_params_of(request: inference_pb2.GenerateRequest) -> SamplingParams:
@@ -37,31 +52,60 @@ def sampling_params_of(request: inference_pb2.GenerateRequest) -> SamplingParams
     Raises:
         InputError: a value is out of its range.
     """
-    given: dict[str, Any] = {
-        field: getattr(message, field)
-        for message, fields in (
-            (request.sampling, ("temperature", "top_k", "top_p", "seed")),
-            (request.stopping, ("max_tokens", "ignore_eos")),
-        )
-        for field in fields
-        if message.HasField(field)
+    given = {**_set_fields(request.sampling), **_set_fields(request.stopping), **_set_fields(request.response)}
+    given.pop("attention_stats", None)
+    guided = Guided(**_set_fields(request.guided)) if request.HasField("guided") else None
+    return SamplingParams(**given, guided=guided)
+
+
+def _set_fields(message: Message) -> dict[str, Any]:
+    """The fields of a message that are set, and all that cannot be unset: they are empty then."""
+    return {
+        field.name: getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
     }
-    return SamplingParams(
-        stop=tuple(request.stopping.stop), stop_token_ids=tuple(request.stopping.stop_token_ids), **given
+
+
+def prompt_info(request: Request, model: str, computed: PromptComputed | None) -> inference_pb2.GenerateResponse:
+    """The first message of a stream; `computed` is None when the request ended before its prompt was read."""
+    info = inference_pb2.PromptInfo(
+        request_id=request.request_id,
+        model=model,
+        prompt_tokens=len(request.prompt_ids),
+        cached_tokens=computed.cached_tokens if computed else None,
+        prompt_logprobs=_logprobs(computed.logprobs if computed else None),
     )
+    return inference_pb2.GenerateResponse(prompt_info=info)
 
 
 def delta_message(delta: Delta) -> inference_pb2.GenerateResponse:
     """A message of generated tokens."""
-    return inference_pb2.GenerateResponse(delta=inference_pb2.TokenDelta(text=delta.text, token_ids=delta.token_ids))
+    message = inference_pb2.TokenDelta(
+        text=delta.text, token_ids=delta.token_ids, index=delta.index, logprobs=_logprobs(delta.logprobs)
+    )
+    return inference_pb2.GenerateResponse(delta=message)
+
+
+def _logprobs(entries: tuple[TokenLogprobs, ...] | None) -> list[inference_pb2.TokenLogprobs]:
+    return [
+        inference_pb2.TokenLogprobs(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            top=[inference_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+        )
+        for entry in entries or ()
+    ]
 
 
 def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
-    """The last message of a stream."""
+    """The last message of an answer."""
     message = inference_pb2.Finished(
         reason=REASONS[finished.reason],
         usage=inference_pb2.Usage(
-            prompt_tokens=finished.usage.prompt_tokens, completion_tokens=finished.usage.completion_tokens
+            prompt_tokens=finished.usage.prompt_tokens,
+            completion_tokens=finished.usage.completion_tokens,
+            cached_tokens=finished.usage.cached_tokens,
         ),
         timing=inference_pb2.Timing(
             queue_seconds=finished.timing.queue,
@@ -69,6 +113,8 @@ def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
             total_seconds=finished.timing.total,
         ),
         attention_stats=attention_message(finished.attention) if finished.attention else None,
+        index=finished.index,
+        last=finished.last,
     )
     if isinstance(finished.matched, str):
         message.stop_string = finished.matched

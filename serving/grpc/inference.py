@@ -1,124 +1,81 @@
 """`InferenceService`: Generate and Tokenize."""
 
 import asyncio
-import uuid
 
-from sharp.serving.engine.events import Accepted, Delta, Event, Failed, Finished
-from sharp.serving.engine.thread import EngineThread
-from sharp.serving.errors import InputError, NotFoundError, SlowReaderError
-from sharp.serving.grpc.convert import delta_message, finished_message, prompt_of, sampling_params_of
+from sharp.serving.engine.events import Delta, Finished, PromptComputed
+from sharp.serving.errors import FieldError
+from sharp.serving.grpc.convert import (
+    PATHS,
+    delta_message,
+    finished_message,
+    prompt_info,
+    prompt_of,
+    sampling_params_of,
+)
 from sharp.serving.grpc.status import Context, reports_errors
-from sharp.serving.model_folder import ModelFolder
 from sharp.serving.request import Request, tokenize
+from sharp.serving.service import EventStream, GenerationService, new_request_id
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 
 MAX_REQUEST_ID = 256
-
-
-class EventStream:
-    """A request in the engine, and its events on their way to the event loop.
-
-    It is bounded: when the client does not read, the request fails instead of filling the memory.
-    """
-
-    def __init__(self, request: Request, engine: EngineThread, limit: int) -> None:
-        self._request = request
-        self._engine = engine
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._overflowed = False
-
-    def start(self) -> None:
-        """Give the request to the engine."""
-        self._engine.submit(self._request, self._receive)
-
-    def stop(self) -> None:
-        """End the request, if it still runs, and free its blocks."""
-        self._engine.abort(self._request.request_id, self._receive)
-
-    def _receive(self, event: Event) -> None:
-        """Add an event; called in the engine's thread."""
-        self._loop.call_soon_threadsafe(self._put, event)
-
-    def _put(self, event: Event) -> None:
-        if self._overflowed:
-            return
-        if self._events.qsize() >= self._limit:
-            self._overflowed = True
-            self.stop()  # now: whoever reads this stream may wait for the client for ever
-            error = SlowReaderError(f"the client left {self._limit} messages unread; the request was stopped")
-            event = Failed(self._request.request_id, error)
-        self._events.put_nowait(event)
-
-    async def get(self) -> Event:
-        """The next event."""
-        return await self._events.get()
+REQUEST_ID_METADATA = "sharp-request-id"
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Gives requests to the engine and streams what comes back."""
 
-    def __init__(self, model: ModelFolder, engine: EngineThread, max_unread_messages: int) -> None:
-        self._model = model
-        self._engine = engine
-        self._max_unread_messages = max_unread_messages
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
 
     @reports_errors
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # noqa: N802
-        """Stream the answer to one prompt."""
-        check_model(self._model, request.model)
-        # Tokenizing a long text takes a while, and the event loop serves everyone.
-        prepared = await asyncio.to_thread(self._prepare, request)
-        stream = EventStream(prepared, self._engine, self._max_unread_messages)
-        stream.start()
-        finished = False
-        try:
-            while not finished:
-                finished = await self._send(await stream.get(), context)
-        finally:
-            # Also when the client has gone: this task is cancelled then, and the blocks must not stay taken.
-            if not finished:
-                stream.stop()
+        """Stream the answers to one prompt."""
+        self._service.check_model(request.model)
+        async with self._service.stream(lambda: self._prepare(request)) as stream:
+            await self._send(stream, context)
 
     def _prepare(self, request: inference_pb2.GenerateRequest) -> Request:
+        try:
+            return self._checked(request)
+        except FieldError as error:
+            raise FieldError(PATHS.get(error.field, error.field), str(error)) from error
+
+    def _checked(self, request: inference_pb2.GenerateRequest) -> Request:
         if len(request.request_id) > MAX_REQUEST_ID:
-            raise InputError(f"request_id has {len(request.request_id)} characters; the limit is {MAX_REQUEST_ID}")
-        return self._model.prepare(
-            request.request_id or uuid.uuid4().hex,
+            message = f"request_id has {len(request.request_id)} characters; the limit is {MAX_REQUEST_ID}"
+            raise FieldError("request_id", message)
+        return self._service.model.prepare(
+            request.request_id or new_request_id(),
             prompt_of(request),
             sampling_params_of(request),
             attention=request.response.attention_stats,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
 
-    async def _send(self, event: Event, context: Context) -> bool:
-        """Send one event; return whether it was the last."""
-        if isinstance(event, Failed):
-            raise event.error
-        if isinstance(event, Accepted):
-            info = inference_pb2.PromptInfo(
-                request_id=event.request_id, model=self._model.manifest.name, prompt_tokens=event.prompt_tokens
-            )
-            await context.write(inference_pb2.GenerateResponse(prompt_info=info))
-        elif isinstance(event, Delta):
-            await context.write(delta_message(event))
-        elif isinstance(event, Finished):
-            await context.write(finished_message(event))
-            return True
-        return False
+    async def _send(self, stream: EventStream, context: Context) -> None:
+        await anext(stream)  # accepted, or the error that says why not
+        request, model = stream.request, self._service.model.manifest.name
+        if request.request_id.isascii() and request.request_id.isprintable():  # metadata can hold no other
+            await context.send_initial_metadata(((REQUEST_ID_METADATA, request.request_id),))
+        informed = False
+        async for event in stream:
+            if not informed:
+                # An answer that ends while it waits has no computed prompt to tell of.
+                computed = event if isinstance(event, PromptComputed) else None
+                await context.write(prompt_info(request, model, computed))
+                informed = True
+            if isinstance(event, Delta):
+                await context.write(delta_message(event))
+            elif isinstance(event, Finished):
+                await context.write(finished_message(event))
 
     @reports_errors
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, _context: Context
     ) -> inference_pb2.TokenizeResponse:
         """The token ids of a text."""
-        check_model(self._model, request.model)
-        model = self._model
+        self._service.check_model(request.model)
+        model = self._service.model
         token_ids = await asyncio.to_thread(tokenize, request.text, model.manifest, model.tokenizer)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
-
-
-def check_model(model: ModelFolder, name: str) -> None:
-    """Raise NotFoundError unless `name` is the served model or not set."""
-    if name and name != model.manifest.name:
-        raise NotFoundError(f"model {name!r} is not served here; the server has {model.manifest.name!r}")

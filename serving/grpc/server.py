@@ -5,37 +5,36 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.address import join
 from sharp.serving.config import ServerConfig
-from sharp.serving.engine.thread import EngineThread
 from sharp.serving.errors import InputError
 from sharp.serving.grpc.control import ControlService
 from sharp.serving.grpc.inference import InferenceService
-from sharp.serving.model_folder import ModelFolder
+from sharp.serving.kserve.service import KServeService
+from sharp.serving.service import GenerationService
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
+    grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
+
+LAST_MESSAGES_SECONDS = 0.2
 
 
 class GrpcServer:
     """Serves one model; lives in one event loop."""
 
     def __init__(
-        self,
-        model: ModelFolder,
-        engine: EngineThread,
-        info: control_pb2.GetServerInfoResponse,
-        config: ServerConfig,
+        self, service: GenerationService, info: control_pb2.GetServerInfoResponse, config: ServerConfig
     ) -> None:
         """Bind the port.
 
         Raises:
             InputError: the address cannot be bound.
         """
-        self._grace_seconds = config.grace_seconds
         self._server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -44,12 +43,14 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
             )
         )
-        inference = InferenceService(model, engine, config.max_unread_messages)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            inference, self._server
+            InferenceService(service), self._server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            ControlService(model, engine, info), self._server
+            ControlService(service, info), self._server
+        )
+        grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            KServeService(service, info.version), self._server
         )
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -69,7 +70,10 @@ class GrpcServer:
         for service in ("", *SERVICES):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self) -> None:
-        """Say in health that it ends, let what runs finish for a while, and end."""
+    async def announce_end(self) -> None:
+        """Say in health that it ends."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(self._grace_seconds)
+
+    async def stop(self) -> None:
+        """End, and cancel what still runs after the last messages had a moment to leave."""
+        await self._server.stop(LAST_MESSAGES_SECONDS)

@@ -1,4 +1,4 @@
-"""Our errors as gRPC status codes."""
+"""Our errors as gRPC status codes, with the details of google.rpc."""
 
 import functools
 import logging
@@ -6,8 +6,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
-from sharp.serving.errors import AlreadyExistsError, InputError, NotFoundError, SharpError, SlowReaderError
+from sharp.serving.errors import (
+    AlreadyExistsError,
+    DrainingError,
+    FieldError,
+    InputError,
+    NotFoundError,
+    QueueFullError,
+    SharpError,
+    SlowReaderError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -15,9 +27,10 @@ CODES: tuple[tuple[type[SharpError], grpc.StatusCode], ...] = (
     (InputError, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFoundError, grpc.StatusCode.NOT_FOUND),
     (AlreadyExistsError, grpc.StatusCode.ALREADY_EXISTS),
+    (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (SlowReaderError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DrainingError, grpc.StatusCode.UNAVAILABLE),
 )
-
 Service = TypeVar("Service")
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -27,6 +40,28 @@ Context = grpc.aio.ServicerContext[Any, Any]
 def code_of(error: SharpError) -> grpc.StatusCode:
     """The status code of an error; INTERNAL when it is not the client's."""
     return next((code for kind, code in CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def details_of(error: SharpError) -> Any | None:
+    """What a client can act on: the field at fault, or when to come back."""
+    if isinstance(error, FieldError):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        return error_details_pb2.BadRequest(field_violations=[violation])
+    if isinstance(error, QueueFullError):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(error.retry_after * 1000))
+        return error_details_pb2.RetryInfo(retry_delay=delay)
+    return None
+
+
+async def _abort(context: Context, error: SharpError) -> Any:
+    status = status_pb2.Status(code=code_of(error).value[0], message=str(error))
+    if details := details_of(error):
+        packed = any_pb2.Any()
+        packed.Pack(details)
+        status.details.append(packed)
+    ended = rpc_status.to_status(status)
+    return await context.abort(ended.code, ended.details, ended.trailing_metadata)
 
 
 def reports_errors(
@@ -39,7 +74,7 @@ def reports_errors(
         try:
             return await method(self, request, context)
         except SharpError as error:
-            return await context.abort(code_of(error), str(error))
+            return await _abort(context, error)  # type: ignore[no-any-return]
         except grpc.aio.BaseError:  # the status is already set
             raise
         except Exception:

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from sharp.plugins.manifest import Cache, Manifest, Norm, Source
 from sharp.plugins.manifest import Tokenizer as TokenizerSettings
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
+from sharp.serving.engine.engine import Engine
 from sharp.serving.server import Settings, Started, run_server
+from tests.serving.grpc_client import Client
 
 VOCAB = 257  # bytes and an end-of-sequence token
 EOS = 256
@@ -224,3 +227,49 @@ def start_server():
     for thread, _ in running:
         thread.join(30)
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def connect(start_server):
+    clients = []
+
+    def to(folder, **settings):
+        clients.append(Client(start_server(folder, **settings).grpc_address))
+        return clients[-1]
+
+    yield to
+    for client in clients:
+        client.channel.close()
+
+
+@pytest.fixture(scope="module")
+def client(connect, counting):
+    return connect(counting)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """(sequences in the step, free blocks after it) of every step."""
+    seen, step = [], Engine.step
+
+    def counted(engine):
+        events = step(engine)
+        seen.append((len(engine._answers), engine.blocks.free))
+        time.sleep(0.02)  # a step as long as a small model's: a cancellation has time to arrive
+        return events
+
+    monkeypatch.setattr(Engine, "step", counted)
+    return seen
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def idle(steps):
+    before = len(steps)
+    time.sleep(0.1)
+    return len(steps) == before

@@ -1,5 +1,4 @@
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -11,87 +10,21 @@ from sharp.serving.config import EngineConfig, ServerConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.errors import EngineError, InputError
 from sharp.serving.server import run_server
-from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-
-
-class Client:
-    def __init__(self, address):
-        self.channel = grpc.insecure_channel(address)
-        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
-        self.control = control_pb2_grpc.ControlServiceStub(self.channel)
-
-    def stream(self, text="a", *, max_tokens=8, timeout=20, **fields):
-        fields.setdefault("sampling", inference_pb2.Sampling(temperature=0))
-        stopping = fields.pop("stopping", {"max_tokens": max_tokens})
-        prompt = {} if "token_ids" in fields else {"text": text}
-        return self.inference.Generate(
-            inference_pb2.GenerateRequest(**prompt, stopping=stopping, **fields), timeout=timeout
-        )
-
-    def answer(self, *args, **fields):
-        """(text, finished) of a whole stream."""
-        messages = list(self.stream(*args, **fields))
-        assert messages[0].HasField("prompt_info")
-        assert messages[-1].HasField("finished")
-        return "".join(message.delta.text for message in messages[1:-1]), messages[-1].finished
-
-    def info(self):
-        return self.control.GetServerInfo(control_pb2.GetServerInfoRequest())
-
-
-@pytest.fixture(scope="module")
-def connect(start_server):
-    clients = []
-
-    def to(folder, **settings):
-        clients.append(Client(start_server(folder, **settings).grpc_address))
-        return clients[-1]
-
-    yield to
-    for client in clients:
-        client.channel.close()
-
-
-@pytest.fixture(scope="module")
-def client(connect, counting):
-    return connect(counting)
-
-
-def status(call):
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    return caught.value.code(), caught.value.details()
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """(sequences in the step, free blocks after it) of every step."""
-    seen, step = [], Engine.step
-
-    def counted(engine):
-        events = step(engine)
-        seen.append((len(engine._answers), engine.blocks.free))
-        time.sleep(0.02)  # a step as long as a small model's: a cancellation has time to arrive
-        return events
-
-    monkeypatch.setattr(Engine, "step", counted)
-    return seen
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from sharp.v1 import control_pb2, inference_pb2
+from tests.serving.conftest import idle, wait_for
+from tests.serving.grpc_client import Client, status
 
 
 def test_the_stream_is_prompt_info_then_deltas_then_finished(client):
     messages = list(client.stream("ab", request_id="mine"))
-    assert messages[0].prompt_info == inference_pb2.PromptInfo(request_id="mine", model="counting", prompt_tokens=2)
+    assert messages[0].prompt_info == inference_pb2.PromptInfo(
+        request_id="mine", model="counting", prompt_tokens=2, cached_tokens=0
+    )
     assert [(message.delta.text, list(message.delta.token_ids)) for message in messages[1:-1]] == [
         (letter, [ord(letter)]) for letter in "cdefghij"
     ]
     finished = messages[-1].finished
+    assert (finished.index, finished.last) == (0, True)
     assert finished.reason == inference_pb2.FINISH_REASON_LENGTH
     assert finished.usage == inference_pb2.Usage(prompt_tokens=2, completion_tokens=8)
     assert 0 < finished.timing.queue_seconds <= finished.timing.time_to_first_token_seconds
@@ -227,21 +160,15 @@ def test_a_client_that_goes_frees_its_blocks(connect, counting, steps, leave):
     else:
         assert status(lambda: list(stream))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     left_at = len(steps)
-    wait_for(lambda: _idle(steps))
+    wait_for(lambda: idle(steps))
     assert len(steps) < 60  # of 100: it did not run to its end
     assert len(steps) - left_at <= 3
-
-
-def _idle(steps):
-    before = len(steps)
-    time.sleep(0.1)
-    return len(steps) == before
 
 
 def test_a_client_that_does_not_read_is_stopped(connect, counting, steps):
     client = connect(counting, server=ServerConfig(grpc_port=0, http_port=0, max_unread_messages=0, grace_seconds=0))
     assert status(lambda: list(client.stream(max_tokens=100)))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
-    wait_for(lambda: _idle(steps))
+    wait_for(lambda: idle(steps))
     assert len(steps) < 10
 
 

@@ -175,6 +175,7 @@ def test_logprobs_of_a_long_prompt_are_bounded(llm, monkeypatch):
         ("x" * 128, "prompt has 128 tokens; the limit is 127"),
         ([1.5, 2], "prompt is neither text nor a list of token ids: 'float'"),
         (["a", "b"], "prompt is neither text nor a list of token ids: 'str'"),
+        ("ab\udcff", "prompt is not valid text: it has half of a surrogate pair"),
     ],
 )
 def test_prompts_that_cannot_be_used(llm, prompt, message):

@@ -1,0 +1,92 @@
+"""`ChatTemplate`: a conversation as the text that a model was trained on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sharp.serving.errors import FieldError, InputError
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks for training what an assistant said; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  # the library's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """What stands between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A template in the dialect of Hugging Face, rendered in Jinja's sandbox: it comes with the model. Thread-safe.
+
+    `special_tokens` are the texts that templates know by name, such as `bos_token`.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_refuse, strftime_now=_now, **special_tokens)
+        self._template = environment.from_string(source)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that the model answers as the assistant.
+
+        Raises:
+            FieldError: the template refuses the messages.
+        """
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True)
+        except Exception as error:  # a template can fail like any program
+            raise FieldError("messages", f"messages do not fit the model's chat template: {error}") from error
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """The chat template of a model folder: a file of its own, or an entry of the tokenizer's settings.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        config_file, template_file = folder / CONFIG_FILE, folder / TEMPLATE_FILE
+        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+        source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
+        if isinstance(source, list):  # several by name
+            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
+        return ChatTemplate(source, _special_tokens(config)) if source else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+        raise InputError(f"the chat template of {folder} cannot be read: {error}; correct or remove it") from error
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's own would escape for HTML
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -1,0 +1,61 @@
+"""The ASGI application: OpenAI's API, `/metrics` and `/health`."""
+
+import time
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from sharp.serving.chat_template import ChatTemplate
+from sharp.serving.errors import SharpError
+from sharp.serving.http.errors import error_response
+from sharp.serving.http.generation import Generation
+from sharp.serving.http.openai_request import ChatRequest, CompletionRequest
+from sharp.serving.service import GenerationService
+
+
+def make_app(
+    service: GenerationService, template: ChatTemplate | None, registry: CollectorRegistry, max_body_bytes: int
+) -> Starlette:
+    """The application; `template` is None for a model that has no chat template."""
+    name = service.model.manifest.name
+    entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sharp"}
+
+    def metrics(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+    async def health(_request: Request) -> Response:
+        if service.engine.ended.done() or service.draining:
+            return JSONResponse({"status": "draining" if service.draining else "failed"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    async def model(request: Request) -> Response:
+        service.check_model(request.path_params["model"])
+        return JSONResponse(entry)
+
+    async def failed(_request: Request, error: Exception) -> Response:
+        if not isinstance(error, SharpError):
+            raise error
+        return error_response(error)
+
+    def generation(path: str, kind: type[CompletionRequest] | type[ChatRequest]) -> Route:
+        return Route(path, Generation(service, kind, template, max_body_bytes), methods=["POST"])
+
+    return Starlette(
+        routes=[
+            generation("/v1/completions", CompletionRequest),
+            generation("/v1/chat/completions", ChatRequest),
+            Route("/v1/models", models),
+            Route("/v1/models/{model:path}", model),
+            Route("/metrics", metrics),
+            Route("/health", health),
+        ],
+        exception_handlers={SharpError: failed},
+    )

@@ -1,0 +1,43 @@
+"""Our errors as HTTP statuses with the body that OpenAI's clients read."""
+
+import math
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from sharp.serving.errors import (
+    AlreadyExistsError,
+    DrainingError,
+    FieldError,
+    InputError,
+    NotFoundError,
+    QueueFullError,
+    SharpError,
+    SlowReaderError,
+)
+
+STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
+    (InputError, 400, "invalid_request_error"),
+    (NotFoundError, 404, "invalid_request_error"),
+    (AlreadyExistsError, 409, "invalid_request_error"),
+    (QueueFullError, 429, "rate_limit_error"),
+    (SlowReaderError, 429, "rate_limit_error"),
+    (DrainingError, 503, "server_error"),
+)
+
+
+def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
+    """The status and the body of an error; 500 when it is not the client's."""
+    status, kind = next(
+        ((status, kind) for of, status, kind in STATUSES if isinstance(error, of)), (500, "server_error")
+    )
+    code = "model_not_found" if isinstance(error, NotFoundError) else None
+    param = error.field if isinstance(error, FieldError) else None
+    return status, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: SharpError) -> JSONResponse:
+    """The response of a request that failed before anything was sent."""
+    status, body = error_body(error)
+    headers = {"Retry-After": str(math.ceil(error.retry_after))} if isinstance(error, QueueFullError) else None
+    return JSONResponse(body, status, headers)

@@ -1,0 +1,183 @@
+"""The endpoints that generate: `/v1/completions` and `/v1/chat/completions`."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from sharp.serving.chat_template import ChatTemplate
+from sharp.serving.completion import Answers
+from sharp.serving.engine.events import Delta, Event, Finished, Usage
+from sharp.serving.errors import InputError, SharpError
+from sharp.serving.http.errors import error_body, error_response
+from sharp.serving.http.openai_answer import Answer, ChatAnswer, TextAnswer, usage_of
+from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest, parse
+from sharp.serving.request import Prompt
+from sharp.serving.request import Request as EngineRequest
+from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.service import EventStream, GenerationService, new_request_id
+
+logger = logging.getLogger(__name__)
+
+SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Generation:
+    """An ASGI application for one of the two endpoints.
+
+    All of a request happens inside one call, so that whatever ends it, also a client that goes, ends what it runs.
+    """
+
+    def __init__(
+        self,
+        service: GenerationService,
+        kind: type[CompletionRequest] | type[ChatRequest],
+        template: ChatTemplate | None,
+        max_body_bytes: int,
+    ) -> None:
+        self._service = service
+        self._kind = kind
+        self._template = template
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            body = await self._body(Request(scope, receive))
+            await _until_disconnected(receive, self._answer(body, scope, receive, send))
+        except ClientDisconnect:
+            return
+        except SharpError as error:
+            await error_response(error)(scope, receive, send)
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                raise InputError(f"the body has more than {self._max_body_bytes} bytes, the limit")
+        return bytes(body)
+
+    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        request = await asyncio.to_thread(parse, self._kind, body)
+        self._service.check_model(request.model)
+        params = request.params()
+        request_id = new_request_id()
+        async with AsyncExitStack() as stack:
+            streams = []
+            for number, prompt in enumerate(await asyncio.to_thread(self._prompts, request)):
+                name = f"{request_id}-{number}"
+                prepare = self._preparation(request, name, prompt, params)
+                streams.append(await stack.enter_async_context(self._service.stream(prepare)))
+            for stream in streams:
+                await anext(stream)  # accepted, or the error that says why not
+            shape = ChatAnswer if isinstance(request, ChatRequest) else TextAnswer
+            model = self._service.model
+            answer = shape(request_id, model.manifest.name, model.tokenizer)
+            if request.stream:
+                await _send_stream(request, params, answer, streams, send)
+            else:
+                response = JSONResponse(answer.whole(await _completions(streams)))
+                await response(scope, receive, send)
+
+    def _prompts(self, request: GenerationRequest) -> list[Prompt]:
+        if isinstance(request, CompletionRequest):
+            return list(request.prompts())
+        if not isinstance(request, ChatRequest):
+            raise TypeError(f"{type(request).__name__} has no prompt")
+        return [request.prompt(self._template)]
+
+    def _preparation(self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams) -> Any:
+        def prepare() -> EngineRequest:
+            return self._service.model.prepare(
+                request_id,
+                prompt,
+                params,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                special_tokens=not isinstance(request, ChatRequest),  # the template has written them
+            )
+
+        return prepare
+
+
+async def _completions(streams: list[EventStream]) -> list[Any]:
+    answers = [Answers(stream.request) for stream in streams]
+    async with aclosing(_merged(streams)) as events:
+        async for number, event in events:
+            answers[number].take(event)
+    return [one.completion() for one in answers]
+
+
+async def _send_stream(
+    request: GenerationRequest, params: SamplingParams, answer: Answer, streams: list[EventStream], send: Send
+) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+    for chunk in answer.start(len(streams) * params.n):
+        await _send_data(send, chunk)
+    try:
+        usages: dict[int, Usage] = {}
+        async with aclosing(_merged(streams)) as events:
+            async for number, event in events:
+                if isinstance(event, Delta) and (event.text or event.logprobs):
+                    await _send_data(send, answer.delta(number * params.n + event.index, event))
+                elif isinstance(event, Finished):
+                    choice = number * params.n + event.index
+                    usages[choice] = event.usage
+                    await _send_data(send, answer.finished(choice, event))
+        if request.stream_options and request.stream_options.include_usage:
+            prompts = [usages[number * params.n] for number in range(len(streams))]
+            await _send_data(send, answer.usage(usage_of(prompts, usages.values())))
+    except SharpError as error:  # the status is sent already
+        await _send_data(send, error_body(error)[1])
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def _send_data(send: Send, data: dict[str, Any]) -> None:
+    body = f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    """(number of the stream, event) of all streams as they come."""
+
+    async def following(stream: EventStream) -> Event | None:
+        return await anext(stream, None)
+
+    pending = {asyncio.ensure_future(following(stream)): number for number, stream in enumerate(streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = pending.pop(task)
+                if event := task.result():
+                    pending[asyncio.ensure_future(following(streams[number]))] = number
+                    yield number, event
+    finally:
+        for task in pending:
+            task.cancel()
+
+
+async def _until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, and cancel it when the client goes. The body must have been read."""
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(disconnected())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        # What the request ran is ended when this returns; its error was raised above.
+        await asyncio.gather(*tasks, return_exceptions=True)

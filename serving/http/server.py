@@ -1,0 +1,70 @@
+"""The HTTP server: one port, in the event loop of the server."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from sharp.serving.address import listen
+
+LAST_MESSAGES_SECONDS = 1
+
+
+class HttpServer:
+    """Serves an application from start to stop."""
+
+    def __init__(self, app: Starlette, host: str, port: int) -> None:
+        """Bind the port.
+
+        Raises:
+            InputError: the address cannot be bound.
+        """
+        self._socket = listen(host, port, "--http-port")
+        self.port = int(self._socket.getsockname()[1])
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=LAST_MESSAGES_SECONDS,
+        )
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        self._serving = asyncio.create_task(self._server.serve([self._socket]))
+        answers = asyncio.create_task(self._server.answers.wait())
+        await asyncio.wait({self._serving, answers}, return_when=asyncio.FIRST_COMPLETED)
+        answers.cancel()
+
+    async def stop(self) -> None:
+        """End; what still runs has a moment to send its last messages."""
+        self._server.should_exit = True
+        if self._serving:
+            await self._serving
+        self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and leaves the signals to the process: it is a part of it and not the whole."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answers = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        self.answers.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield

@@ -1,0 +1,88 @@
+"""`SamplingFields`: the parameters of a request that comes as JSON, or as names with values."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sharp.serving.errors import FieldError
+from sharp.serving.guided import Guided
+from sharp.serving.sampling_params import SamplingParams
+
+SAME = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "seed", "n", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "time_limit_ms"),
+)
+
+
+class StrictMessage(BaseModel):
+    """What is not known is refused: a parameter that silently does nothing is worse than an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GuidedFields(StrictMessage):
+    """The fields of `Guided`."""
+
+    json_: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_"))
+
+
+class SamplingFields(StrictMessage):
+    """The fields of `SamplingParams` and `Request` under their own names; their ranges are checked there."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    time_limit_ms: int | None = None
+    guided: GuidedFields | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+    def params(self) -> SamplingParams:
+        """How to draw and when to stop.
+
+        Raises:
+            FieldError: a value is out of its range.
+        """
+        given = {name: value for name in SAME if (value := getattr(self, name)) is not None}
+        return SamplingParams(**given, max_tokens=self.limit, logprobs=self.wanted_logprobs, guided=self.guide())
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to generate."""
+        return self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """`SamplingParams.logprobs`."""
+        return None
+
+    def guide(self) -> Guided | None:
+        """What the answer must match."""
+        if self.guided is None:
+            return None
+        return Guided(json=self.guided.json_, regex=self.guided.regex, grammar=self.guided.grammar)
+
+
+def first_error(error: ValidationError) -> FieldError:
+    """The first thing that pydantic found, in a sentence."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    field = str(first["loc"][0]) if first["loc"] else "body"
+    what = "is not known here" if first["type"] == "extra_forbidden" else f"cannot be used: {first['msg']}"
+    return FieldError(field, f"{path or 'the body'} {what}")

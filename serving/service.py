@@ -1,0 +1,128 @@
+"""`GenerationService`: what every edge does with a request, whatever protocol it came by."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from sharp.serving.engine.events import Event, Failed, Finished
+from sharp.serving.engine.report import EngineReport
+from sharp.serving.engine.thread import EngineThread
+from sharp.serving.errors import DrainingError, NotFoundError, SlowReaderError
+from sharp.serving.model_folder import ModelFolder
+from sharp.serving.request import Request
+
+
+class EventStream:
+    """A request in the engine, and its events on their way to the event loop.
+
+    It is bounded: when the client does not read, the request fails instead of filling the memory.
+    """
+
+    def __init__(self, request: Request, engine: EngineThread, limit: int) -> None:
+        self.request = request
+        self._engine = engine
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._overflowed = False
+        self._ended = False
+
+    def start(self) -> None:
+        """Give the request to the engine."""
+        self._engine.submit(self.request, self._receive)
+
+    def stop(self) -> None:
+        """End the request, if it still runs, and free its blocks."""
+        if not self._ended:
+            self._engine.abort(self.request.request_id, self._receive)
+
+    def _receive(self, event: Event) -> None:
+        """Add an event; called in the engine's thread."""
+        self._loop.call_soon_threadsafe(self._put, event)
+
+    def _put(self, event: Event) -> None:
+        if self._overflowed:
+            return
+        if self._events.qsize() >= self._limit:
+            self._overflowed = True
+            self.stop()  # now: whoever reads this stream may wait for the client for ever
+            error = SlowReaderError(f"the client left {self._limit} messages unread; the request was stopped")
+            event = Failed(self.request.request_id, error)
+        self._events.put_nowait(event)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event; the last answer's Finished is the last, and Failed is raised as its error."""
+        if self._ended:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self._ended = isinstance(event, Failed) or (isinstance(event, Finished) and event.last)
+        if isinstance(event, Failed):
+            raise event.error
+        return event
+
+
+class GenerationService:
+    """Takes requests for one model and streams what the engine says of them; lives in one event loop."""
+
+    def __init__(self, model: ModelFolder, engine: EngineThread, max_unread_messages: int) -> None:
+        self.model = model
+        self.engine = engine
+        self.draining = False
+        self.load: EngineReport | None = None
+        self._max_unread_messages = max_unread_messages
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def observe(self, report: EngineReport) -> None:
+        """Take a report of the engine, in the engine's thread."""
+        self.load = report
+
+    def check_model(self, name: str) -> None:
+        """Raise NotFoundError unless `name` is the served model or not set."""
+        served = self.model.manifest.name
+        if name and name != served:
+            raise NotFoundError(f"model {name!r} is not served here; the server has {served!r}")
+
+    @asynccontextmanager
+    async def stream(self, prepare: Callable[[], Request]) -> AsyncIterator[EventStream]:
+        """Run the request that `prepare` gives. However the block is left, the request ends and its blocks are free.
+
+        Raises:
+            DrainingError: the server takes no more requests.
+            SharpError: what `prepare` raises.
+        """
+        if self.draining:
+            raise DrainingError("the server ends and takes no more requests; ask another one")
+        self._open += 1
+        self._idle.clear()
+        try:
+            # Tokenizing a long text takes a while, and the event loop serves everyone.
+            stream = EventStream(await asyncio.to_thread(prepare), self.engine, self._max_unread_messages)
+            stream.start()
+            try:
+                yield stream
+            finally:
+                # Also when the client has gone: this task is cancelled then, and the blocks must not stay taken.
+                stream.stop()
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, and wait until those that run are complete, at most so long."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+def new_request_id() -> str:
+    """An id for a request whose client gave none."""
+    return uuid.uuid4().hex

@@ -1,0 +1,208 @@
+"""What a request of `sharp.v1` can ask for, and what a refused one is told."""
+
+import asyncio
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from sharp.serving.config import EngineConfig, ServerConfig
+from sharp.serving.errors import QueueFullError
+from sharp.serving.grpc import client as sharp_client
+from sharp.serving.server import run_server
+from sharp.v1 import control_pb2, inference_pb2
+from tests.serving.grpc_client import Client, status
+
+
+def text_of(messages, index=0):
+    return "".join(message.delta.text for message in messages if message.delta.index == index)
+
+
+def test_a_stream_ends_after_the_last_of_n_answers(client):
+    messages = list(
+        client.stream(sampling={"temperature": 3, "seed": 1, "n": 3}, stopping={"max_tokens": 5, "ignore_eos": True})
+    )
+    finished = [message.finished for message in messages if message.HasField("finished")]
+    assert sorted(one.index for one in finished) == [0, 1, 2]
+    assert [one.last for one in finished] == [False, False, True]
+    assert messages[-1].HasField("finished")
+    assert len({text_of(messages, index) for index in range(3)}) == 3
+    assert [one.usage.completion_tokens for one in finished] == [5, 5, 5]
+
+
+def test_logprobs_of_answer_and_prompt(client):
+    messages = list(client.stream("abc", max_tokens=2, response={"logprobs": 2, "prompt_logprobs": 0}))
+    # The counting model gives the right token the logit 4 and the 256 others 0.
+    likely = 4 - math.log(math.exp(4) + 256)
+    prompt = messages[0].prompt_info.prompt_logprobs
+    assert [(entry.token_id, len(entry.top)) for entry in prompt] == [(98, 0), (99, 0)]
+    assert [entry.logprob for entry in prompt] == pytest.approx([likely, likely], abs=1e-5)
+    entries = [entry for message in messages for entry in message.delta.logprobs]
+    assert [(entry.token_id, entry.top[0].token_id, len(entry.top)) for entry in entries] == [
+        (100, 100, 2),
+        (101, 101, 2),
+    ]
+    assert [entry.top[0].logprob for entry in entries] == pytest.approx([likely, likely], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"sampling": {"temperature": 0, "logit_bias": {120: 100}}}, "xxxx"),
+        ({"sampling": {"temperature": 3, "top_k": 1}}, "bcde"),
+        ({"sampling": {"temperature": 3, "min_p": 1}}, "bcde"),
+        ({"sampling": {"temperature": 0, "repetition_penalty": 1.5, "presence_penalty": 1}}, "bcde"),
+        ({"stopping": {"stop": ["c"], "min_tokens": 4, "max_tokens": 4}}, "bcde"),
+        ({"guided": {"regex": "[xyz]{2}"}, "text": "w"}, "xy"),
+        ({"guided": {"json": json.dumps({"const": 12})}}, "12"),
+        ({"guided": {"grammar": 'start: "no" | "yes"'}, "text": "m"}, "no"),
+    ],
+)
+def test_what_shapes_the_answer(client, fields, text):
+    fields = {"stopping": {"max_tokens": 4}, **fields}
+    assert client.answer(fields.pop("text", "a"), **fields)[0] == text
+
+
+def test_a_time_limit_ends_the_answer_with_what_there_is(client, steps):
+    text, finished = client.answer(stopping={"time_limit_ms": 150})
+    assert finished.reason == inference_pb2.FINISH_REASON_TIME_LIMIT
+    assert 0 < len(text) < 127
+
+
+def test_cached_tokens_are_those_of_the_same_salt(connect, counting):
+    client = connect(counting)
+
+    def cached(salt):
+        messages = list(client.stream("x" * 41, max_tokens=1, cache_salt=salt))
+        assert messages[-1].finished.usage.cached_tokens == messages[0].prompt_info.cached_tokens
+        return messages[0].prompt_info.cached_tokens
+
+    assert [cached("a"), cached("a"), cached("b")] == [0, 40, 0]
+    without = connect(counting, engine=EngineConfig(prefix_cache=False))
+    assert [next(without.stream("x" * 41)).prompt_info.cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_the_lower_priority_number_goes_first(connect, counting, steps):
+    client = connect(counting, engine=EngineConfig(max_sequences=1))
+    first = client.stream(max_tokens=20)
+    next(first)
+    ended = []
+
+    def ask(priority):
+        client.answer(max_tokens=2, priority=priority)
+        ended.append(priority)
+
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(ask, 5)
+        wait_until_waiting(client, 1)
+        pool.submit(ask, -5).result(10)
+        late.result(10)
+    list(first)
+    assert ended == [-5, 5]
+
+
+def wait_until_waiting(client, count):
+    for _ in range(1000):
+        load = client.control.GetLoad(control_pb2.GetLoadRequest())
+        if load.requests_waiting == count:
+            return load
+    raise AssertionError(load)
+
+
+def test_load_and_the_request_id_before_the_prompt_is_read(connect, counting, steps):
+    client = connect(counting, engine=EngineConfig(max_sequences=1))
+    assert client.control.GetLoad(control_pb2.GetLoadRequest()) == control_pb2.GetLoadResponse()
+    running = client.stream(max_tokens=100)
+    next(running)
+    waiting = client.stream(request_id="mine", max_tokens=100)
+    assert dict(waiting.initial_metadata())["sharp-request-id"] == "mine"
+    load = wait_until_waiting(client, 1)
+    assert (load.requests_running, load.draining) == (1, False)
+    assert 0 < load.cache_usage_ratio < 1
+    client.control.Abort(control_pb2.AbortRequest(request_id="mine"))
+    info, finished = list(waiting)
+    assert (info.prompt_info.prompt_tokens, info.prompt_info.HasField("cached_tokens")) == (1, False)
+    assert finished.finished.reason == inference_pb2.FINISH_REASON_CANCELLED
+    running.cancel()
+
+
+def details(call, kind):
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    found = kind()
+    assert rpc_status.from_call(caught.value).details[0].Unpack(found)
+    return caught.value.code(), found
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"sampling": {"min_p": 2}}, "sampling.min_p"),
+        ({"sampling": {"n": 0}}, "sampling.n"),
+        ({"stopping": {"time_limit_ms": 0}}, "stopping.time_limit_ms"),
+        ({"response": {"logprobs": 21}}, "response.logprobs"),
+        ({"guided": {"regex": "("}}, "guided.regex"),
+        ({"guided": {}}, "guided"),
+        ({"cache_salt": "x" * 300}, "cache_salt"),
+        ({"text": ""}, "prompt"),
+        ({"request_id": "x" * 300}, "request_id"),
+    ],
+)
+def test_a_bad_field_is_named(client, fields, path):
+    code, found = details(client.stream(**fields), error_details_pb2.BadRequest)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in found.field_violations] == [path]
+    assert path.rpartition(".")[2] in found.field_violations[0].description
+
+
+def test_a_full_queue_says_when_to_come_back(connect, counting, steps):
+    client = connect(counting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1))
+    running = client.stream(max_tokens=100)
+    next(running)
+    waiting = client.stream(max_tokens=100)
+    waiting.initial_metadata()
+    code, found = details(client.stream(), error_details_pb2.RetryInfo)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert 100 <= found.retry_delay.ToMilliseconds() <= 60000
+    with pytest.raises(QueueFullError) as caught:
+        list(sharp_client.generate(client.address, inference_pb2.GenerateRequest(text="a")))
+    assert caught.value.retry_after >= 0.1
+    running.cancel(), waiting.cancel()
+
+
+def test_a_server_that_ends_finishes_what_runs_and_takes_no_more(counting, server_settings, steps):
+    settings = type(server_settings)(
+        ServerConfig(grpc_port=0, http_port=0, grace_seconds=20),
+        server_settings.engine,
+        server_settings.metrics,
+        server_settings.backend,
+    )
+
+    def use(address, stop):
+        client = Client(address)
+        running = client.stream(max_tokens=40)
+        next(running)
+        stop()
+        for _ in range(1000):
+            if client.control.GetLoad(control_pb2.GetLoadRequest()).draining:
+                break
+        refused = status(lambda: list(client.stream()))
+        return refused, list(running)[-1].finished.reason
+
+    async def serve():
+        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
+
+        def on_start(started):
+            used.append(pool.submit(use, started.grpc_address, lambda: loop.call_soon_threadsafe(stop.set)))
+
+        await run_server(counting, settings, on_start, stop)
+        return used[0].result(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        refused, reason = asyncio.run(serve())
+    assert refused == (grpc.StatusCode.UNAVAILABLE, "the server ends and takes no more requests; ask another one")
+    assert reason == inference_pb2.FINISH_REASON_LENGTH

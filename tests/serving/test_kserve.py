@@ -1,0 +1,108 @@
+"""`tritonclient`, unchanged, against the server."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from sharp.kserve import grpc_service_pb2 as messages
+from sharp.kserve import grpc_service_pb2_grpc
+from tests.serving.conftest import idle, wait_for
+from tests.serving.grpc_client import status
+
+
+@pytest.fixture(scope="module")
+def got(start_server, counting):
+    """What the program printed."""
+    program = Path(__file__).with_name("triton_client.py")
+    command = [sys.executable, str(program), start_server(counting).grpc_address]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def stub(start_server, counting):
+    with grpc.insecure_channel(start_server(counting).grpc_address) as channel:
+        yield grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def test_live_ready_and_metadata(got):
+    assert got["ready"] == [True, True, True]
+    assert got["server"] == "sharp"
+    assert got["metadata"]["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": ["1"]}
+    assert got["metadata"]["outputs"] == [{"name": "text_output", "datatype": "BYTES", "shape": ["1"]}]
+
+
+def test_a_whole_answer(got):
+    assert (got["whole"], got["with_input"], got["parameters"]) == ("bcde", "abcde", "bc")
+    assert got["guided"] in ("yes", "no")
+
+
+def test_requests_of_a_stream_run_together_and_fail_alone(got):
+    assert [entry for entry in got["stream"] if entry[0] == "parts"] == [
+        ["parts", text, final, None] for text, final in (("b", False), ("c", False), ("d", False), ("", True))
+    ]
+    assert [entry for entry in got["stream"] if entry[0] == "whole"] == [["whole", "lmn", True, None]]
+    assert [entry[3] for entry in got["stream"] if entry[3]] == ["prompt has 0 tokens; it must have at least 1"]
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "message"),
+    [
+        ("no_model", "NOT_FOUND", "model 'other' is not served here; the server has 'counting'"),
+        ("no_version", "NOT_FOUND", "model 'counting' has no version '7'; it has version '1'"),
+        ("bad_value", "INVALID_ARGUMENT", "top_p is 2.0; it must be a number more than 0 and at most 1"),
+        ("bad_name", "INVALID_ARGUMENT", "beam_width is not known here"),
+        ("bad_json", "INVALID_ARGUMENT", "input 'sampling_parameters' must be a JSON object: "),
+        ("bad_stream", "INVALID_ARGUMENT", "stream is true; only ModelStreamInfer can answer in parts"),
+        ("no_text", "INVALID_ARGUMENT", "input 'text_input' is missing"),
+    ],
+)
+def test_errors(got, case, code, message):
+    assert got[case][0] == f"StatusCode.{code}"
+    assert got[case][1].startswith(message)
+
+
+def request(raw=None, **fields):
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], **fields}
+    return messages.ModelInferRequest(
+        model_name="counting",
+        inputs=[tensor],
+        raw_input_contents=[] if raw is None else [raw],
+        parameters={"temperature": {"double_param": 0}, "max_tokens": {"int64_param": 120}},
+    )
+
+
+def test_contents_in_the_message_are_as_good_as_raw_ones(stub):
+    answer = stub.ModelInfer(request(contents={"bytes_contents": [b"a"]}), timeout=20)
+    assert answer.raw_output_contents[0][4:].startswith(b"bcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("raw", "fields", "message"),
+    [
+        (b"ab", {}, "input 'text_input' ends inside the length of a string"),
+        (struct.pack("<I", 9) + b"a", {}, "input 'text_input' ends inside a string of 9 bytes"),
+        (struct.pack("<I", 1) + b"\xff", {}, "input 'text_input' is not valid UTF-8"),
+        (b"", {}, "input 'text_input' has 0 elements; it must have 1"),
+        (b"a", {"datatype": "FP32"}, "input 'text_input' has datatype 'FP32'; it must be BYTES"),
+        (b"a", {"name": "image"}, "input 'image' is not known"),
+    ],
+)
+def test_broken_tensors_are_refused(stub, raw, fields, message):
+    code, details = status(lambda: stub.ModelInfer(request(raw, **fields), timeout=20))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith(message)
+
+
+def test_a_client_that_goes_frees_its_blocks(stub, steps):
+    one = request(contents={"bytes_contents": [b"a"]})
+    call = stub.ModelStreamInfer(iter([one]), timeout=0.3)
+    assert status(lambda: list(call))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_for(lambda: idle(steps))
+    assert len(steps) < 80  # of 120: it did not run to its end

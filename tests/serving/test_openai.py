@@ -1,0 +1,197 @@
+"""The `openai` package, unchanged, against the server."""
+
+import json
+import urllib.request
+
+import openai
+import pytest
+
+from sharp.serving.chat_template import ChatTemplate, load_chat_template
+from sharp.serving.config import EngineConfig
+from sharp.serving.errors import FieldError, InputError
+from tests.serving.conftest import idle, wait_for, write_folder
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory):
+    """The counting model with a chat template."""
+    folder = write_folder(tmp_path_factory.mktemp("models") / "chatting", hashing=0)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eos>"}}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started(start_server, chatting):
+    return start_server(chatting)
+
+
+def connect(started):
+    return openai.OpenAI(base_url=f"http://{started.http_address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(started):
+    with connect(started) as client:
+        yield client
+
+
+def complete(client, prompt="a", **fields):
+    fields = {"temperature": 0, "max_tokens": 4, **fields}
+    return client.completions.create(model="chatting", prompt=prompt, **fields)
+
+
+def chat(client, text="hi", **fields):
+    fields = {"temperature": 0, "max_completion_tokens": 4, **fields}
+    return client.chat.completions.create(model="chatting", messages=[{"role": "user", "content": text}], **fields)
+
+
+def test_models_and_health(client, started):
+    assert [model.id for model in client.models.list()] == ["chatting"]
+    assert client.models.retrieve("chatting").id == "chatting"
+    with pytest.raises(openai.NotFoundError, match="model 'other' is not served here"):
+        client.models.retrieve("other")
+    with urllib.request.urlopen(f"http://{started.http_address}/health", timeout=10) as response:
+        assert json.load(response) == {"status": "ok"}
+
+
+def test_completion(client):
+    answer = complete(client)
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason, answer.object, answer.model) == (
+        "bcde",
+        "length",
+        "text_completion",
+        "chatting",
+    )
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (1, 4, 5)
+    assert complete(client, stop="d").choices[0].finish_reason == "stop"
+    assert complete(client, max_tokens=None).usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_and_answers_keep_their_order(client, stream):
+    for prompts in (["a", "k"], [[97], [107]]):
+        answer = complete(client, prompts, n=2, stream=stream)
+        texts = ["", "", "", ""]
+        for part in answer if stream else [answer]:
+            for choice in part.choices:
+                texts[choice.index] += choice.text
+        assert texts == ["bcde", "bcde", "lmno", "lmno"]
+
+
+def test_a_streamed_completion_ends_with_its_usage(client):
+    chunks = list(complete(client, stream=True, stream_options={"include_usage": True}))
+    assert [chunk.choices[0].text for chunk in chunks[:-1]] == ["b", "c", "d", "e", ""]
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 4)
+
+
+def test_logprobs(client):
+    logprobs = complete(client, logprobs=2).choices[0].logprobs
+    assert logprobs.tokens == ["b", "c", "d", "e"]
+    assert logprobs.top_logprobs[0]["b"] == logprobs.token_logprobs[0] > -2
+    entries = chat(client, logprobs=True, top_logprobs=1).choices[0].logprobs.content
+    assert [(entry.token, entry.bytes, entry.top_logprobs[0].token) for entry in entries[:2]] == [
+        ("b", [98], "b"),
+        ("c", [99], "c"),
+    ]
+    streamed = [chunk.choices[0].logprobs for chunk in chat(client, logprobs=True, stream=True)]
+    assert [one.content[0].token for one in streamed if one] == ["b", "c", "d", "e"]
+
+
+def test_chat_whole_and_streamed(client):
+    answer = chat(client)
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "bcde")
+    # "uhi" and "a" by the template, with one special token between them.
+    assert answer.usage.prompt_tokens == 5
+    chunks = list(chat(client, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "bcde"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    assert chat(client, parts).usage.prompt_tokens == 5
+
+
+def test_structured_output_and_our_own_parameters(client):
+    schema = {"type": "json_schema", "json_schema": {"name": "number", "schema": {"const": 12}}}
+    assert chat(client, response_format=schema).choices[0].message.content == "12"
+    assert complete(client, extra_body={"guided": {"regex": "[xyz]{2}"}}).choices[0].text in ("xx", "xy")
+    assert complete(client, temperature=3, extra_body={"top_k": 1}).choices[0].text == "bcde"
+    assert complete(client, logit_bias={"120": 100}).choices[0].text == "xxxx"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": -1}, "temperature", "temperature is -1.0; it must be a number at least 0"),
+        ({"prompt": "x" * 200}, "prompt", "prompt has 200 tokens; the limit is 127"),
+        ({"prompt": []}, "prompt", "prompt is an empty list"),
+        ({"n": "many"}, "n", "n cannot be used: Input should be a valid integer"),
+        ({"echo": True}, "echo", "echo cannot be used"),
+        ({"best_of": 3}, "best_of", "best_of is 3; only the value of n is supported"),
+        ({"extra_body": {"typical_p": 1}}, "typical_p", "typical_p is not known here"),
+    ],
+)
+def test_a_bad_request_names_the_field(client, fields, param, message):
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(client, **fields)
+    assert caught.value.param == param
+    assert message in str(caught.value)
+
+
+def test_tools_are_refused_and_not_ignored(client):
+    with pytest.raises(openai.BadRequestError, match="tools is not known here"):
+        chat(client, tools=[{"type": "function", "function": {"name": "f"}}])
+
+
+def test_a_model_without_a_template_completes_only(start_server, counting):
+    with connect(start_server(counting)) as client:
+        with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):
+            client.chat.completions.create(model="counting", messages=[{"role": "user", "content": "a"}])
+        assert (
+            client.completions.create(model="counting", prompt="a", temperature=0, max_tokens=2).choices[0].text == "bc"
+        )
+
+
+def test_a_full_queue_is_429_with_a_time_to_come_back(start_server, chatting, steps):
+    client = connect(start_server(chatting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1)))
+    with client, complete(client, stream=True, max_tokens=100) as running:
+        next(running)
+        with complete(client, stream=True, max_tokens=100), pytest.raises(openai.RateLimitError) as caught:
+            complete(client)
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_its_blocks(start_server, chatting, steps, stream):
+    with connect(start_server(chatting)) as client:
+        if stream:
+            with complete(client, stream=True, max_tokens=120) as answer:
+                next(answer)
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                complete(client, max_tokens=120, timeout=0.3)
+        wait_for(lambda: idle(steps))
+    assert len(steps) < 80  # of 120: it did not run to its end
+
+
+def test_templates(tmp_path):
+    template = ChatTemplate("{% generation %}{{ messages[0] | tojson }}{% endgeneration %}", {})
+    assert template.render([{"content": "<é>"}]) == '{"content": "<é>"}'
+    refusing = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(FieldError, match="messages do not fit the model's chat template: roles must alternate"):
+        refusing.render([])
+    with pytest.raises(FieldError, match="unsafe"):
+        ChatTemplate("{{ ''.__class__.__mro__ }}", {}).render([])
+    assert load_chat_template(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x{{ bos_token }}", "bos_token": "B"}))
+    assert load_chat_template(tmp_path).render([]) == "xB"
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(InputError, match=r"cannot be read: .*; correct or remove it"):
+        load_chat_template(tmp_path)

@@ -1,0 +1,94 @@
+"""A program that uses the server as Triton's users do; it prints what it got as JSON.
+
+A process of its own: `tritonclient` and our server bring the same messages, and protobuf allows one copy a process.
+"""
+
+import json
+import queue
+import sys
+
+import numpy as np
+import tritonclient.grpc as triton
+
+MODEL = "counting"
+
+
+def inputs(text="a", *, stream=None, sampling=None, exclude=None):
+    tensors = []
+    for name, value, datatype in (
+        ("text_input", text, "BYTES"),
+        ("stream", stream, "BOOL"),
+        ("sampling_parameters", sampling, "BYTES"),
+        ("exclude_input_in_output", exclude, "BOOL"),
+    ):
+        if value is not None:
+            tensor = triton.InferInput(name, [1], datatype)
+            array = [value] if datatype == "BOOL" else [value.encode()]
+            tensor.set_data_from_numpy(np.array(array, bool if datatype == "BOOL" else object))
+            tensors.append(tensor)
+    return tensors
+
+
+def text(result):
+    return result.as_numpy("text_output")[0].decode()
+
+
+def infer(client, *arguments, parameters=None, model=MODEL, **fields):
+    return client.infer(model, inputs(*arguments, **fields), parameters=parameters)
+
+
+def error(call):
+    try:
+        call()
+    except triton.InferenceServerException as raised:
+        return [raised.status(), raised.message()]
+
+
+def stream(client):
+    """(request id, text, final, error) of everything that came for three requests of one stream."""
+    got = queue.Queue()
+    client.start_stream(lambda result, error: got.put((result, error)))
+    greedy = json.dumps({"temperature": 0, "max_tokens": 3})
+    client.async_stream_infer(MODEL, inputs("a", stream=True, sampling=greedy), request_id="parts")
+    client.async_stream_infer(MODEL, inputs("k", sampling=greedy), request_id="whole")
+    client.async_stream_infer(MODEL, inputs("", stream=True, sampling=greedy), request_id="bad")
+    seen, ended = [], 0
+    while ended < 3:
+        result, failed = got.get(timeout=20)
+        if failed:
+            seen.append(["", "", True, failed.message()])
+        else:
+            response = result.get_response()
+            final = response.parameters["triton_final_response"].bool_param
+            seen.append([response.id, text(result), final, None])
+        ended += seen[-1][2]
+    client.stop_stream()
+    return seen
+
+
+def main(address):
+    client = triton.InferenceServerClient(address)
+    greedy = json.dumps({"temperature": 0, "max_tokens": "4"})
+    contents = triton.InferInput("text_input", [1], "BYTES")
+    contents.set_data_from_numpy(np.array([b"a"], object))
+    got = {
+        "ready": [client.is_server_live(), client.is_server_ready(), client.is_model_ready(MODEL)],
+        "server": client.get_server_metadata(as_json=True)["name"],
+        "metadata": client.get_model_metadata(MODEL, as_json=True),
+        "whole": text(infer(client, sampling=greedy)),
+        "with_input": text(infer(client, sampling=greedy, exclude=False)),
+        "parameters": text(infer(client, parameters={"temperature": 0.0, "max_tokens": 2})),
+        "guided": text(infer(client, sampling='{"guided": {"regex": "(yes|no)"}}')),
+        "stream": stream(client),
+        "no_model": error(lambda: infer(client, model="other")),
+        "no_version": error(lambda: client.get_model_metadata(MODEL, "7")),
+        "bad_value": error(lambda: infer(client, parameters={"top_p": 2})),
+        "bad_name": error(lambda: infer(client, parameters={"beam_width": 2})),
+        "bad_json": error(lambda: infer(client, sampling="x")),
+        "bad_stream": error(lambda: infer(client, stream=True)),
+        "no_text": error(lambda: infer(client, None)),
+    }
+    print(json.dumps(got))
+
+
+main(sys.argv[1])
