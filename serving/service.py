@@ -75,6 +75,7 @@ class GenerationService:
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
         self._open = 0
+        self._streams: set[EventStream] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -103,10 +104,12 @@ class GenerationService:
         try:
             # Tokenizing a long text takes a while, and the event loop serves everyone.
             stream = EventStream(await asyncio.to_thread(prepare), self.engine, self._max_unread_messages)
+            self._streams.add(stream)
             stream.start()
             try:
                 yield stream
             finally:
+                self._streams.discard(stream)
                 # Also when the client has gone: this task is cancelled then, and the blocks must not stay taken.
                 stream.stop()
         finally:
@@ -115,12 +118,13 @@ class GenerationService:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests, and wait until those that run are complete, at most so long."""
+        """Take no more requests, and wait until those that run are complete; what takes longer is cancelled."""
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
-            return
+            for stream in self._streams:
+                stream.stop()  # its client gets what there is, and that it was cancelled
 
 
 def new_request_id() -> str:

@@ -13,6 +13,7 @@ from sharp.serving.sampling_fields import SamplingFields, StrictMessage, first_e
 
 # Where OpenAI's API has a limit of its own when the client says none.
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPTS = 256  # in one request
 Body = TypeVar("Body", bound="GenerationRequest")
 
 
@@ -56,6 +57,8 @@ class CompletionRequest(GenerationRequest):
             raise FieldError("prompt", "prompt is an empty list; give at least one text or token id")
         if isinstance(self.prompt[0], int):
             return [self.prompt]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise FieldError("prompt", f"prompt has {len(self.prompt)} prompts; the limit is {MAX_PROMPTS}")
         return self.prompt
 
     @property

@@ -6,6 +6,9 @@ import grpc
 import pytest
 import torch
 
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.chat_template import load_chat_template
+from sharp.serving.tokenizer import load_tokenizer
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.end_to_end.commands import serve
 
@@ -56,3 +59,19 @@ def test_greedy_tokens_equal_hugging_face(export, smollm2, expected):
     wanted = [(len(prompt_ids), answer) for prompt_ids, answer in expected]
     assert alone == wanted
     assert together == wanted
+
+
+def test_a_conversation_becomes_the_tokens_that_hugging_face_makes_of_it(export, smollm2):
+    from transformers import AutoTokenizer
+
+    folder = export(smollm2, "softmax")
+    messages = [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Are <you> sure?"},
+    ]
+    theirs = AutoTokenizer.from_pretrained(str(smollm2.parent), gguf_file=smollm2.name)
+    text = load_chat_template(folder).render(messages)
+    assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ours = load_tokenizer(folder, read_manifest(folder)).encode(text, special_tokens=False)
+    assert ours == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import math
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -175,12 +177,7 @@ def test_a_full_queue_says_when_to_come_back(connect, counting, steps):
 
 
 def test_a_server_that_ends_finishes_what_runs_and_takes_no_more(counting, server_settings, steps):
-    settings = type(server_settings)(
-        ServerConfig(grpc_port=0, http_port=0, grace_seconds=20),
-        server_settings.engine,
-        server_settings.metrics,
-        server_settings.backend,
-    )
+    settings = replace(server_settings, server=ServerConfig(grpc_port=0, http_port=0, grace_seconds=20))
 
     def use(address, stop):
         client = Client(address)
@@ -206,3 +203,30 @@ def test_a_server_that_ends_finishes_what_runs_and_takes_no_more(counting, serve
         refused, reason = asyncio.run(serve())
     assert refused == (grpc.StatusCode.UNAVAILABLE, "the server ends and takes no more requests; ask another one")
     assert reason == inference_pb2.FINISH_REASON_LENGTH
+
+
+def test_what_takes_longer_than_a_server_waits_is_cancelled_and_told_so(counting, server_settings, steps, caplog):
+    def use(started, stop):
+        stream = Client(started.grpc_address).stream(max_tokens=120)
+        next(stream)
+        body = {"model": "counting", "prompt": "a", "max_tokens": 120, "temperature": 0, "stream": True}
+        request = urllib.request.Request(f"http://{started.http_address}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=20) as response:
+            response.readline()
+            stop()
+            return list(stream)[-1].finished.reason, response.read()
+
+    async def serve():
+        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
+
+        def on_start(started):
+            used.append(pool.submit(use, started, lambda: loop.call_soon_threadsafe(stop.set)))
+
+        await run_server(counting, server_settings, on_start, stop)
+        return used[0].result(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        reason, body = asyncio.run(serve())
+    assert reason == inference_pb2.FINISH_REASON_CANCELLED
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert not [record for record in caplog.records if record.exc_info]

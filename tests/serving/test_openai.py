@@ -132,6 +132,7 @@ def test_structured_output_and_our_own_parameters(client):
         ({"temperature": -1}, "temperature", "temperature is -1.0; it must be a number at least 0"),
         ({"prompt": "x" * 200}, "prompt", "prompt has 200 tokens; the limit is 127"),
         ({"prompt": []}, "prompt", "prompt is an empty list"),
+        ({"prompt": ["a"] * 257}, "prompt", "prompt has 257 prompts; the limit is 256"),
         ({"n": "many"}, "n", "n cannot be used: Input should be a valid integer"),
         ({"echo": True}, "echo", "echo cannot be used"),
         ({"best_of": 3}, "best_of", "best_of is 3; only the value of n is supported"),
