@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.reading import read_source
+from sharp.exporter.source import Source
 from sharp.models.attention import EagerAttention
 from sharp.plugins.errors import InputError
 
@@ -84,7 +85,9 @@ def _load(path: Path) -> Layer:
 
 def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
     source = read_source(checkpoint, norm)
-    decoder = source.decoder
+    decoder = source.model
+    if not isinstance(decoder, Decoder):
+        raise InputError(f"{checkpoint} is a {source.architecture}; --data takes decoders over tokens")
     eager = decoder.config.norm != "softmax" or decoder.config.positions != "rope"
     window = EAGER_WINDOW if eager else ROPE_WINDOW
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,13 +103,15 @@ def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
     (folder / "done").touch()
 
 
-def _token_ids(source: object, folder: Path) -> list[int]:
+def _token_ids(source: Source, folder: Path) -> list[int]:
     """Ids of the prose in Python's own help topics, some 465,000 characters."""
     from pydoc_data.topics import topics
 
     from tokenizers import Tokenizer
 
-    source.write_tokenizer(folder)  # type: ignore[attr-defined]
+    if source.write_tokenizer is None:
+        raise InputError(f"{source.name} has no tokenizer; --data needs one, as it reads a text")
+    source.write_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return list(tokenizer.encode("\n\n".join(topics.values()), add_special_tokens=False).ids)
 

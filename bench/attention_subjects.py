@@ -223,7 +223,7 @@ def _torch_heads(work: Workload) -> list[tuple[torch.Tensor, torch.Tensor, torch
     """Query [sequences, q_heads, queries, dim], key and value [sequences, kv_heads, context, dim] of every layer."""
     new = slice(work.context - work.queries, work.context)
     return [
-        tuple(  # type: ignore[misc]
+        tuple(
             torch.from_numpy(np.ascontiguousarray(array.transpose(1, 0, 2)))[None].repeat(work.sequences, 1, 1, 1)
             for array in (layer.query[new], layer.key, layer.value)
         )

@@ -58,7 +58,7 @@ def measure_steps(llm: LLM, streams: int, steps: int, params: dict[str, Any]) ->
         in_model = time.thread_time() - began
         return output
 
-    backend.step = timed  # type: ignore[method-assign]
+    backend.step = timed
     whole, outside = [], []
     while engine.has_work:
         decoding = len(engine.scheduler.running) == streams and all(

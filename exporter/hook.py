@@ -25,7 +25,7 @@ def hooked_attention(
     """What transformers calls: query [batch, q_heads, tokens, head_dim], already rotated -> [batch, tokens, ...]."""
     del attention_mask  # transformers builds none for an implementation that it does not know
     attention: AttentionFunction = kwargs["sharp_attention"]
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    layer: int = module.layer_idx  # type: ignore[assignment]  # modules have any attribute
     window = kwargs.get("sliding_window")
     options = LayerOptions(
         scale=kwargs.get("scaling"), softcap=kwargs.get("softcap") or 0.0, window=-1 if window is None else window

@@ -37,7 +37,7 @@ int64_t newest_distance(const Problem& problem, const int32_t* table, int64_t po
 std::vector<int64_t> reach_of(const Problem& problem) {
   const Attributes& attributes = problem.attributes;
   const bool bounded = problem.key_norm != nullptr || problem.cache_type == CacheType::kInt8 || attributes.softcap > 0;
-  // Keys after the query have a positive bias: the newest one would not be the query's own.
+  // Without causality there are keys after the query, which this bound does not look at.
   if (attributes.normalizer != NormalizerKind::kEntmax || problem.alibi_slopes == nullptr || problem.stats != nullptr ||
       !attributes.causal || !bounded)
     return {};
