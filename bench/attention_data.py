@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
-from sharp.models.attention import EagerAttention
+from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.plugins.errors import InputError
 
 Floats = NDArray[np.float32]
@@ -129,6 +129,7 @@ def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, d
         value: torch.Tensor,
         head_params: torch.Tensor | None,
         alibi_slopes: torch.Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
     ) -> torch.Tensor:
         seen[layer] = {
             name: tensor[0].numpy().astype(np.float16)
@@ -138,9 +139,10 @@ def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, d
             if parameters is not None:
                 seen[layer][name] = parameters.numpy().astype(np.float32)
         if eager:
-            return written_out(layer, query, key, value, head_params, alibi_slopes)
+            return written_out(layer, query, key, value, head_params, alibi_slopes, options)
         heads = [tensor.transpose(1, 2) for tensor in (query, key, value)]
-        mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        attention = torch.nn.functional.scaled_dot_product_attention
+        mixed = attention(*heads, is_causal=True, enable_gqa=True, scale=options.scale)
         return mixed.transpose(1, 2)
 
     decoder.hidden_states(torch.tensor([ids]), torch.arange(len(ids))[None], attend)
