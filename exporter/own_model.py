@@ -114,7 +114,7 @@ def with_norm(model: ModelT, norm: str, path: Path) -> ModelT:
             f"{path} was trained with --norm {model.config.norm} and has no parameters for {norm}; "
             f"export it with --norm {model.config.norm}, or train the model with {norm} first"
         )
-    config = replace(model.config, norm=norm, alpha=scheme.alpha)
+    config = replace(model.config, norm=norm, alpha=scheme.alpha, gamma=None)
     changed: ModelT = type(model)(config)  # type: ignore[arg-type] # the class of this very configuration
     own = {name for name in changed.state_dict() if "head_parameters" in name or "query_scale" in name}
     missing, _ = changed.load_state_dict(model.state_dict(), strict=False)

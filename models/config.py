@@ -12,6 +12,8 @@ Positions = Literal["none", "rope", "alibi", "nape"]
 RopeScaling = Literal["linear", "llama3"]
 TokenizerName = Literal["none", "bytes"]
 
+GAMMA_LIMIT = 8.0  # (ln 131,072)^8 is still far inside of float32
+
 
 def check_norm_options(
     alpha: float, temperature: float, temperature_coefficients: tuple[float, ...], entropy_threshold: float
@@ -31,11 +33,26 @@ def check_norm_options(
         raise InputError(f"entropy_threshold is {entropy_threshold}, but must be at least 0")
 
 
+def check_gamma(gamma: float | None, norm: str) -> None:
+    """Check the fixed exponent of a length scale.
+
+    Raises:
+        InputError: `norm` has no such exponent, or the number cannot work.
+    """
+    if gamma is None:
+        return
+    if get_norm(norm).scale_kind not in ("head", "token"):
+        raise InputError(f"norm {norm} has no exponent gamma to fix; leave it out, or choose asentmax")
+    if not (math.isfinite(gamma) and abs(gamma) <= GAMMA_LIMIT):
+        raise InputError(f"gamma is {gamma}, but must be from {-GAMMA_LIMIT} to {GAMMA_LIMIT}")
+
+
 @dataclass(frozen=True)
 class SharpConfig:
     """A model's sizes, its attention scheme and its special tokens; checked when it is made.
 
-    `causal` makes a decoder, otherwise it is an encoder. `alpha` 0 takes the norm's own. `temperature` divides q k
+    `causal` makes a decoder, otherwise it is an encoder. `alpha` 0 takes the norm's own. `gamma` fixes the
+    exponent of the learned length scales, see `sharp.models.query_scale`. `temperature` divides q k
     under norm fixed-temperature and matters to no other. `trained_context` is the longest sequence seen in training,
     `max_context` the longest that the model may be served with. `rope_factor` and `rope_scaling` stretch RoPE, see
     `sharp.models.positions.inverse_frequency`; 1 leaves it as it is. `tokenizer` says what a token id stands for:
@@ -58,6 +75,7 @@ class SharpConfig:
     trained_context: int = 512
     max_context: int = 65536
     alpha: float = 0.0
+    gamma: float | None = None
     temperature: float = 1.0
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
     entropy_threshold: float = 0.5
@@ -119,6 +137,7 @@ class SharpConfig:
             raise InputError(
                 f"max_context is {self.max_context}, but must be at least trained_context ({self.trained_context})"
             )
+        check_gamma(self.gamma, self.norm)
         check_norm_options(self.alpha, self.temperature, self.temperature_coefficients, self.entropy_threshold)
         for field in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, field)

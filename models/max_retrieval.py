@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sharp.models.attention import AttentionFunction
-from sharp.models.config import check_norm_options
+from sharp.models.config import check_gamma, check_norm_options
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, attention_weights, get_norm
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
@@ -21,7 +21,7 @@ from sharp.plugins.errors import InputError
 class MaxRetrievalConfig:
     """The sizes of App. A.2-A.3 and the attention scheme; `alpha` 0 takes the norm's own, `temperature` is a fixed one.
 
-    `trained_items` is the largest set seen in training; SSMax starts as plain softmax there.
+    `gamma` fixes the exponent of the learned length scales, see `QueryScale`. `trained_items` is the largest set seen in training; SSMax starts as plain softmax there.
 
     Raises:
         InputError: a field has a value that no model can have; the message names field, value and limit.
@@ -32,6 +32,7 @@ class MaxRetrievalConfig:
     norm: str = "softmax"
     trained_items: int = 16
     alpha: float = 0.0
+    gamma: float | None = None
     temperature: float = 1.0
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
     entropy_threshold: float = 0.5
@@ -45,6 +46,7 @@ class MaxRetrievalConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{field} is {value!r}, but must be a whole number of at least {least}")
+        check_gamma(self.gamma, self.norm)
         check_norm_options(self.alpha, self.temperature, self.temperature_coefficients, self.entropy_threshold)
 
     @property
@@ -88,7 +90,9 @@ class MaxRetrieval(nn.Module):
         self.query_scale = (
             None
             if scheme.scale_kind == "none"
-            else QueryScale(scheme.scale_kind, size, torch.ones(1, dtype=torch.bool), config.trained_items)
+            else QueryScale(
+                scheme.scale_kind, size, torch.ones(1, dtype=torch.bool), config.trained_items, config.gamma
+            )
         )
         self.reset_parameters()
 

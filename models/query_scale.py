@@ -27,16 +27,25 @@ class QueryScale(nn.Module):
     | head | delta + beta L^gamma | scalars behind beta and gamma |
     | token | the same, beta and gamma from the token (ASEntmax Eq. 9-10) | w_beta, w_gamma [hidden_size] |
 
-    beta = softplus(w_beta h) > 0 and gamma = 2 tanh(w_gamma h), h the attention block's input, delta = 1.
+    beta = softplus(w_beta h) > 0 and gamma = 2 tanh(w_gamma h), h the attention block's input, delta = 1. With `gamma`
+    it is that number for every head and token, and only beta is learned (the paper's Table 5).
     `scaled_heads` [q_heads] marks the heads that the scale applies to (under NAPE those without position); the others
     have the factor 1.
     """
 
     scaled_heads: Tensor
 
-    def __init__(self, kind: ScaleKind, hidden_size: int, scaled_heads: Tensor, trained_context: int) -> None:
+    def __init__(
+        self,
+        kind: ScaleKind,
+        hidden_size: int,
+        scaled_heads: Tensor,
+        trained_context: int,
+        gamma: float | None = None,
+    ) -> None:
         super().__init__()
         self.kind = kind
+        self.gamma = gamma
         self.log_length_offset = LOG_LENGTH_OFFSET
         q_heads = scaled_heads.numel()
         self.register_buffer("scaled_heads", scaled_heads, persistent=False)
@@ -47,10 +56,12 @@ class QueryScale(nn.Module):
             self.b = nn.Parameter(torch.zeros(q_heads))
         elif kind == "head":
             self.beta_raw = nn.Parameter(torch.zeros(q_heads))
-            self.gamma_raw = nn.Parameter(torch.zeros(q_heads))
+            if gamma is None:
+                self.gamma_raw = nn.Parameter(torch.zeros(q_heads))
         elif kind == "token":
             self.w_beta = nn.Linear(hidden_size, q_heads, bias=False)
-            self.w_gamma = nn.Linear(hidden_size, q_heads, bias=False)
+            if gamma is None:
+                self.w_gamma = nn.Linear(hidden_size, q_heads, bias=False)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """The factors [batch, tokens, q_heads] for hidden [batch, tokens, hidden_size], positions [batch, tokens]."""
@@ -59,6 +70,11 @@ class QueryScale(nn.Module):
             factor = self.s * log_length + self.b
         else:
             beta = functional.softplus(self.beta_raw if self.kind == "head" else self.w_beta(hidden).float())
-            gamma = GAMMA_RANGE * torch.tanh(self.gamma_raw if self.kind == "head" else self.w_gamma(hidden).float())
-            factor = DELTA + beta * log_length**gamma
+            factor = DELTA + beta * log_length ** self._gamma(hidden)
         return torch.where(self.scaled_heads, factor, 1.0)
+
+    def _gamma(self, hidden: Tensor) -> Tensor | float:
+        if self.gamma is not None:
+            return self.gamma
+        raw: Tensor = self.gamma_raw if self.kind == "head" else self.w_gamma(hidden).float()
+        return GAMMA_RANGE * torch.tanh(raw)

@@ -196,6 +196,7 @@ def parse_range(text: str) -> tuple[int, int]:
 @click.option("--positions", type=click.Choice(get_args(Positions)), help="Position encoding.  [default: nape]")
 @click.option("--rope-factor", type=click.FloatRange(min=1), help="Stretching of RoPE, as in Llama 3.  [default: 16]")
 @click.option("--alpha", type=float, help="Alpha of entmax.  [default: the norm's]")
+@click.option("--gamma", type=float, help="Fixed gamma of sentmax, asentmax and assmax.  [default: learned]")
 @click.option("--layers", type=click.IntRange(min=1), help="Layers.  [default: the paper's]")
 @click.option("--heads", type=click.IntRange(min=1), help="Heads.  [default: the paper's]")
 @click.option("--hidden-size", type=click.IntRange(min=1), help="Width of the model.  [default: the paper's]")

@@ -29,7 +29,13 @@ class Attention(nn.Module):
         self.query_scale = (
             None
             if config.scheme.scale_kind == "none"
-            else QueryScale(config.scheme.scale_kind, config.hidden_size, scaled_heads(config), config.trained_context)
+            else QueryScale(
+                config.scheme.scale_kind,
+                config.hidden_size,
+                scaled_heads(config),
+                config.trained_context,
+                config.gamma,
+            )
         )
         self.register_buffer("slopes", alibi_slopes(config), persistent=False)
 

@@ -27,6 +27,7 @@ class Choices:
     positions: Positions = "nape"
     rope_factor: float = ROPE_FACTOR
     alpha: float = 0.0
+    gamma: float | None = None
     temperature: float | None = None
     layers: int | None = None
     heads: int | None = None
@@ -164,6 +165,7 @@ def make_model(task: Task, choices: Choices) -> Model:
                 norm=choices.norm,
                 trained_items=task.longest_training_length,
                 alpha=choices.alpha,
+                gamma=choices.gamma,
                 temperature=temperature,
             )
         )
@@ -180,6 +182,7 @@ def make_model(task: Task, choices: Choices) -> Model:
         trained_context=task.sampler.tokens(task.longest_training_length),
         max_context=MAX_CONTEXT,
         alpha=choices.alpha,
+        gamma=choices.gamma,
         temperature=temperature,
         rope_factor=choices.rope_factor if choices.positions == "rope" else 1.0,
         rope_scaling="llama3",

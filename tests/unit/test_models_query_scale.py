@@ -53,3 +53,14 @@ def test_heads_that_are_not_scaled_have_the_factor_one(kind):
     factor = randomized(kind, torch.tensor([False, True, False, True]))(hidden, positions)
     assert (factor[..., ::2] == 1).all()
     assert (factor[..., 1::2] != 1).all()
+
+
+@pytest.mark.parametrize("kind", ["head", "token"])
+def test_a_fixed_gamma_leaves_only_beta_to_learn(kind):
+    scale = QueryScale(kind, HIDDEN, every_head, trained_context=512, gamma=3.0)
+    assert len(list(scale.parameters())) == 1
+    with torch.no_grad():
+        for parameter in scale.parameters():
+            parameter.zero_()
+    expected = 1 + math.log(2) * torch.log(positions + 2.0) ** 3  # softplus(0) = ln 2
+    torch.testing.assert_close(scale(hidden, positions), expected[..., None].expand(-1, -1, HEADS))
