@@ -37,6 +37,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 @click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option("--threads", type=int, help="Threads of the backend.  [default: one per processor]")
 @click.option("--no-kernels", is_flag=True, help="Run attention as standard ops, for comparison: slow.")
+@click.option("--allow-unverified", is_flag=True, help="Serve a model that failed its verification, too.")
 @click.option(
     "--cache-tokens",
     type=int,
@@ -78,6 +79,7 @@ def serve(
     backend: str,
     threads: int | None,
     no_kernels: bool,
+    allow_unverified: bool,
     cache_tokens: int | None,
     max_batch_tokens: int,
     max_sequences: int,
@@ -106,7 +108,12 @@ def serve(
             prefill_chunk_tokens=prefill_chunk_tokens,
         ),
         MetricsConfig(attention_series_limit),
-        BackendConfig(backend, threads if threads is not None else available_cpus(), kernels=not no_kernels),
+        BackendConfig(
+            backend,
+            threads if threads is not None else available_cpus(),
+            kernels=not no_kernels,
+            allow_unverified=allow_unverified,
+        ),
     )
     asyncio.run(run_server(folder, settings, _announce))
 

@@ -70,9 +70,14 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
 
     Raises:
         NotFoundError: there is no model folder at `path`.
-        InputError: the folder cannot be used, or its cache does not fit the memory.
+        InputError: the folder cannot be used, failed its verification, or its cache does not fit the memory.
     """
     manifest = read_manifest(path)
+    if not (manifest.verified or backend.allow_unverified):
+        raise InputError(
+            f"{path} failed its verification, so its answers may be wrong (report.json says where); export it again, "
+            "or allow it with --allow-unverified"
+        )
     if manifest.kind != "decoder":
         raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
     if manifest.cache.form != "paged":
