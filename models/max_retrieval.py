@@ -21,7 +21,8 @@ from sharp.plugins.errors import InputError
 class MaxRetrievalConfig:
     """The sizes of App. A.2-A.3 and the attention scheme; `alpha` 0 takes the norm's own, `temperature` is a fixed one.
 
-    `gamma` fixes the exponent of the learned length scales, see `QueryScale`. `trained_items` is the largest set seen in training; SSMax starts as plain softmax there.
+    `gamma` fixes the exponent of the learned length scales, see `QueryScale`. `trained_items` is the largest set seen
+    in training; SSMax starts as plain softmax there.
 
     Raises:
         InputError: a field has a value that no model can have; the message names field, value and limit.
