@@ -61,8 +61,8 @@ class ContiguousVerifier:
         session.reset(1)
 
         def append(new: Tokens) -> Floats:
-            logits, _ = session.step(new[None])
-            return logits[0]
+            logits: Floats = session.step(new[None])[0][0]
+            return logits
 
         return append
 
