@@ -15,8 +15,9 @@ from torch import Tensor
 from sharp.exporter import lowering
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form, make_form
+from sharp.exporter.genai import write_genai_config
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
-from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens
+from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens, text_losses
 from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
@@ -128,8 +129,7 @@ def _export_into(
     measured, text = None, None
     if _reads_text(source) and not (source.trained and settings.text is None):
         name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json")
-        measured = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 if source.trained else 2))
-        text = Text(tokens.numpy(), measured.after)
+        measured, text = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 + (not source.trained)))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()
     graph = lowering.lower(tracing)
@@ -143,6 +143,8 @@ def _export_into(
         source, form, settings, name, verified=verification.passed, found=summary(verification, measured)
     )
     described.write(staging)
+    if form.cache.form == "contiguous":
+        write_genai_config(staging, described)
     (staging / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return described, verification, measured, report
 
@@ -151,14 +153,15 @@ def _reads_text(source: Source) -> bool:
     return isinstance(source.model, Decoder) and source.write_tokenizer is not None
 
 
-def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> Perplexity:
-    numbers: list[float] = []
+def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> tuple[Perplexity, Text]:
+    losses: list[Tensor] = []
     for model in (source.original,) if source.trained else (source.original, source.model):
         assert isinstance(model, Decoder)
-        numbers.append(perplexity(model, tokens))
+        losses.append(text_losses(model, tokens))
         on_step()
     norms = source.original.config.norm, source.model.config.norm
-    return Perplexity(text, len(tokens), *norms, before=numbers[0], after=numbers[-1])
+    before, after = perplexity(losses[0]), perplexity(losses[-1])
+    return Perplexity(text, len(tokens), *norms, before, after), Text(tokens.numpy(), losses[-1])
 
 
 def describe(
