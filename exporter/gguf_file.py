@@ -14,9 +14,10 @@ def one_reader() -> Iterator[None]:
 
     Of a vocabulary of 49,152 tokens a reader takes 4 s to make, and transformers 5.23 makes four.
     """
-    reader: Any = gguf.GGUFReader
-    gguf.GGUFReader = cache(reader)
+    library: Any = gguf
+    reader = library.GGUFReader
+    library.GGUFReader = cache(reader)
     try:
         yield
     finally:
-        gguf.GGUFReader = reader
+        library.GGUFReader = reader
