@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
+from sharp.plugins.errors import VerificationError
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --help or a typing error
     from sharp.exporter.source import Source
@@ -128,7 +129,8 @@ def export(
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
     SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of
-    Sharp's own. The model is verified against PyTorch before the folder appears.
+    Sharp's own. The model is verified against PyTorch before the folder appears; when a check fails, the folder is
+    marked as unverified, servers refuse it, and the exit code is 1.
     """
     exit_on_terminate()
     console = Console(stderr=True, quiet=quiet)
@@ -184,3 +186,7 @@ def export(
         report_plan(result)
     elif isinstance(result, Export) and not quiet:
         report(result)
+    if isinstance(result, Export) and result.verification.failure is not None:
+        raise VerificationError(
+            f"{result.verification.failure}; {result.folder} is marked as unverified, see its report.json"
+        )

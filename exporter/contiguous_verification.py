@@ -1,53 +1,71 @@
 """Verification of the contiguous form: prompts and the steps after them against uncached PyTorch passes."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from sharp.exporter.contiguous_session import ContiguousSession
+from sharp.exporter.continuation import Append
 from sharp.exporter.decoder import Decoder
-from sharp.exporter.uncached import UncachedDecoder
-from sharp.exporter.verification import RUNTIMES, Comparison, Pair, compare
-from sharp.models.normalizers import entropy
-from sharp.plugins.manifest import Target
+from sharp.exporter.perplexity import LOGITS_ROWS
+from sharp.exporter.torch_answer import torch_answer, torch_logits
+from sharp.exporter.verification import Answer, Floats, Tokens
 
 # (name, sequences, new tokens of every step)
-CASES: tuple[tuple[str, int, tuple[int, ...]], ...] = (
-    ("first token", 1, (1,)),
-    ("prompt", 1, (45,)),
-    ("prompt and decode", 1, (33, 1, 1)),
-    ("prompt in two chunks", 1, (21, 19)),
-    ("batch of 3", 3, (18, 1, 7)),
-)
+CASES: dict[str, tuple[int, tuple[int, ...]]] = {
+    "first token": (1, (1,)),
+    "prompt": (1, (45,)),
+    "prompt and decode": (1, (33, 1, 1)),
+    "prompt in two chunks": (1, (21, 19)),
+    "batch of 3": (3, (18, 1, 7)),
+}
 
 
-@torch.no_grad()
-def verify_contiguous(
-    decoder: Decoder, folder: Path, target: Target, on_case: Callable[[], None]
-) -> Iterator[Comparison]:
-    """Compare the model in `folder` with `decoder`, in the runtimes of its target."""
-    model = UncachedDecoder(decoder)
-    generator = torch.Generator().manual_seed(0)
-    drawn = {name: model.draw(sequences, sum(steps), generator) for name, sequences, steps in CASES}
-    expected = {name: model.eager(*inputs) for name, inputs in drawn.items()}
-    for runtime, kernels in RUNTIMES[target]:
-        session = ContiguousSession(folder, kernels=kernels)
-        for name, sequences, steps in CASES:
-            (tokens,) = drawn[name]
-            output, weights = expected[name]
-            wanted = torch.stack([entropy(layer) for layer in weights]).numpy()  # [layers, sequences, q_heads, tokens]
-            session.reset(sequences)
-            pairs, start = [], 0
-            for count in steps:
-                end = start + count
-                logits, stats = session.step(tokens[:, start:end].numpy())
-                vocab = logits.shape[-1]
-                want = output[:, start:end].numpy()
-                pairs.append(
-                    Pair(logits.reshape(-1, vocab), want.reshape(-1, vocab), stats[..., 0], wanted[..., start:end])
-                )
-                start = end
-            yield compare(runtime, name, pairs)
-            on_case()
-        del session  # its weights, before the next one takes as much
+class ContiguousVerifier:
+    """See `Verifier`."""
+
+    cases = tuple(CASES)
+    writes_text = True
+    text_step = LOGITS_ROWS
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.model = decoder
+        self.config = decoder.config
+        generator = np.random.default_rng(0)
+        self.sequences = {
+            name: generator.integers(0, decoder.config.vocab_size, (sequences, sum(steps)))
+            for name, (sequences, steps) in CASES.items()
+        }
+
+    def expected(self, case: str) -> list[Answer]:
+        """See `Verifier`."""
+        return [torch_answer(self.model, tokens) for tokens in self.sequences[case]]
+
+    def open(self, folder: Path, *, kernels: bool) -> ContiguousSession:
+        """See `Verifier`."""
+        return ContiguousSession(folder, kernels=kernels)
+
+    def run(self, session: ContiguousSession, case: str) -> list[Answer]:
+        """See `Verifier`."""
+        sequences, steps = CASES[case]
+        session.reset(sequences)
+        borders = np.cumsum(steps)[:-1]
+        read = [session.step(tokens) for tokens in np.split(self.sequences[case], borders, axis=1)]
+        logits = np.concatenate([part for part, _ in read], axis=1)  # [sequences, tokens, vocab]
+        entropies = np.concatenate([stats[..., 0] for _, stats in read], axis=3)  # [layers, sequences, q_heads, tokens]
+        return [Answer(logits[i], entropies[:, i].swapaxes(1, 2)) for i in range(sequences)]
+
+    def begin(self, session: ContiguousSession, tokens: int) -> Append:
+        """See `Verifier`."""
+        del tokens  # the past grows as it must
+        session.reset(1)
+
+        def append(new: Tokens) -> Floats:
+            logits: Floats = session.step(new[None])[0][0]
+            return logits
+
+        return append
+
+    def logits(self, tokens: Tokens) -> Floats:
+        """See `Verifier`."""
+        return torch_logits(self.model, tokens)

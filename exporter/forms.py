@@ -1,26 +1,22 @@
 """The forms that a model can be exported in (`--cache`): how each is traced, verified and described."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, get_args
 
 from sharp.exporter.contiguous_graph import contiguous_ports, trace_contiguous
-from sharp.exporter.contiguous_verification import CASES as CONTIGUOUS_CASES
-from sharp.exporter.contiguous_verification import verify_contiguous
+from sharp.exporter.contiguous_verification import ContiguousVerifier
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.lowering import Tracing
 from sharp.exporter.paged_model import BLOCK_SIZE, trace_paged
-from sharp.exporter.paged_verification import CASES as PAGED_CASES
-from sharp.exporter.paged_verification import verify_paged
+from sharp.exporter.paged_verification import PagedVerifier
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedDecoder, UncachedModel
 from sharp.exporter.uncached_graph import COLLECT_STATS, STATS, trace_uncached
-from sharp.exporter.uncached_verification import CASES as UNCACHED_CASES
-from sharp.exporter.uncached_verification import verify_uncached
-from sharp.exporter.verification import Comparison
+from sharp.exporter.uncached_verification import UncachedVerifier
+from sharp.exporter.verifier import Verifier
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme, Target
+from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme
 
 FORMS = get_args(CacheForm)
 
@@ -34,14 +30,13 @@ class Form(Protocol):
     cache: Cache
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    cases: int  # comparisons that `verify` makes in every runtime of a target
 
     def trace(self) -> Tracing:
         """What torch.onnx.export needs."""
         ...
 
-    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
-        """Compare the written model with PyTorch; `on_case` is called after each comparison."""
+    def verifier(self) -> Verifier:
+        """What compares the written model with PyTorch."""
         ...
 
 
@@ -52,7 +47,6 @@ class PagedForm:
     cache = Cache(form="paged", block_size=BLOCK_SIZE)
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
-    cases = len(PAGED_CASES)
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -63,9 +57,9 @@ class PagedForm:
         """See `Form`."""
         return trace_paged(self.decoder)
 
-    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    def verifier(self) -> Verifier:
         """See `Form`."""
-        return verify_paged(self.decoder, folder, target, on_case)
+        return PagedVerifier(self.decoder)
 
 
 class ContiguousForm:
@@ -73,7 +67,6 @@ class ContiguousForm:
 
     kind: ModelKind = "decoder"
     cache = Cache(form="contiguous")
-    cases = len(CONTIGUOUS_CASES)
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -85,16 +78,15 @@ class ContiguousForm:
         """See `Form`."""
         return trace_contiguous(self.decoder)
 
-    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    def verifier(self) -> Verifier:
         """See `Form`."""
-        return verify_contiguous(self.decoder, folder, target, on_case)
+        return ContiguousVerifier(self.decoder)
 
 
 class UncachedForm:
     """Any model over whole sequences or sets."""
 
     cache = Cache(form="none")
-    cases = len(UNCACHED_CASES)
 
     def __init__(self, model: UncachedModel) -> None:
         self.model = model
@@ -112,9 +104,9 @@ class UncachedForm:
         """See `Form`."""
         return trace_uncached(self.model)
 
-    def verify(self, folder: Path, target: Target, on_case: Callable[[], None]) -> Iterator[Comparison]:
+    def verifier(self) -> Verifier:
         """See `Form`."""
-        return verify_uncached(self.model, folder, target, on_case)
+        return UncachedVerifier(self.model)
 
 
 def make_form(cache: str, source: Source, path: Path) -> Form:

@@ -22,6 +22,7 @@ from transformers import (
 from sharp.exporter.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.gguf_file import one_reader
 from sharp.exporter.hook import HeadShape, probe_heads
 from sharp.exporter.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
@@ -49,7 +50,7 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # The GGUF reader draws a bar of its own that no setting turns off.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()), one_reader():
         return _read(path, norm, options)
 
 
@@ -65,7 +66,7 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
-            **where, dtype="float32", use_safetensors=True, output_loading_info=True
+            **where, config=facts, dtype="float32", use_safetensors=True, output_loading_info=True
         )  # type: ignore[misc]  # a pair, with output_loading_info
     except InputError:
         raise

@@ -1,6 +1,7 @@
 """How well a decoder predicts a text: what a norm that it was not trained with costs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import files
 from pathlib import Path
@@ -10,12 +11,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
+from sharp.exporter.continuation import Append
 from sharp.exporter.decoder import Decoder
+from sharp.exporter.verification import Tokens
 from sharp.models.attention import EagerAttention
 from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_TOKENS = 1024
 LOGITS_ROWS = 128  # of a large vocabulary, a gigabyte for a whole text
+# Relative. The errors of single tokens are both ways, so that their mean is far below that of the largest.
+PERPLEXITY_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,27 @@ class Perplexity:
     norm: str
     before: float
     after: float
+
+
+@dataclass(frozen=True)
+class TextPrediction:
+    """How well the written model predicts the first tokens of the text in one runtime, and PyTorch the same ones."""
+
+    runtime: str
+    tokens: int
+    perplexity: float
+    torch_perplexity: float
+    relative_error: float
+
+    @property
+    def passed(self) -> bool:
+        """It is PyTorch's (a nan is not)."""
+        return abs(self.relative_error) <= PERPLEXITY_TOLERANCE
+
+    @property
+    def difference(self) -> str:
+        """What differs where, for a message."""
+        return f"the perplexity of the text ({self.runtime}): {self.perplexity:.3f}, off by {self.relative_error:+.1%}"
 
 
 def read_tokens(text: Path | None, tokenizer: Path) -> tuple[str, Tensor]:
@@ -59,8 +85,8 @@ def _licence() -> Path:
 
 
 @torch.no_grad()
-def perplexity(decoder: Decoder, tokens: Tensor) -> float:
-    """Exponential of the mean cross entropy of tokens int64 [tokens], in windows as long as the trained context."""
+def text_losses(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """Cross entropies of int64 [tokens] but the first of every window; a window is as long as the trained context."""
     config = decoder.config
     losses: list[Tensor] = []
     for window in tokens.split(config.trained_context):
@@ -68,5 +94,30 @@ def perplexity(decoder: Decoder, tokens: Tensor) -> float:
         hidden = decoder.hidden_states(window[None], positions, EagerAttention(config))[0, :-1]
         for rows, wanted in zip(hidden.split(LOGITS_ROWS), window[1:].split(LOGITS_ROWS), strict=True):
             losses.append(functional.cross_entropy(decoder.logits(rows), wanted, reduction="none"))
+    return torch.cat(losses)
+
+
+def perplexity(losses: Tensor) -> float:
+    """Exponential of the mean cross entropy."""
     # Above what a float holds the model says nothing anyway.
-    return math.exp(min(torch.cat(losses).mean().item(), 700.0))
+    return math.exp(min(losses.double().mean().item(), 700.0))
+
+
+def predict_text(
+    runtime: str, begin: Callable[[int], Append], tokens: Tokens, window: int, step: int, expected: Tensor
+) -> TextPrediction:
+    """The perplexity of tokens [tokens] in windows of `window`, of which the runtime reads `step` at a time.
+
+    `begin` starts a sequence of at most so many tokens; `expected` has PyTorch's losses, of these tokens or more.
+    """
+    losses: list[Tensor] = []
+    for start in range(0, len(tokens), window):
+        part = tokens[start : start + window]
+        append = begin(len(part))
+        for row in range(0, len(part) - 1, step):
+            read = part[row : min(row + step, len(part) - 1)]
+            wanted = torch.from_numpy(part[row + 1 : row + 1 + len(read)])
+            losses.append(functional.cross_entropy(torch.from_numpy(append(read)), wanted, reduction="none"))
+    found = torch.cat(losses)
+    of_torch = perplexity(expected[: len(found)])
+    return TextPrediction(runtime, len(tokens), perplexity(found), of_torch, perplexity(found) / of_torch - 1)

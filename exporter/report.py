@@ -4,15 +4,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from sharp.exporter.continuation import Continuation
 from sharp.exporter.export import Export
 from sharp.exporter.perplexity import Perplexity
 from sharp.exporter.plan import Plan
 from sharp.exporter.source import Source
-from sharp.exporter.verification import RUNTIMES
+from sharp.exporter.verification import RUNTIMES, Comparison
+from sharp.exporter.verifier import ROUNDING_FACTOR
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
 COLUMNS = {"kernels": "Sharp's kernels", "inlined": "standard ops"}  # of the runtimes
@@ -42,19 +45,7 @@ def report(result: Export) -> None:
         where = {"checkpoint": "from the checkpoint", "option": "from the command line", "default": "its start value"}
         value = "learned in every head" if parameter.value is None else parameter.value
         console.print(f"{result.manifest.norm.name}: {parameter.name} {value} ({where[parameter.origin]})", **PLAIN)
-    table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
-    table.add_column("case")
-    names = [name for name, _ in RUNTIMES[result.manifest.target]]
-    for name in ("rows", *(COLUMNS[name] for name in names), "same argmax"):
-        table.add_column(name, justify="right")
-    runtimes = [[one for one in result.comparisons if one.runtime == name] for name in names]
-    for case in zip(*runtimes, strict=True):
-        errors = [f"{one.logits_error:.0e}, {one.entropy_error:.0e}" for one in case]
-        same = min(one.same_greedy for one in case)
-        table.add_row(case[0].case, str(case[0].rows), *errors, f"{same}/{case[0].rows}")
-    console.print(table)
-    if (measured := result.perplexity) is not None:
-        console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)
+    print_verification(console, result)
     facts = result.manifest
     size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6
     console.print(
@@ -62,10 +53,61 @@ def report(result: Export) -> None:
         f"{facts.q_heads} query / {facts.kv_heads} KV heads, {size:.0f} MB, opset {facts.opset}",
         **PLAIN,
     )
-    if facts.cache.form == "paged":
+    if not facts.verified:
+        console.print("UNVERIFIED: a check failed", **PLAIN)
+    elif facts.cache.form == "paged":
         console.print(f"Serve it with: sharp-serve {result.folder}", **PLAIN)
     else:
         console.print(f"Inputs: {ports({port.name: port.shape for port in facts.inputs})}", **PLAIN)
+
+
+def print_verification(console: Console, result: Export) -> None:
+    """The table of the cases, and a line for every other check."""
+    found = result.verification
+    table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
+    table.add_column("case")
+    names = [name for name, _ in RUNTIMES[result.manifest.target]]
+    for name in ("rows", *(COLUMNS[name] for name in names), "same argmax"):
+        table.add_column(name, justify="right")
+    runtimes = [[one for one in found.comparisons if one.runtime == name] for name in names]
+    for case in zip(*runtimes, strict=True):
+        same = min(one.same_greedy for one in case)
+        table.add_row(case[0].case, str(case[0].rows), *map(_errors, case), f"{same}/{case[0].rows}")
+    console.print(table)
+    if any(one.rounding is not None for one in found.comparisons):
+        console.print(
+            "* against PyTorch in float64: this model amplifies rounding, so it may differ by "
+            f"{ROUNDING_FACTOR} times what PyTorch in float32 does",
+            **PLAIN,
+        )
+    heads = max(
+        ((one.heads.error.max(), one.heads.error) for one in found.comparisons), key=lambda pair: float(pair[0])
+    )[1]
+    layer, head = np.unravel_index(heads.argmax(), heads.shape)
+    console.print(
+        f"Largest difference of a head's entropy: {heads.max():.1e} nats, layer {layer}, head {head}", **PLAIN
+    )
+    if found.continuations:
+        said = [f"{one.same} with {COLUMNS[one.runtime]}{_ties(one)}" for one in found.continuations]
+        tokens = found.continuations[0].tokens
+        console.print(f"Greedy answer, tokens of {tokens} that are PyTorch's: {', '.join(said)}", **PLAIN)
+    if (measured := result.perplexity) is not None:
+        written = [
+            f"{one.perplexity:.3f} with {COLUMNS[one.runtime]} ({one.torch_perplexity:.3f} in PyTorch, "
+            f"{one.tokens} tokens)"
+            for one in found.predictions
+        ]
+        console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)
+        console.print(f"  of the written model: {', '.join(written)}", **PLAIN)
+
+
+def _errors(one: Comparison) -> str:
+    mark = "" if one.rounding is None else "*"
+    return f"{one.logits_error:.0e}, {one.entropy_error:.0e}{mark}{'' if one.passed else ' FAILED'}"
+
+
+def _ties(one: Continuation) -> str:
+    return f" ({one.tied} as likely as PyTorch's)" if one.tied else ""
 
 
 def report_plan(plan: Plan) -> None:

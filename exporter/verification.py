@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Target
 
+Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 
-# Relative to the largest logit: float32 sums in another order differ by some 1e-6 a layer.
-LOGITS_TOLERANCE = 1e-4
-ENTROPY_TOLERANCE = 1e-3  # nats
 # What a folder is run with, by its target: Sharp's library, and ONNX Runtime alone, which inlines the function body. In
 # a portable model the body is inlined already.
 RUNTIMES: dict[Target, tuple[tuple[str, bool], ...]] = {
@@ -22,13 +21,33 @@ RUNTIMES: dict[Target, tuple[tuple[str, bool], ...]] = {
 
 
 @dataclass(frozen=True)
-class Pair:
-    """What a runtime and PyTorch say to the same rows: logits [rows, outputs], entropies [layers, ...]."""
+class Difference:
+    """Of logits, relative to the largest logit of the case; of entropies, in nats."""
 
-    logits: Floats
-    expected_logits: Floats
-    entropy: Floats
-    expected_entropy: Floats
+    logits: float
+    entropy: float
+
+
+# Float32 sums in another order differ by some 1e-6 a layer.
+FLOAT32 = Difference(logits=1e-4, entropy=1e-3)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says to one sequence: logits [rows, outputs], entropies [layers, rows, q_heads]."""
+
+    logits: Floats | Doubles
+    entropy: Floats | Doubles
+
+
+@dataclass(frozen=True)
+class HeadEntropies:
+    """Sums over the rows of a case, and the largest difference, per head: each [layers, q_heads], in nats."""
+
+    rows: int
+    expected: Doubles
+    actual: Doubles
+    error: Doubles
 
 
 @dataclass(frozen=True)
@@ -36,7 +55,9 @@ class Comparison:
     """One case on one runtime, against PyTorch.
 
     `logits_error` is max |difference| / max |PyTorch logit|, `mean_logits_error` the mean of that; `entropy_error` and
-    its mean are in nats, over all layers and heads, and `layer_entropy_errors` has the largest one of every layer.
+    its mean are in nats, over all layers and heads. `tolerance` is what the largest errors may be. `rounding` is there
+    where the reference is PyTorch in float64: what PyTorch in float32 differs from it by. A layer whose entropies
+    differ by more than its `layer_tolerances` attends to something else.
     """
 
     runtime: str
@@ -47,36 +68,66 @@ class Comparison:
     same_greedy: int
     mean_logits_error: float
     mean_entropy_error: float
-    layer_entropy_errors: tuple[float, ...]
+    heads: HeadEntropies
+    tolerance: Difference
+    layer_tolerances: tuple[float, ...]
+    rounding: Difference | None = None
 
     @property
     def passed(self) -> bool:
         """Both errors are within their tolerance (a nan is not)."""
-        return self.logits_error <= LOGITS_TOLERANCE and self.entropy_error <= ENTROPY_TOLERANCE
+        return self.logits_error <= self.tolerance.logits and self.entropy_error <= self.tolerance.entropy
+
+    @property
+    def difference(self) -> str:
+        """What differs where, for a message."""
+        return (
+            f"{self.case!r} ({self.runtime}): logits by {self.logits_error:.1e} ({self.tolerance.logits:.1e} allowed), "
+            f"entropy by {self.entropy_error:.1e} ({self.tolerance.entropy:.1e} allowed)"
+        )
+
+    @property
+    def layer_entropy_errors(self) -> tuple[float, ...]:
+        """The largest error of every layer."""
+        return tuple(self.heads.error.max(axis=1).tolist())
 
     @property
     def first_wrong_layer(self) -> int | None:
         """The first layer whose attention differs; None where all attend alike."""
-        wrong = (layer for layer, error in enumerate(self.layer_entropy_errors) if not error <= ENTROPY_TOLERANCE)
-        return next(wrong, None)
+        layers = enumerate(zip(self.layer_entropy_errors, self.layer_tolerances, strict=True))
+        return next((layer for layer, (error, allowed) in layers if not error <= allowed), None)
 
 
-def compare(runtime: str, case: str, pairs: Sequence[Pair]) -> Comparison:
-    """The differences of all pairs of a case."""
+def compare(
+    runtime: str, case: str, answers: Sequence[Answer], expected: Sequence[Answer], tolerance: Difference = FLOAT32
+) -> Comparison:
+    """The differences between `answers` and `expected`, what PyTorch says to the same sequences."""
+    pairs = list(zip(answers, expected, strict=True))
     # numpy's maximum and not Python's, which drops a nan that is not the first.
-    logits = np.concatenate([np.abs(pair.logits - pair.expected_logits).ravel() for pair in pairs])
-    entropies = np.concatenate(  # [layers, everything else]
-        [np.abs(pair.entropy - pair.expected_entropy).reshape(len(pair.entropy), -1) for pair in pairs], axis=1
-    )
-    largest = float(np.max([np.abs(pair.expected_logits).max() for pair in pairs]))
+    logits = np.concatenate([np.abs(answer.logits - wanted.logits).ravel() for answer, wanted in pairs])
+    largest = float(np.max([np.abs(wanted.logits).max() for wanted in expected]))
+    heads = _head_entropies(pairs)
     return Comparison(
         runtime=runtime,
         case=case,
-        rows=sum(len(pair.logits) for pair in pairs),
+        rows=heads.rows,
         logits_error=float(logits.max()) / largest,
-        entropy_error=float(entropies.max()),
-        same_greedy=sum(int((pair.logits.argmax(-1) == pair.expected_logits.argmax(-1)).sum()) for pair in pairs),
+        entropy_error=float(heads.error.max()),
+        same_greedy=sum(int((one.logits.argmax(-1) == other.logits.argmax(-1)).sum()) for one, other in pairs),
         mean_logits_error=float(logits.mean(dtype=np.float64)) / largest,
-        mean_entropy_error=float(entropies.mean(dtype=np.float64)),
-        layer_entropy_errors=tuple(entropies.max(axis=1).tolist()),
+        mean_entropy_error=float(np.mean(np.concatenate([np.abs(a.entropy - b.entropy).ravel() for a, b in pairs]))),
+        heads=heads,
+        tolerance=tolerance,
+        layer_tolerances=(tolerance.entropy,) * len(heads.error),
+    )
+
+
+def _head_entropies(pairs: Sequence[tuple[Answer, Answer]]) -> HeadEntropies:
+    actual = np.concatenate([answer.entropy for answer, _ in pairs], axis=1, dtype=np.float64)
+    expected = np.concatenate([wanted.entropy for _, wanted in pairs], axis=1, dtype=np.float64)
+    return HeadEntropies(
+        rows=actual.shape[1],
+        expected=expected.sum(axis=1),
+        actual=actual.sum(axis=1),
+        error=np.abs(actual - expected).max(axis=1),
     )

@@ -1,35 +1,85 @@
-"""`report.json` of a model folder: what verification found, case by case."""
+"""`report.json` of a model folder: what verification found, check by check."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sharp.exporter.forms import Form
-from sharp.exporter.perplexity import Perplexity
+from sharp.exporter.perplexity import PERPLEXITY_TOLERANCE, Perplexity
 from sharp.exporter.source import Source
-from sharp.exporter.verification import ENTROPY_TOLERANCE, LOGITS_TOLERANCE, Comparison
+from sharp.exporter.verification import FLOAT32, Comparison
+from sharp.exporter.verifier import ROUNDING_FACTOR, Verification
+from sharp.plugins import manifest
 
 REPORT_FILE = "report.json"
-REPORT_VERSION = "1.0"
+REPORT_VERSION = "1.1"
 
 
 def verification_report(
-    source: Source, form: Form, target: str, comparisons: tuple[Comparison, ...], perplexity: Perplexity | None
+    source: Source, form: Form, target: str, verification: Verification, perplexity: Perplexity | None
 ) -> dict[str, Any]:
     """The report as JSON has it.
 
-    Errors of logits are relative to the largest logit of the case in PyTorch, those of entropies are in nats.
+    Errors of logits are relative to the largest logit of the case in PyTorch, those of entropies are in nats. A case
+    with `torch_rounding` is compared with PyTorch in float64, and has there what PyTorch in float32 differs from it by.
     """
     return {
         "format_version": REPORT_VERSION,
-        "passed": all(comparison.passed for comparison in comparisons),
+        "passed": verification.passed,
+        "failure": verification.failure,
+        "first_wrong_layer": verification.first_wrong_layer,
         "source": {"name": source.name, "architecture": source.architecture, "sha256": source.sha256},
         "norm": form.config.norm,
         "trained_norm": source.original.config.norm,
         "cache": form.cache.form,
         "target": target,
-        "tolerance": {"logits": LOGITS_TOLERANCE, "entropy": ENTROPY_TOLERANCE},
-        "cases": [_case(comparison) for comparison in comparisons],
-        "perplexity": None if perplexity is None else asdict(perplexity),
+        "tolerance": {**asdict(FLOAT32), "rounding_factor": ROUNDING_FACTOR, "perplexity": PERPLEXITY_TOLERANCE},
+        "cases": [_case(comparison) for comparison in verification.comparisons],
+        "heads": _heads(verification.comparisons),
+        "greedy": [{**asdict(one), "passed": one.passed} for one in verification.continuations],
+        "perplexity": None
+        if perplexity is None
+        else {
+            **asdict(perplexity),
+            "runtimes": [{**asdict(one), "passed": one.passed} for one in verification.predictions],
+        },
+    }
+
+
+def summary(verification: Verification, perplexity: Perplexity | None) -> manifest.Verification:
+    """What `sharp.json` has of the report."""
+    return {
+        "passed": verification.passed,
+        "comparisons": [
+            {
+                "runtime": one.runtime,
+                "case": one.case,
+                "rows": one.rows,
+                "logits_error": one.logits_error,
+                "logits_tolerance": one.tolerance.logits,
+                "entropy_error": one.entropy_error,
+                "entropy_tolerance": one.tolerance.entropy,
+                "same_greedy": one.same_greedy,
+            }
+            for one in verification.comparisons
+        ],
+        "greedy": [
+            {"runtime": one.runtime, "tokens": one.tokens, "same": one.same} for one in verification.continuations
+        ],
+        "perplexity": None
+        if perplexity is None
+        else manifest.TextPerplexity(
+            text=perplexity.text,
+            tokens=perplexity.tokens,
+            trained_norm=perplexity.trained_norm,
+            norm=perplexity.norm,
+            before=perplexity.before,
+            after=perplexity.after,
+            runtimes={one.runtime: one.perplexity for one in verification.predictions},
+        ),
     }
 
 
@@ -39,6 +89,8 @@ def _case(comparison: Comparison) -> dict[str, Any]:
         "case": comparison.case,
         "rows": comparison.rows,
         "passed": comparison.passed,
+        "tolerance": asdict(comparison.tolerance),
+        "torch_rounding": None if comparison.rounding is None else asdict(comparison.rounding),
         "logits": {"max_error": comparison.logits_error, "mean_error": comparison.mean_logits_error},
         "entropy": {
             "max_error": comparison.entropy_error,
@@ -47,3 +99,25 @@ def _case(comparison: Comparison) -> dict[str, Any]:
         },
         "same_greedy": comparison.same_greedy,
     }
+
+
+def _heads(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Per runtime, over all cases: every head's mean entropy in PyTorch and there, and the largest difference."""
+    found: list[dict[str, Any]] = []
+    for runtime in dict.fromkeys(comparison.runtime for comparison in comparisons):
+        heads = [comparison.heads for comparison in comparisons if comparison.runtime == runtime]
+        rows = sum(one.rows for one in heads)
+        found.append(
+            {
+                "runtime": runtime,
+                "mean_entropy": _rounded(np.sum([one.actual for one in heads], axis=0) / rows),
+                "torch_mean_entropy": _rounded(np.sum([one.expected for one in heads], axis=0) / rows),
+                "max_error": _rounded(np.max([one.error for one in heads], axis=0)),
+            }
+        )
+    return found
+
+
+def _rounded(matrix: NDArray[np.float64]) -> list[list[float]]:
+    """[layers][heads] with six digits."""
+    return [[float(f"{value:.6g}") for value in row] for row in matrix.tolist()]

@@ -1,15 +1,16 @@
 """`sharp.json`, the manifest of a model folder: where the exporter and the server meet."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import NotRequired, TypedDict  # noqa: UP035  # pydantic refuses typing's before Python 3.12
 
 from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.2"
+FORMAT_VERSION = "1.3"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
@@ -90,6 +91,51 @@ class Tokenizer(_Frozen):
     eos_token_ids: tuple[int, ...] = ()
 
 
+class Compared(TypedDict):
+    """The largest differences from PyTorch in one case on one runtime, and what they may be.
+
+    Logits relative to the largest logit of the case, entropies in nats; null where they are not finite.
+    """
+
+    runtime: str
+    case: str
+    rows: int
+    logits_error: float | None
+    logits_tolerance: NotRequired[float]
+    entropy_error: float | None
+    entropy_tolerance: NotRequired[float]
+    same_greedy: int
+
+
+class GreedyAnswer(TypedDict):
+    """How many tokens of a runtime's greedy answer PyTorch would have said too."""
+
+    runtime: str
+    tokens: int
+    same: int
+
+
+class TextPerplexity(TypedDict):
+    """Perplexity of a text in PyTorch, with the trained norm and with the exported one, and by runtime."""
+
+    text: str
+    tokens: int
+    trained_norm: str
+    norm: str
+    before: float
+    after: float
+    runtimes: NotRequired[dict[str, float | None]]
+
+
+class Verification(TypedDict, total=False):
+    """What verification found, in short; `report.json` has all of it."""
+
+    passed: bool
+    comparisons: list[Compared]
+    greedy: list[GreedyAnswer]
+    perplexity: TextPerplexity | None
+
+
 class Manifest(_Frozen):
     """Everything that a runtime must know about an exported model besides the graph itself."""
 
@@ -119,7 +165,8 @@ class Manifest(_Frozen):
     outputs: tuple[Port, ...] = ()
     tokenizer: Tokenizer = Tokenizer(file=None)
     tools: dict[str, str] = {}
-    verification: dict[str, Any] = {}
+    verified: bool = Field(True, description="false: a check failed, and runtimes refuse it unless told otherwise")
+    verification: Verification = {}
 
     def write(self, folder: Path) -> None:
         """Write `sharp.json` into `folder`."""
@@ -152,6 +199,19 @@ def read_manifest(folder: Path) -> Manifest:
             raise InputError(f"{folder} is incomplete: {name} is missing; export the model again")
     check_external_data(folder, manifest.model_file)
     return manifest
+
+
+def check_verified(folder: Path, manifest: Manifest, allow_unverified: bool) -> None:
+    """Refuse a model that failed its verification, unless the user allows it.
+
+    Raises:
+        InputError: it failed, and is not allowed.
+    """
+    if not (manifest.verified or allow_unverified):
+        raise InputError(
+            f"{folder} failed its verification, so its answers may be wrong (report.json says where); export it again, "
+            "or allow it with --allow-unverified"
+        )
 
 
 def _check_version(path: Path, version: str) -> None:

@@ -23,11 +23,13 @@ class BackendConfig:
         name: one of `sharp.serving.backends.BACKENDS`.
         threads: threads of the runtime.
         kernels: use the kernel library; False runs attention as standard ops, for comparison.
+        allow_unverified: run a model that failed its verification, too.
     """
 
     name: str = "onnxruntime"
     threads: int = field(default_factory=available_cpus)
     kernels: bool = True
+    allow_unverified: bool = False
 
     def __post_init__(self) -> None:
         _at_least("threads", self.threads, 1)

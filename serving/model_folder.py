@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest, read_manifest
+from sharp.plugins.manifest import Manifest, check_verified, read_manifest
 from sharp.serving.backends import Backend, load_backend
 from sharp.serving.cache_size import available_memory, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -70,9 +70,10 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
 
     Raises:
         NotFoundError: there is no model folder at `path`.
-        InputError: the folder cannot be used, or its cache does not fit the memory.
+        InputError: the folder cannot be used, failed its verification, or its cache does not fit the memory.
     """
     manifest = read_manifest(path)
+    check_verified(path, manifest, backend.allow_unverified)
     if manifest.kind != "decoder":
         raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
     if manifest.cache.form != "paged":

@@ -46,6 +46,7 @@ class ServeSettings(BaseSettings):
         default_factory=available_cpus, description="Threads of the backend.  [default: one per processor]"
     )
     kernels: bool = Field(True, description="Run attention in our kernels, or as standard ops: slow, for comparison.")
+    allow_unverified: bool = Field(False, description="Serve a model that failed its verification, too.")
     cache_tokens: int | None = Field(
         None,
         description="Tokens that the key-value cache holds.  [default: the longest context, at least 32768, at most "
@@ -149,5 +150,5 @@ def _settings(found: ServeSettings) -> Settings:
             prefill_chunk_tokens=found.prefill_chunk_tokens,
         ),
         MetricsConfig(found.attention_series_limit),
-        BackendConfig(found.backend, found.threads, kernels=found.kernels),
+        BackendConfig(found.backend, found.threads, kernels=found.kernels, allow_unverified=found.allow_unverified),
     )

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export
-from sharp.exporter.contiguous_session import ContiguousSession
-from sharp.exporter.verification import Pair, compare
+from sharp.exporter.verification import Answer, compare
 
 
 @pytest.mark.parametrize(("cache", "cases"), [("paged", 6), ("contiguous", 5), ("none", 5)])
@@ -29,6 +28,18 @@ def test_the_report_has_every_case(checkpoint, sharp_export, tmp_path, cache, ca
         assert 0 <= entropy["mean_error"] <= entropy["max_error"] <= report["tolerance"]["entropy"]
         assert (len(entropy["max_error_of_layers"]), max(entropy["max_error_of_layers"])) == (2, entropy["max_error"])
         assert case["passed"]
+        assert case["torch_rounding"] is None
+    for heads in report["heads"]:
+        torch_means, means = np.array(heads["torch_mean_entropy"]), np.array(heads["mean_entropy"])
+        assert means.shape == (2, 6)
+        np.testing.assert_allclose(means, torch_means, atol=1e-4)
+        assert np.max(heads["max_error"]) <= report["tolerance"]["entropy"]
+    for greedy in report["greedy"]:
+        assert (greedy["tokens"], greedy["same"], greedy["first_difference"]) == (64, 64, None)
+    for runtime in report["perplexity"]["runtimes"]:
+        assert runtime["perplexity"] == pytest.approx(runtime["torch_perplexity"], rel=1e-3)
+    assert report["perplexity"]["runtimes"][0]["torch_perplexity"] == report["perplexity"]["after"]
+    assert "Greedy answer, tokens of 64 that are PyTorch's: 64 with Sharp's kernels" in " ".join(result.output.split())
 
 
 def test_json_is_the_report_and_nothing_else(checkpoint, tmp_path):
@@ -47,28 +58,12 @@ def test_quiet_says_nothing_but_errors(checkpoint, sharp_export, tmp_path):
     assert sharp_export(*arguments, "--untrained-norm").output == ""
 
 
-def test_a_failed_verification_names_the_first_layer(checkpoint, sharp_export, tmp_path, monkeypatch):
-    step = ContiguousSession.step
-
-    def spoiled(session, tokens):
-        logits, stats = step(session, tokens)
-        stats[1, ..., 0] += 1
-        return logits, stats
-
-    monkeypatch.setattr(ContiguousSession, "step", spoiled)
-    options = ("--norm", "softmax", "--cache", "contiguous", "-o", tmp_path / "out")
-    result = sharp_export(checkpoint("softmax"), *options)
-    assert result.exit_code == 1
-    assert "from layer 1 on" in " ".join(result.output.split())
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_comparison_weighs_every_number_alike():
-    def pair(rows, error):
-        logits, entropy = np.ones((rows, 4), np.float32), np.zeros((2, rows), np.float32)
-        return Pair(logits + np.float32(error), logits, entropy + np.float32(error), entropy)
+    def answer(rows, error):
+        return Answer(np.ones((rows, 4), np.float32) + np.float32(error), np.full((2, rows, 3), error, np.float32))
 
-    found = compare("kernels", "case", [pair(3, 0.0), pair(1, 0.5)])
+    wanted = [answer(3, 0.0), answer(1, 0.0)]
+    found = compare("kernels", "case", [answer(3, 0.0), answer(1, 0.5)], wanted)
     assert (found.logits_error, found.mean_logits_error) == (0.5, 0.125)
     assert (found.entropy_error, found.mean_entropy_error, found.first_wrong_layer) == (0.5, 0.125, 0)
 

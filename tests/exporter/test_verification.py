@@ -1,12 +1,30 @@
-"""What verification lets through."""
+"""What verification lets through, and what becomes of a folder that fails it."""
+
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from sharp.exporter.contiguous_session import ContiguousSession
+from sharp.exporter.continuation import check_continuation
+from sharp.exporter.hooked_model import HookedDecoder
+from sharp.exporter.norm_options import NO_OPTIONS
 from sharp.exporter.own_model import OwnDecoder
 from sharp.exporter.paged_session import PagedSession
-from sharp.exporter.paged_verification import verify_paged
+from sharp.exporter.paged_verification import PagedVerifier
+from sharp.exporter.precision import in_float64
+from sharp.exporter.reading import read_source
+from sharp.exporter.torch_answer import torch_logits
+from sharp.exporter.verification import Answer, compare
+from sharp.exporter.verifier import against_float64, verify
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.model_folder import load_model_folder
 from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
 
 
 @pytest.mark.parametrize("spoil", ["logits", "stats"])
@@ -20,7 +38,119 @@ def test_a_nan_in_the_last_sequence_fails(checkpoint, sharp_export, tmp_path, mo
         return logits, stats
 
     monkeypatch.setattr(PagedSession, "step", spoiled)
-    assert not any(
-        comparison.passed
-        for comparison in verify_paged(OwnDecoder(tiny_model("ssa")), tmp_path / "out", "onnxruntime", int)
-    )
+    verifier = PagedVerifier(OwnDecoder(tiny_model("ssa")))
+    found = verify(verifier, tmp_path / "out", "onnxruntime", None, int)
+    assert not any(comparison.passed for comparison in found.comparisons)
+
+
+@pytest.fixture
+def failed(checkpoint, sharp_export, tmp_path, monkeypatch):
+    """An export whose second layer says a wrong entropy while it reads more than one token."""
+    step = PagedSession.step
+
+    def spoiled(session, tokens):
+        logits, stats = step(session, tokens)
+        for sequence in stats:
+            sequence[1, 1:, :, 0] += 1
+        return logits, stats
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PagedSession, "step", spoiled)
+        result = sharp_export(checkpoint("softmax"), "--norm", "softmax", "-o", tmp_path / "out")
+    return result, tmp_path / "out"
+
+
+def test_a_failure_names_the_first_layer_and_marks_the_folder(failed):
+    result, folder = failed
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert "differs from PyTorch in 10 of 14 checks, first in 'prompt' (kernels)" in said
+    assert "from layer 1 on" in said
+    assert "marked as unverified" in said
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["passed"], report["first_wrong_layer"]) == (False, 1)
+    manifest = read_manifest(folder)
+    assert not manifest.verified
+    assert not manifest.verification["passed"]
+
+
+def test_servers_refuse_an_unverified_folder_unless_told_otherwise(failed):
+    _, folder = failed
+    config = BackendConfig(threads=1, kernels=False)
+    with pytest.raises(InputError, match=r"failed its verification.*--allow-unverified"):
+        load_model_folder(folder, config, EngineConfig(cache_tokens=64))
+    load_model_folder(folder, replace(config, allow_unverified=True), EngineConfig(cache_tokens=64))
+
+
+class Amplifying:
+    """Stands for a model whose float32 logits are off by 2e-4 in one place."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.exact = np.random.default_rng(0).uniform(-1, 1, (5, 8))
+        self.exact[0, 0] = 1
+
+    def answer(self, error: float) -> Answer:
+        logits = self.exact.copy()
+        logits[3, 2] += error
+        return Answer(logits, np.zeros((2, 5, 3)))
+
+    def expected(self, case: str) -> list[Answer]:
+        return [self.answer(0.0 if self.model.weight.dtype == torch.float64 else 2e-4)]
+
+
+@pytest.mark.parametrize(("error", "passes"), [(-6e-4, True), (-9e-4, False), (np.nan, False)])
+def test_a_model_that_amplifies_rounding_is_judged_by_its_own_rounding(error, passes):
+    verifier = Amplifying()
+    expected = {"prompt": verifier.expected("prompt")}
+    said = [verifier.answer(error)]
+    before = compare("kernels", "prompt", said, expected["prompt"])
+    assert not before.passed
+    (judged,) = against_float64(verifier, expected, [before], {0: said}).values()
+    assert judged.rounding is not None
+    assert judged.rounding.logits == pytest.approx(2e-4)
+    assert judged.tolerance.logits == pytest.approx(8e-4)
+    assert judged.passed == passes
+
+
+def test_pytorch_in_float64_is_wide_all_the_way(tmp_path):
+    source = read_source(save(tiny("llama"), tmp_path / "llama"), "ssa", NO_OPTIONS)
+    assert isinstance(source.model, HookedDecoder)
+    tokens = np.arange(3, 33)
+    before = {name: weight.clone() for name, weight in source.model.state_dict().items()}
+    narrow = torch_logits(source.model, tokens)
+    with in_float64(source.model), torch.no_grad():
+        wide = PagedVerifier(source.model).expected("prompt")[0]
+        # Llama's norms ask for float32 by name, in which such a change would be lost.
+        source.model.model.get_input_embeddings().weight[:] *= 1 + torch.rand(90, 1).double() * 1e-12
+        moved = PagedVerifier(source.model).expected("prompt")[0]
+    assert wide.logits.dtype == np.float64
+    assert 0 < np.abs(wide.logits - moved.logits).max() < 1e-9
+    for name, weight in source.model.state_dict().items():
+        assert weight.dtype == torch.float32
+        torch.testing.assert_close(weight, before[name], rtol=1e-6, atol=0)
+    np.testing.assert_allclose(narrow, torch_logits(source.model, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_a_greedy_answer_may_differ_by_a_tie_only():
+    rows = np.zeros((3, 4), np.float32)
+    rows[0, 1], rows[1, 2], rows[2, :] = 1, 1, (0, 0, 1, 1 - 1e-5)
+    answers = {"right": np.array([1, 2, 2]), "tie": np.array([1, 2, 3]), "wrong": np.array([1, 0, 2])}
+    right, tie, wrong = check_continuation(answers, np.array([5, 6]), lambda tokens: rows, 1e-4)
+    assert (right.same, right.tied, right.first_difference, right.passed) == (3, 0, None, True)
+    assert (tie.same, tie.tied, tie.first_difference, tie.passed) == (2, 1, 2, True)
+    assert (wrong.same, wrong.tied, wrong.first_difference, wrong.passed) == (2, 0, 1, False)
+
+
+def test_a_text_that_is_predicted_worse_fails(checkpoint, sharp_export, tmp_path, monkeypatch):
+    step = ContiguousSession.step
+
+    def spoiled(session, tokens):
+        logits, stats = step(session, tokens)
+        return (logits * 0.9 if tokens.shape[1] > 100 else logits), stats
+
+    monkeypatch.setattr(ContiguousSession, "step", spoiled)
+    options = ("--norm", "ssa", "--untrained-norm", "--cache", "contiguous", "-o", tmp_path / "out")
+    result = sharp_export(checkpoint("softmax"), *options)
+    assert result.exit_code == 1
+    assert "2 of 14 checks, first in the perplexity of the text (kernels)" in " ".join(result.output.split())
