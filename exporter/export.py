@@ -135,6 +135,7 @@ def _export_into(
     graph = lowering.lower(tracing)
     phase("Writing the model", 1)
     lowering.write(graph, staging, tracing.defaults, settings.target)
+    del graph, tracing  # they hold the weights too
     verifier = form.verifier()
     on_check = phase("Verifying against PyTorch", number_of_checks(verifier, settings.target, text))
     verification = verify(verifier, staging, settings.target, text, on_check)

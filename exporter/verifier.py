@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sharp.exporter.continuation import Append, Continuation, check_continuation, continue_greedily
+from sharp.exporter.parking import parked
 from sharp.exporter.perplexity import TextPrediction, predict_text
 from sharp.exporter.precision import in_float64
 from sharp.exporter.verification import FLOAT32, RUNTIMES, Answer, Comparison, Difference, Floats, Tokens, compare
@@ -143,25 +144,26 @@ def verify(
     drawn = np.random.default_rng(1).integers(0, verifier.config.vocab_size, PROMPT_TOKENS)
     prompt = (drawn if text is None else text.tokens)[: max(1, min(PROMPT_TOKENS, longest // 2))]
     answered = min(CONTINUATION_TOKENS, longest - len(prompt) + 1)
-    for runtime, kernels in RUNTIMES[target]:
-        session = verifier.open(folder, kernels=kernels)
-        for case in verifier.cases:
-            said = verifier.run(session, case)
-            found.append(compare(runtime, case, said, expected[case], tolerance))
-            if not found[-1].passed:
-                failed[len(found) - 1] = said
-            on_check()
-        if verifier.writes_text:
-            append = verifier.begin(session, len(prompt) + answered)
-            answers[runtime] = continue_greedily(append, prompt, answered)
-            on_check()
-        if text is not None:
-            begin = partial(verifier.begin, session)
-            tokens = text.tokens if kernels else text.tokens[:INLINED_TEXT_TOKENS]
-            window, step = verifier.config.trained_context, verifier.text_step
-            predictions.append(predict_text(runtime, begin, tokens, window, step, text.losses))
-            on_check()
-        del session  # its weights, before the next one takes as much
+    with parked(verifier.model, folder):
+        for runtime, kernels in RUNTIMES[target]:
+            session = verifier.open(folder, kernels=kernels)
+            for case in verifier.cases:
+                said = verifier.run(session, case)
+                found.append(compare(runtime, case, said, expected[case], tolerance))
+                if not found[-1].passed:
+                    failed[len(found) - 1] = said
+                on_check()
+            if verifier.writes_text:
+                append = verifier.begin(session, len(prompt) + answered)
+                answers[runtime] = continue_greedily(append, prompt, answered)
+                on_check()
+            if text is not None:
+                begin = partial(verifier.begin, session)
+                tokens = text.tokens if kernels else text.tokens[:INLINED_TEXT_TOKENS]
+                window, step = verifier.config.trained_context, verifier.text_step
+                predictions.append(predict_text(runtime, begin, tokens, window, step, text.losses))
+                on_check()
+            del session  # its weights, before the next one takes as much
     if failed:
         for index, comparison in against_float64(verifier, expected, found, failed).items():
             found[index] = comparison

@@ -1,0 +1,54 @@
+"""A large model's weights are out of memory while ONNX Runtime runs, and the same bits afterwards."""
+
+import torch
+
+from sharp.exporter import parking
+from sharp.exporter.export import ExportSettings, export
+from sharp.exporter.parking import parked
+from sharp.exporter.verifier import verify as verify_unparked
+from sharp.models.checkpoint import save_checkpoint
+from tests.exporter.conftest import tiny_model
+
+
+def test_weights_come_back_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.setattr(parking, "LEAST_BYTES", 1)
+    model = tiny_model("ssa")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with parked(model, tmp_path):
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
+        assert [file.name for file in tmp_path.iterdir()] == [parking.FILE]
+    assert list(tmp_path.iterdir()) == []
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    tokens = torch.tensor([[1, 2, 3]])
+    assert torch.equal(model(tokens), tiny_model("ssa")(tokens))
+
+
+def test_small_models_stay(tmp_path):
+    model = tiny_model("ssa")
+    with parked(model, tmp_path):
+        assert list(tmp_path.iterdir()) == []
+        assert all(parameter.numel() for parameter in model.parameters())
+
+
+def test_an_export_verifies_with_parked_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(parking, "LEAST_BYTES", 1)
+    seen = []
+
+    def verify(verifier, *arguments, **options):
+        found = verify_unparked(verifier, *arguments, **options)
+        seen.append(sum(parameter.numel() for parameter in verifier.model.parameters()))
+        return found
+
+    monkeypatch.setattr("sharp.exporter.export.verify", verify)
+    save_checkpoint(tmp_path / "tiny.safetensors", tiny_model("ssa"), torch.float32)
+    result = export(
+        tmp_path / "tiny.safetensors",
+        ExportSettings(norm="ssa"),
+        tmp_path / "out",
+        lambda _name, _steps: lambda: None,
+        lambda _source: None,
+    )
+    assert result.verification.passed
+    assert seen[0] > 0
+    assert not (tmp_path / "out" / parking.FILE).exists()
