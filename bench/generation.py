@@ -1,0 +1,213 @@
+"""One stream in Sharp and in its peers: decoding speed and time to the first token, in turns, in one process.
+
+python bench/generation.py --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
+
+Every runtime reads the same drawn prompt and generates as many tokens greedily, past any end-of-sequence token; rounds go
+round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. FOLDER of --genai is
+one of onnxruntime-genai's own model builder, or a contiguous one of sharp-export. "limit" is the share of the time that
+reading the weights once would take, at the plain read of the same minutes.
+
+The peers' models: `python -m onnxruntime_genai.models.builder -m HF_FOLDER -o OUT -p fp32 -e cpu`, and any GGUF file.
+"""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from attention import read_bandwidth
+
+from sharp import LLM, SamplingParams
+from sharp.plugins.cli import SharpCommand
+from sharp.serving.config import BackendConfig, EngineConfig
+
+PACKAGES = ("sharp-attention", "onnxruntime", "onnxruntime-genai", "llama-cpp-python", "numpy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds to the first token, and tokens a second after it."""
+
+    first_token: float
+    decode: float
+
+
+# (prompt, new tokens) -> Run
+Runtime = Callable[[list[int], int], Run]
+
+
+def run_of(stamps: list[float], began: float) -> Run:
+    """What the times of all tokens say."""
+    return Run(stamps[0] - began, (len(stamps) - 1) / (stamps[-1] - stamps[0]))
+
+
+def sharp(folder: Path, threads: int, context: int) -> Runtime:
+    """Our engine in this process."""
+    engine = EngineConfig(
+        attention_interval=0, prefix_cache=False, cache_tokens=context, prefill_chunk_tokens=2048, max_sequences=1
+    )
+    llm = LLM(folder, backend=BackendConfig(threads=threads), engine=engine)
+
+    def run(prompt: list[int], count: int) -> Run:
+        timing = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))[0].timing
+        first = timing.time_to_first_token or 0.0
+        return Run(first, (count - 1) / (timing.total - first))
+
+    return run
+
+
+def genai(folder: Path, threads: int, context: int) -> Runtime:
+    """onnxruntime-genai; a folder of ours gets our library."""
+    import onnxruntime_genai
+
+    from sharp.exporter.genai import with_kernels
+    from sharp.plugins import library_path
+
+    config = onnxruntime_genai.Config(str(folder))
+    if (folder / "sharp.json").exists():
+        config.overlay(with_kernels(library_path("onnxruntime")))
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    model = onnxruntime_genai.Model(config)
+
+    def run(prompt: list[int], count: int) -> Run:
+        options = onnxruntime_genai.GeneratorParams(model)
+        options.set_search_options(
+            max_length=len(prompt) + count,
+            min_length=len(prompt) + count,
+            do_sample=False,
+            past_present_share_buffer=True,
+        )
+        generator = onnxruntime_genai.Generator(model, options)
+        began = time.perf_counter()
+        generator.append_tokens(np.array(prompt, np.int32))
+        stamps = []
+        for _ in range(count):
+            generator.generate_next_token()
+            generator.get_next_tokens()
+            stamps.append(time.perf_counter())
+        return run_of(stamps, began)
+
+    return run
+
+
+def llama(file: Path, threads: int, context: int) -> Runtime:
+    """llama.cpp."""
+    import llama_cpp
+
+    model = llama_cpp.Llama(
+        str(file), n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=2048, n_ubatch=512, verbose=False
+    )
+
+    def run(prompt: list[int], count: int) -> Run:
+        model.reset()
+        began = time.perf_counter()
+        model.eval(prompt)
+        stamps = []
+        for _ in range(count):
+            token = int(np.argmax(model.scores[model.n_tokens - 1]))
+            stamps.append(time.perf_counter())
+            model.eval([token])
+        return run_of(stamps, began)
+
+    return run
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes of weights in a folder or file."""
+    files = [path] if path.is_file() else [*path.glob("*.onnx"), *path.glob("*.data")]
+    return sum(file.stat().st_size for file in files)
+
+
+def found_versions() -> dict[str, str]:
+    """Versions of what is installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@click.command(cls=SharpCommand)
+@click.option("--sharp", "sharps", type=click.Path(path_type=Path), multiple=True, required=True)
+@click.option("--genai", "genais", type=click.Path(path_type=Path), multiple=True)
+@click.option("--llama", "llamas", type=click.Path(path_type=Path), multiple=True)
+@click.option("--threads", default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--prompt-tokens", default=261, show_default=True)
+@click.option("--answer-tokens", default=64, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(
+    sharps: tuple[Path, ...],
+    genais: tuple[Path, ...],
+    llamas: tuple[Path, ...],
+    threads: int,
+    prompt_tokens: int,
+    answer_tokens: int,
+    rounds: int,
+    output: Path | None,
+) -> None:
+    """Measure every runtime and compare it with the first."""
+    context = -(-(prompt_tokens + answer_tokens + 1) // 64) * 64
+    subjects: list[tuple[str, Path, Runtime]] = [
+        *((f"sharp {path.name}", path, sharp(path, threads, context)) for path in sharps),
+        *((f"genai {path.name}", path, genai(path, threads, context)) for path in genais),
+        *((f"llama.cpp {path.name}", path, llama(path, threads, context)) for path in llamas),
+    ]
+    prompt = np.random.default_rng(0).integers(100, 10_000, prompt_tokens).tolist()
+    read, reads = read_bandwidth(threads), []
+    runs: dict[str, list[Run]] = {name: [] for name, _, _ in subjects}
+    for _, _, run in subjects:
+        run(prompt, 4)
+    for _ in range(rounds):
+        for name, _, run in subjects:
+            runs[name].append(run(prompt, answer_tokens))
+        reads.append(read())
+    bandwidth = statistics.median(reads)
+    rows: list[dict[str, Any]] = []
+    for name, path, _ in subjects:
+        decode = statistics.median(one.decode for one in runs[name])
+        first = statistics.median(one.first_token for one in runs[name])
+        rows.append(
+            {
+                "runtime": name,
+                "decode_tokens_per_second": round(decode, 2),
+                "first_token_ms": round(1000 * first, 1),
+                "weight_bytes": weight_bytes(path),
+                "limit": round(decode * weight_bytes(path) / bandwidth, 3),
+            }
+        )
+    for row in rows:
+        row["decode_ratio"] = round(rows[0]["decode_tokens_per_second"] / row["decode_tokens_per_second"], 3)
+        row["first_token_ratio"] = round(rows[0]["first_token_ms"] / row["first_token_ms"], 3)
+        click.echo(row)
+    result = {
+        "benchmark": "generation",
+        "date": str(date.today()),
+        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "versions": found_versions(),
+        "threads": threads,
+        "prompt_tokens": prompt_tokens,
+        "answer_tokens": answer_tokens,
+        "rounds": rounds,
+        "read_bytes_per_second": bandwidth,
+        "load_average": os.getloadavg(),
+        "rows": rows,
+    }
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
