@@ -2,10 +2,10 @@
 
 python bench/generation.py --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
 
-Every runtime reads the same drawn prompt and generates as many tokens greedily, past any end-of-sequence token; rounds go
-round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. FOLDER of --genai is
-one of onnxruntime-genai's own model builder, or a contiguous one of sharp-export. "limit" is the share of the time that
-reading the weights once would take, at the plain read of the same minutes.
+Every runtime reads the same drawn prompt and generates as many tokens greedily, past any end-of-sequence token;
+rounds go round the runtimes, so that they share the machine's good and bad minutes, and medians are compared.
+FOLDER of --genai is one of onnxruntime-genai's own model builder, or a contiguous one of sharp-export. "limit" is
+the share of the time that reading the weights once would take, at the plain read of the same minutes.
 
 The peers' models: `python -m onnxruntime_genai.models.builder -m HF_FOLDER -o OUT -p fp32 -e cpu`, and any GGUF file.
 """
@@ -65,7 +65,7 @@ def sharp(folder: Path, threads: int, context: int) -> Runtime:
     return run
 
 
-def genai(folder: Path, threads: int, context: int) -> Runtime:
+def genai(folder: Path, threads: int, _context: int) -> Runtime:
     """onnxruntime-genai; a folder of ours gets our library."""
     import onnxruntime_genai
 
@@ -80,12 +80,8 @@ def genai(folder: Path, threads: int, context: int) -> Runtime:
 
     def run(prompt: list[int], count: int) -> Run:
         options = onnxruntime_genai.GeneratorParams(model)
-        options.set_search_options(
-            max_length=len(prompt) + count,
-            min_length=len(prompt) + count,
-            do_sample=False,
-            past_present_share_buffer=True,
-        )
+        length = len(prompt) + count
+        options.set_search_options(max_length=length, min_length=length, do_sample=False)
         generator = onnxruntime_genai.Generator(model, options)
         began = time.perf_counter()
         generator.append_tokens(np.array(prompt, np.int32))
