@@ -14,8 +14,9 @@ from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.attention import AttentionSummary
-from sharp.serving.client import Client, ClientTls
+from sharp.serving.client import Client
 from sharp.serving.client.channel import MOST_ATTEMPTS
+from sharp.serving.client.options import connection_options
 from sharp.serving.engine.events import Delta
 from sharp.serving.errors import InputError
 from sharp.serving.request import Prompt
@@ -25,7 +26,6 @@ from sharp.serving.settings import CONFIG_VARIABLE, ServeSettings, read_settings
 from sharp.serving.startup import print_startup
 
 HEADS_SHOWN = 5
-TOKEN_VARIABLE = "SHARP_TOKEN"  # noqa: S105 - a name
 PATH = click.Path(path_type=Path)
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -87,11 +87,7 @@ def _announce(started: Started) -> None:
 @click.option("--stop", multiple=True, help="End before this string; can be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--attention", is_flag=True, help="Show the sharpest and the most dispersed heads, on stderr.")
-@click.option("--tls", is_flag=True, help="Use TLS; --tls-ca and --tls-cert imply it.")
-@click.option("--tls-ca", type=PATH, help="PEM certificates to trust.  [default: the system's]")
-@click.option("--tls-cert", type=PATH, help="PEM certificate to show to a server that asks for one.")
-@click.option("--tls-key", type=PATH, help="PEM key of that certificate.")
-@click.option("--token", envvar=TOKEN_VARIABLE, help=f"Bearer token; better in the variable {TOKEN_VARIABLE}.")
+@connection_options
 @click.option("--attempts", default=MOST_ATTEMPTS, show_default=True, help="Calls when the server is full or away.")
 def generate(
     address: str,
@@ -99,18 +95,13 @@ def generate(
     token_ids: str | None,
     model: str | None,
     attention: bool,
-    tls: bool,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    token: str | None,
+    connection: dict[str, Any],
     attempts: int,
     **params: Any,
 ) -> None:
     """Generate from PROMPT ("-": read it from stdin) on the server at ADDRESS and print the text as it comes."""
     sampling = SamplingParams(**{name: value for name, value in params.items() if value is not None})
-    secured = ClientTls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None
-    with Client(address, tls=secured, token=token, attempts=attempts) as client:
+    with Client(address, attempts=attempts, **connection) as client:
         for event in client.stream(_prompt(prompt, token_ids), sampling, model=model, attention=attention):
             if isinstance(event, Delta):
                 # A model without a tokenizer answers in token ids, as it was asked.

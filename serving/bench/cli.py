@@ -16,6 +16,7 @@ from sharp.plugins.cli import SharpCommand
 from sharp.serving.bench.load import Load, run_load
 from sharp.serving.bench.summary import Percentiles, Summary, summarize
 from sharp.serving.client import AsyncClient
+from sharp.serving.client.options import connection_options
 from sharp.serving.errors import SharpError
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -37,16 +38,16 @@ def bench() -> None:
 @click.option("--concurrency", type=int, help="Most requests that are open at a time.  [default: no limit]")
 @click.option("--seed", default=0, show_default=True, help="Of arrivals, lengths and tokens.")
 @click.option("--attempts", default=1, show_default=True, help="Calls for a request that meets a full queue; 1 to 5.")
-@click.option("--token", envvar="SHARP_TOKEN", help="Bearer token; better in the variable SHARP_TOKEN.")
+@connection_options
 @click.option("--output", type=click.Path(path_type=Path), help="Write load and figures to this file, as JSON.")
-def serve(address: str, attempts: int, token: str | None, output: Path | None, **load: Any) -> None:
+def serve(address: str, attempts: int, connection: dict[str, Any], output: Path | None, **load: Any) -> None:
     """Send requests of random tokens to the server at ADDRESS and print how fast it answered.
 
     Prompts are drawn token ids, so the prefix cache has only what --shared-tokens says; answers are greedy and as long
     as they are told. Times are the client's, so they contain the network.
     """
     chosen = Load(**load)
-    summary, errors, info = asyncio.run(_measure(address, token, attempts, chosen))
+    summary, errors, info = asyncio.run(_measure(address, {"attempts": attempts, **connection}, chosen))
     _print(summary)
     for error, count in errors.items():
         click.echo(f"{count} x {error}", err=True)
@@ -58,9 +59,9 @@ def serve(address: str, attempts: int, token: str | None, output: Path | None, *
 
 
 async def _measure(
-    address: str, token: str | None, attempts: int, load: Load
+    address: str, connection: dict[str, Any], load: Load
 ) -> tuple[Summary, dict[str, int], dict[str, Any]]:
-    async with AsyncClient(address, token=token, attempts=attempts) as client:
+    async with AsyncClient(address, **connection) as client:
         server = await client.server_info()
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("requests", total=load.requests)
