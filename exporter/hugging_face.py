@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from sharp.exporter.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedModel
-from sharp.models.config import SharpConfig
+from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
 
@@ -75,6 +76,9 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise InputError(f"{path}: the weights of {name} are not all finite; copy the checkpoint again")
     tokenizer = _read_tokenizer(path, where)
     exported = _hooked(path, model.eval(), architecture, norm, options)
     return Source(
@@ -92,7 +96,7 @@ def _check_shards(path: Path) -> None:
     for index in path.glob("*.safetensors.index.json"):  # none in a file
         try:
             shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{index} is damaged: it has no weight_map; copy or save the checkpoint again") from error
         for shard in shards:
             if not isinstance(shard, str) or Path(shard).name != shard:
@@ -100,8 +104,8 @@ def _check_shards(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library says, which may be a page."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The beginning of what a library says, which may be a page, in one line."""
+    return textwrap.shorten(str(error).strip() or type(error).__name__, 200, placeholder=" ...")
 
 
 def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
@@ -109,6 +113,11 @@ def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
         raise InputError(
             f"{path} is a {facts.model_type} model, which sharp-export does not support yet; "
             f"supported are: {', '.join(ARCHITECTURES)}"
+        )
+    if not 1 <= facts.num_hidden_layers <= MOST_LAYERS:
+        raise InputError(
+            f"{path} says that it has {facts.num_hidden_layers} layers, but must have from 1 to {MOST_LAYERS}; "
+            "copy the checkpoint again"
         )
     for rope_type in _rope_types(getattr(facts, "rope_parameters", None) or {}):
         if rope_type not in ROPE_TYPES:

@@ -166,7 +166,7 @@ def is_sharp_folder(path: Path) -> bool:
     """Whether `path` is a Hugging Face folder of our own models."""
     try:
         content = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("model_type") == MODEL_TYPE
 
@@ -210,7 +210,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         content = json.loads(metadata[FORMAT])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: its metadata is not JSON; copy or save it again") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a Sharp checkpoint: its metadata entry 'sharp' is not an object")
@@ -230,13 +230,16 @@ def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch never packs; what is packed may grow a thousandfold
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise InputError(f"{path} is compressed, which torch.save does not do; save it again")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} holds more than plain weights, which Sharp does not run; save its state_dict with "
             "sharp.models.checkpoint"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again") from error
     state = content.get("state_dict") if isinstance(content, dict) else None
     if (
