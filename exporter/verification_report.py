@@ -1,5 +1,6 @@
 """`report.json` of a model folder: what verification found, check by check."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -26,7 +27,7 @@ def verification_report(
     Errors of logits are relative to the largest logit of the case in PyTorch, those of entropies are in nats. A case
     with `torch_rounding` is compared with PyTorch in float64, and has there what PyTorch in float32 differs from it by.
     """
-    return {
+    report = {
         "format_version": REPORT_VERSION,
         "passed": verification.passed,
         "failure": verification.failure,
@@ -47,6 +48,7 @@ def verification_report(
             "runtimes": [{**asdict(one), "passed": one.passed} for one in verification.predictions],
         },
     }
+    return {name: _as_json(value) for name, value in report.items()}
 
 
 def summary(verification: Verification, perplexity: Perplexity | None) -> manifest.Verification:
@@ -116,6 +118,15 @@ def _heads(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _as_json(value: Any) -> Any:
+    """`value` with null for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rounded(matrix: NDArray[np.float64]) -> list[list[float]]:

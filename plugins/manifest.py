@@ -122,8 +122,8 @@ class TextPerplexity(TypedDict):
     tokens: int
     trained_norm: str
     norm: str
-    before: float
-    after: float
+    before: float | None
+    after: float | None
     runtimes: NotRequired[dict[str, float | None]]
 
 
