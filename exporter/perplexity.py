@@ -19,8 +19,6 @@ from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_TOKENS = 1024
 LOGITS_ROWS = 128  # of a large vocabulary, a gigabyte for a whole text
-# Relative. The errors of single tokens are both ways, so that their mean is far below that of the largest.
-PERPLEXITY_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,26 @@ class Perplexity:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A text that the written model is to predict: its tokens, and PyTorch's perplexity of them."""
+
+    tokens: Tokens
+    perplexity: float
+
+
+@dataclass(frozen=True)
 class TextPrediction:
     """How well the written model predicts the text in one runtime; `relative_error` is of PyTorch's perplexity."""
 
     runtime: str
     perplexity: float
     relative_error: float
+    tolerance: float
 
     @property
     def passed(self) -> bool:
         """It is PyTorch's (a nan is not)."""
-        return abs(self.relative_error) <= PERPLEXITY_TOLERANCE
+        return abs(self.relative_error) <= self.tolerance
 
     @property
     def difference(self) -> str:
@@ -96,12 +103,13 @@ def perplexity(decoder: Decoder, tokens: Tensor) -> float:
 
 
 def predict_text(
-    runtime: str, begin: Callable[[int], Append], tokens: Tokens, window: int, step: int, expected: float
+    runtime: str, begin: Callable[[int], Append], text: Text, window: int, step: int, tolerance: float
 ) -> TextPrediction:
-    """The perplexity of tokens [tokens] in windows of `window`, of which the runtime reads `step` at a time.
+    """The perplexity of a text in windows of `window` tokens, of which the runtime reads `step` at a time.
 
-    `begin` starts a sequence of at most so many tokens; `expected` is PyTorch's perplexity.
+    `begin` starts a sequence of at most so many tokens.
     """
+    tokens = text.tokens
     losses: list[Tensor] = []
     for start in range(0, len(tokens), window):
         part = tokens[start : start + window]
@@ -111,7 +119,7 @@ def predict_text(
             wanted = torch.from_numpy(part[row + 1 : row + 1 + len(read)])
             losses.append(functional.cross_entropy(torch.from_numpy(append(read)), wanted, reduction="none"))
     found = _perplexity(torch.cat(losses))
-    return TextPrediction(runtime, found, found / expected - 1)
+    return TextPrediction(runtime, found, found / text.perplexity - 1, tolerance)
 
 
 def _perplexity(losses: Tensor) -> float:
