@@ -22,7 +22,7 @@ demo: setup
 	.venv/bin/python -m sharp.serving.demo $(MODEL)
 
 test: setup
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # The kernels' own tests with a library that stops at the first wrong access or undefined operation, on every instruction set.
 sanitize: setup

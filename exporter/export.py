@@ -15,11 +15,12 @@ from torch import Tensor
 from sharp.exporter import lowering
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form, make_form
+from sharp.exporter.genai import write_genai_config
 from sharp.exporter.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptions
 from sharp.exporter.half_precision import weights_as
 from sharp.exporter.mapped_decoder import MappedDecoder, with_norm_map
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
-from sharp.exporter.perplexity import Perplexity, Text, perplexity, read_tokens
+from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens, text_losses
 from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.quantization import quantize
 from sharp.exporter.reading import read_source
@@ -27,7 +28,7 @@ from sharp.exporter.source import Source
 from sharp.exporter.tolerance import tolerance_of
 from sharp.exporter.verification import Runtime, runtimes_of
 from sharp.exporter.verification_report import REPORT_FILE, summary, verification_report
-from sharp.exporter.verifier import Verification, number_of_checks, verify
+from sharp.exporter.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError, SharpError
@@ -140,8 +141,7 @@ def _export_into(
     measured, text = None, None
     if _reads_text(source) and not (source.trained and settings.text is None and settings.graph.quantize is None):
         name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json")
-        measured = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 if source.trained else 2))
-        text = Text(tokens.numpy(), measured.after)
+        measured, text = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 + (not source.trained)))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()
     with weights_as(tracing.module, TORCH_DTYPES[settings.graph.dtype]):
@@ -155,6 +155,8 @@ def _export_into(
         source, form, settings, name, verified=verification.passed, found=summary(verification, measured)
     )
     described.write(staging)
+    if form.cache.form == "contiguous" and not described.norm.heads:  # genai knows one cache a layer, all of one size
+        write_genai_config(staging, described)
     (staging / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return described, verification, measured, report
 
@@ -183,14 +185,15 @@ def _reads_text(source: Source) -> bool:
     return isinstance(source.model, Decoder) and source.write_tokenizer is not None
 
 
-def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> Perplexity:
-    numbers: list[float] = []
+def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> tuple[Perplexity, Text]:
+    losses: list[Tensor] = []
     for model in (source.original,) if source.trained else (source.original, source.model):
         assert isinstance(model, Decoder)
-        numbers.append(perplexity(model, tokens))
+        losses.append(text_losses(model, tokens))
         on_step()
     norms = source.original.config.norm, _norm_name(source)
-    return Perplexity(text, len(tokens), *norms, before=numbers[0], after=numbers[-1])
+    before, after = perplexity(losses[0]), perplexity(losses[-1])
+    return Perplexity(text, len(tokens), *norms, before, after), Text(tokens.numpy(), losses[-1])
 
 
 def describe(

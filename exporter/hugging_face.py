@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from transformers import (
 from sharp.exporter.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.gguf_file import one_reader
 from sharp.exporter.hook import HeadShape, probe_heads
 from sharp.exporter.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedModel
-from sharp.models.config import SharpConfig
+from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
 
@@ -48,7 +50,7 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # The GGUF reader draws a bar of its own that no setting turns off.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()), one_reader():
         return _read(path, norm, options)
 
 
@@ -64,7 +66,7 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
-            **where, dtype="float32", use_safetensors=True, output_loading_info=True
+            **where, config=facts, dtype="float32", use_safetensors=True, output_loading_info=True
         )  # type: ignore[misc]  # a pair, with output_loading_info
     except InputError:
         raise
@@ -74,6 +76,9 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise InputError(f"{path}: the weights of {name} are not all finite; copy the checkpoint again")
     tokenizer = _read_tokenizer(path, where)
     exported = _hooked(path, model.eval(), architecture, norm, options)
     return Source(
@@ -91,7 +96,7 @@ def _check_shards(path: Path) -> None:
     for index in path.glob("*.safetensors.index.json"):  # none in a file
         try:
             shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{index} is damaged: it has no weight_map; copy or save the checkpoint again") from error
         for shard in shards:
             if not isinstance(shard, str) or Path(shard).name != shard:
@@ -99,8 +104,8 @@ def _check_shards(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library says, which may be a page."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The beginning of what a library says, which may be a page, in one line."""
+    return textwrap.shorten(str(error).strip() or type(error).__name__, 200, placeholder=" ...")
 
 
 def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
@@ -108,6 +113,11 @@ def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
         raise InputError(
             f"{path} is a {facts.model_type} model, which sharp-export does not support yet; "
             f"supported are: {', '.join(ARCHITECTURES)}"
+        )
+    if not 1 <= facts.num_hidden_layers <= MOST_LAYERS:
+        raise InputError(
+            f"{path} says that it has {facts.num_hidden_layers} layers, but must have from 1 to {MOST_LAYERS}; "
+            "copy the checkpoint again"
         )
     for rope_type in _rope_types(getattr(facts, "rope_parameters", None) or {}):
         if rope_type not in ROPE_TYPES:

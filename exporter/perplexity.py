@@ -34,19 +34,13 @@ class Perplexity:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text that the written model is to predict: its tokens, and PyTorch's perplexity of them."""
-
-    tokens: Tokens
-    perplexity: float
-
-
-@dataclass(frozen=True)
 class TextPrediction:
-    """How well the written model predicts the text in one runtime; `relative_error` is of PyTorch's perplexity."""
+    """How well the written model predicts the first tokens of the text in one runtime, and PyTorch the same ones."""
 
     runtime: str
+    tokens: int
     perplexity: float
+    torch_perplexity: float
     relative_error: float
     tolerance: float
 
@@ -90,8 +84,8 @@ def _licence() -> Path:
 
 
 @torch.no_grad()
-def perplexity(decoder: Decoder, tokens: Tensor) -> float:
-    """Exponential of the mean cross entropy of tokens int64 [tokens], in windows as long as the trained context."""
+def text_losses(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """Cross entropies of int64 [tokens] but the first of every window; a window is as long as the trained context."""
     config = decoder.config
     losses: list[Tensor] = []
     for window in tokens.split(config.trained_context):
@@ -99,17 +93,28 @@ def perplexity(decoder: Decoder, tokens: Tensor) -> float:
         hidden = decoder.hidden_states(window[None], positions, EagerAttention(config))[0, :-1]
         for rows, wanted in zip(hidden.split(LOGITS_ROWS), window[1:].split(LOGITS_ROWS), strict=True):
             losses.append(functional.cross_entropy(decoder.logits(rows), wanted, reduction="none"))
-    return _perplexity(torch.cat(losses))
+    return torch.cat(losses)
+
+
+def perplexity(losses: Tensor) -> float:
+    """Exponential of the mean cross entropy."""
+    # Above what a float holds the model says nothing anyway.
+    return math.exp(min(losses.double().mean().item(), 700.0))
 
 
 def predict_text(
-    runtime: str, begin: Callable[[int], Append], text: Text, window: int, step: int, tolerance: float
+    runtime: str,
+    begin: Callable[[int], Append],
+    tokens: Tokens,
+    window: int,
+    step: int,
+    expected: Tensor,
+    tolerance: float,
 ) -> TextPrediction:
-    """The perplexity of a text in windows of `window` tokens, of which the runtime reads `step` at a time.
+    """The perplexity of tokens [tokens] in windows of `window`, of which the runtime reads `step` at a time.
 
-    `begin` starts a sequence of at most so many tokens.
+    `begin` starts a sequence of at most so many tokens; `expected` has PyTorch's losses, of these tokens or more.
     """
-    tokens = text.tokens
     losses: list[Tensor] = []
     for start in range(0, len(tokens), window):
         part = tokens[start : start + window]
@@ -118,10 +123,7 @@ def predict_text(
             read = part[row : min(row + step, len(part) - 1)]
             wanted = torch.from_numpy(part[row + 1 : row + 1 + len(read)])
             losses.append(functional.cross_entropy(torch.from_numpy(append(read)), wanted, reduction="none"))
-    found = _perplexity(torch.cat(losses))
-    return TextPrediction(runtime, found, found / text.perplexity - 1, tolerance)
-
-
-def _perplexity(losses: Tensor) -> float:
-    # Above what a float holds the model says nothing anyway.
-    return math.exp(min(losses.double().mean().item(), 700.0))
+    found = torch.cat(losses)
+    of_torch = perplexity(expected[: len(found)])
+    error = perplexity(found) / of_torch - 1
+    return TextPrediction(runtime, len(tokens), perplexity(found), of_torch, error, tolerance)

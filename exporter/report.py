@@ -94,7 +94,11 @@ def print_verification(console: Console, result: Export) -> None:
         tokens = found.continuations[0].tokens
         console.print(f"Greedy answer, tokens of {tokens} that are PyTorch's: {', '.join(said)}", **PLAIN)
     if (measured := result.perplexity) is not None:
-        written = [f"{one.perplexity:.1f} with {column(one.runtime)}" for one in found.predictions]
+        written = [
+            f"{one.perplexity:.3f} with {column(one.runtime)} ({one.torch_perplexity:.3f} in PyTorch, "
+            f"{one.tokens} tokens)"
+            for one in found.predictions
+        ]
         console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)
         console.print(f"  of the written model: {', '.join(written)}", **PLAIN)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from sharp.exporter.continuation import Append, Continuation, check_continuation, continue_greedily
-from sharp.exporter.perplexity import Text, TextPrediction, predict_text
+from sharp.exporter.perplexity import TextPrediction, predict_text
 from sharp.exporter.precision import in_float64
 from sharp.exporter.tolerance import PLAIN, Tolerance
 from sharp.exporter.verification import Answer, Comparison, Difference, Floats, Runtime, Tokens, compare
@@ -18,6 +18,7 @@ from sharp.models.config import SharpConfig
 
 CONTINUATION_TOKENS = 64
 PROMPT_TOKENS = 32
+INLINED_TEXT_TOKENS = 256  # standard ops are slow: SmolLM2 takes 30 s of processor time for 1024 tokens
 
 # Errors of rounding are samples of one distribution: SmolLM2's under norm ssa in ONNX Runtime were 0.1 to 2.1 times
 # as large as in PyTorch.
@@ -61,6 +62,14 @@ class Verifier(Protocol):
     def logits(self, tokens: Tokens) -> Floats:
         """PyTorch's logits [tokens, vocab] after every token of a sequence."""
         ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that the written model is to predict: its tokens, and PyTorch's losses [predicted tokens]."""
+
+    tokens: Tokens
+    losses: Tensor
 
 
 @dataclass(frozen=True)
@@ -156,9 +165,9 @@ def verify(
             on_check()
         if text is not None:
             begin = partial(verifier.begin, session)
-            window = verifier.config.trained_context
-            step = verifier.text_step
-            predictions.append(predict_text(runtime, begin, text, window, step, tolerance.perplexity))
+            tokens = text.tokens if kernels else text.tokens[:INLINED_TEXT_TOKENS]
+            window, step = verifier.config.trained_context, verifier.text_step
+            predictions.append(predict_text(runtime, begin, tokens, window, step, text.losses, tolerance.perplexity))
             on_check()
         del session  # its weights, before the next one takes as much
     if failed:

@@ -138,6 +138,34 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     return Checkpoint(model.eval(), content.get("task"), parameters)
 
 
+def start_from(model: Model, path: Path) -> None:
+    """Take the weights of the checkpoint at `path`, whose norm may be another one.
+
+    Parameters of the model's own norm that the checkpoint does not have keep their start values.
+
+    Raises:
+        NotFoundError, InputError: see `read_checkpoint`; or its model is of another kind or size.
+    """
+    state = read_checkpoint(path).model.state_dict()
+    wanted = model.state_dict()
+    kept = {name: tensor for name, tensor in state.items() if not _of_norm(name) or name in wanted}
+    differing = [
+        name
+        for name in sorted(kept.keys() | {name for name in wanted if not _of_norm(name)})
+        if name not in kept or name not in wanted or kept[name].shape != wanted[name].shape
+    ]
+    if differing:
+        raise InputError(
+            f"{path} does not fit the model that is to be trained: {differing[0]} differs; give the sizes that it was "
+            "trained with"
+        )
+    model.load_state_dict(kept, strict=False)
+
+
+def _of_norm(name: str) -> bool:
+    return "head_parameters." in name or "query_scale." in name
+
+
 def describe(model: Model) -> dict[str, Any]:
     """What a checkpoint says about its model; `parse_description` reads it."""
     name = next(name for name, (kind, _) in MODELS.items() if type(model) is kind)
@@ -166,7 +194,7 @@ def is_sharp_folder(path: Path) -> bool:
     """Whether `path` is a Hugging Face folder of our own models."""
     try:
         content = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("model_type") == MODEL_TYPE
 
@@ -210,7 +238,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         content = json.loads(metadata[FORMAT])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: its metadata is not JSON; copy or save it again") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a Sharp checkpoint: its metadata entry 'sharp' is not an object")
@@ -230,13 +258,16 @@ def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch never packs; what is packed may grow a thousandfold
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise InputError(f"{path} is compressed, which torch.save does not do; save it again")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} holds more than plain weights, which Sharp does not run; save its state_dict with "
             "sharp.models.checkpoint"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again") from error
     state = content.get("state_dict") if isinstance(content, dict) else None
     if (
@@ -278,7 +309,7 @@ def _check_state(path: Path, model_class: type[Model], config: Config, state: di
     for name in _tied(config):
         del expected[name]
     if missing := [name for name in expected if name not in state]:
-        of_norm = [name for name in missing if "head_parameters." in name or "query_scale." in name]
+        of_norm = [name for name in missing if _of_norm(name)]
         owner = f"norm {config.norm}" if of_norm else "its configuration"
         raise InputError(
             f"{path} lacks {len(missing)} parameters that {owner} needs, the first is {(of_norm or missing)[0]}; "

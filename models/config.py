@@ -12,6 +12,7 @@ Positions = Literal["none", "rope", "alibi", "nape"]
 RopeScaling = Literal["linear", "llama3"]
 TokenizerName = Literal["none", "bytes"]
 
+MOST_LAYERS = 1024  # a damaged configuration must not keep us building layers for hours
 GAMMA_LIMIT = 8.0  # (ln 131,072)^8 is still far inside of float32
 
 
@@ -120,6 +121,8 @@ class SharpConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{field} is {value!r}, but must be a whole number of at least 1")
+        if self.layers > MOST_LAYERS:
+            raise InputError(f"layers is {self.layers}, but must be at most {MOST_LAYERS}")
         if self.q_heads % self.kv_heads:
             raise InputError(f"q_heads is {self.q_heads}, but must be a multiple of kv_heads ({self.kv_heads})")
         for field, known in (("positions", Positions), ("rope_scaling", RopeScaling), ("tokenizer", TokenizerName)):

@@ -16,7 +16,7 @@ from rich.console import Console
 from sharp.models.bits_per_byte import bits_per_byte
 from sharp.models.byte_tokenizer import END_OF_TEXT_ID, VOCAB_SIZE
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import save_checkpoint
+from sharp.models.checkpoint import save_checkpoint, start_from
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.device import choose_device
 from sharp.models.evaluation import TEXT
@@ -125,11 +125,14 @@ def train_task(
     name: str,
     choices: Choices,
     parameters: tuple[str, ...],
+    first: Path | None,
     device: torch.device,
     output: Path,
     work: Path,
 ) -> None:
     """Train a model on a task of the registry and write it to `output`, its losses beside it.
+
+    `first` is a checkpoint to begin with, None for fresh weights.
 
     Raises:
         SharpError: a choice cannot work, the run cannot be resumed, or its loss is not finite.
@@ -137,6 +140,8 @@ def train_task(
     task = choose_task(get_task(name), choices, parameters)
     changed = changed_parameters(get_task(name).sampler, task.sampler)
     model = make_model(task, choices).to(device)
+    if first is not None:
+        start_from(model, first)
     settings = make_settings(task, choices)
     length = task.longest_training_length
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
@@ -150,7 +155,7 @@ def train_task(
         work,
         measure=task.metric,
         task=task.name,
-        data=str(task.sampler),
+        data=str(task.sampler) + ("" if first is None else f" from {first}"),
         task_parameters=changed,
     )
     save_checkpoint(output, model, torch.float16, task.name, changed)
@@ -202,6 +207,10 @@ def parse_range(text: str) -> tuple[int, int]:
 @click.option("--hidden-size", type=click.IntRange(min=1), help="Width of the model.  [default: the paper's]")
 @click.option("--batch", type=click.IntRange(min=1), help="Samples of a step.  [default: the paper's]")
 @click.option("--learning-rate", type=float, help="Highest learning rate.  [default: the paper's]")
+@click.option("--final-learning-rate", type=float, help="Rate at the end of half a cosine.  [default: the paper's]")
+@click.option(
+    "--start-from", type=click.Path(path_type=Path), help="Checkpoint whose weights to begin with; of any norm."
+)
 @click.option(
     "--bf16/--no-bf16", "bfloat16", default=None, help="bfloat16.  [default: on a GPU, but for max-retrieval]"
 )
@@ -219,6 +228,7 @@ def main(
     lengths: str | None,
     temperature: float | None,
     bfloat16: bool | None,
+    start_from: Path | None,
     **sizes: Any,
 ) -> None:
     """Train the model of TASK; a run that was killed goes on where it was saved last.
@@ -240,7 +250,7 @@ def main(
             )
         given = {name: value for name, value in sizes.items() if value is not None}
         if task == TEXT:
-            if parameters or lengths or given or bfloat16 is not None:
+            if parameters or lengths or given or start_from or bfloat16 is not None:
                 raise InputError("text is trained with its own sizes and lengths; leave out --set and what follows it")
             config = text_config(norm, fixed_temperature(norm, temperature))
             train_text(console, config, steps or TEXT_STEPS, seed, compiled, place, output, work)
@@ -257,7 +267,7 @@ def main(
                 compile=compiled,
                 **given,
             )
-            train_task(console, task, choices, parameters, place, output, work)
+            train_task(console, task, choices, parameters, start_from, place, output, work)
         if hint := plot_losses(work / "loss.csv", work / "loss.png"):
             console.print(hint)
     except SharpError as error:

@@ -82,6 +82,11 @@ class TrainSettings:
             raise InputError("a batch is of so many tokens or of so many sequences: one of the two must be above 0")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise InputError(f"learning_rate is {self.learning_rate}, but must be above 0")
+        if not 0 <= self.final_learning_rate <= self.learning_rate:
+            raise InputError(
+                f"final_learning_rate is {self.final_learning_rate}, but must be from 0 to {self.learning_rate}, the "
+                "learning rate"
+            )
 
     def batch_at(self, step: int, generator: torch.Generator) -> tuple[int, int]:
         """Sequences and tokens per sequence in this step."""

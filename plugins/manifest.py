@@ -226,6 +226,19 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def check_verified(folder: Path, manifest: Manifest, allow_unverified: bool) -> None:
+    """Refuse a model that failed its verification, unless the user allows it.
+
+    Raises:
+        InputError: it failed, and is not allowed.
+    """
+    if not (manifest.verified or allow_unverified):
+        raise InputError(
+            f"{folder} failed its verification, so its answers may be wrong (report.json says where); export it again, "
+            "or allow it with --allow-unverified"
+        )
+
+
 def _check_version(path: Path, version: str) -> None:
     if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
         raise InputError(

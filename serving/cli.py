@@ -3,118 +3,69 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
-from sharp.serving.backends import BACKENDS
-from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, available_cpus
+from sharp.serving.attention import AttentionSummary
+from sharp.serving.client import Client, ClientTls
+from sharp.serving.client.channel import MOST_ATTEMPTS
+from sharp.serving.engine.events import Delta
 from sharp.serving.errors import InputError
-from sharp.serving.grpc import client
+from sharp.serving.request import Prompt
 from sharp.serving.sampling_params import SamplingParams
-from sharp.serving.server import Settings, Started, run_server
+from sharp.serving.server import Started, run_server
+from sharp.serving.settings import CONFIG_VARIABLE, ServeSettings, read_settings
 from sharp.serving.startup import print_startup
-from sharp.v1 import inference_pb2
 
 HEADS_SHOWN = 5
-
+TOKEN_VARIABLE = "SHARP_TOKEN"  # noqa: S105 - a name
+PATH = click.Path(path_type=Path)
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
+def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for every field of `ServeSettings`; one that is not given is None."""
+    for name, field in reversed(ServeSettings.model_fields.items()):
+        flag = f"--{name.replace('_', '-')}"
+        default = "" if field.default is None or field.default_factory is not None else f"  [default: {field.default}]"
+        if isinstance(field.default, bool):
+            flag, default = f"{flag}/--no-{flag[2:]}", "  [default: on]" if field.default else "  [default: off]"
+        kind = next((kind for kind in (int, float, str) if field.annotation in (kind, kind | None)), None)
+        option = click.option(
+            flag,
+            name,
+            default=None,
+            type=bool if isinstance(field.default, bool) else kind or PATH,
+            help=f"{field.description}{default}",
+        )
+        command = option(command)
+    return command
+
+
 @click.command(cls=SharpCommand, context_settings=HELP)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address that both ports are bound to.")
-@click.option("--grpc-port", default=50051, show_default=True, help="Port of gRPC; 0 picks a free one.")
 @click.option(
-    "--http-port", default=8000, show_default=True, help="Port of OpenAI's API and /metrics; 0 picks a free one."
+    "--config", type=click.Path(path_type=Path), envvar=CONFIG_VARIABLE, help="TOML file of settings, as grpc_port = 1."
 )
-@click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
-@click.option("--threads", type=int, help="Threads of the backend.  [default: one per processor]")
-@click.option("--no-kernels", is_flag=True, help="Run attention as standard ops, for comparison: slow.")
-@click.option("--allow-unverified", is_flag=True, help="Serve a model that failed its verification, too.")
-@click.option(
-    "--cache-tokens",
-    type=int,
-    help="Tokens that the key-value cache holds.  [default: the longest context, at least 32768, at most half of the "
-    "free memory]",
-)
-@click.option("--max-batch-tokens", default=2048, show_default=True, help="Most tokens that one step computes.")
-@click.option("--max-sequences", default=64, show_default=True, help="Most requests that run together.")
-@click.option(
-    "--prefill-chunk-tokens",
-    default=64,
-    show_default=True,
-    help="Most tokens of prompts that a step computes while other requests decode.",
-)
-@click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt anew, also the start that others had.")
-@click.option(
-    "--max-waiting-requests", default=1024, show_default=True, help="Most requests that wait; more are refused."
-)
-@click.option(
-    "--max-waiting-tokens", default=2**20, show_default=True, help="Most prompt tokens of requests that wait."
-)
-@click.option(
-    "--attention-interval",
-    default=8,
-    show_default=True,
-    help="Collect attention statistics on every n-th step; 1 is every step, 0 never.",
-)
-@click.option(
-    "--attention-series-limit",
-    default=2048,
-    show_default=True,
-    help="Most heads with metrics of their own; past it they are per layer.",
-)
-def serve(
-    folder: Path,
-    host: str,
-    grpc_port: int,
-    http_port: int,
-    backend: str,
-    threads: int | None,
-    no_kernels: bool,
-    allow_unverified: bool,
-    cache_tokens: int | None,
-    max_batch_tokens: int,
-    max_sequences: int,
-    prefill_chunk_tokens: int,
-    no_prefix_cache: bool,
-    max_waiting_requests: int,
-    max_waiting_tokens: int,
-    attention_interval: int,
-    attention_series_limit: int,
-) -> None:
+@settings_as_options
+def serve(folder: Path, config: Path | None, **flags: Any) -> None:
     """Serve the model FOLDER over gRPC and OpenAI's HTTP API, with metrics, until SIGTERM or Ctrl-C.
 
     The last line that is printed at start is "sharp-serve: ready grpc=HOST:PORT http=HOST:PORT".
+
+    Every setting can also be given as a variable of the environment, SHARP_GRPC_PORT, or in the file of --config. Flags
+    count before the environment, and both before the file.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    settings = Settings(
-        ServerConfig(host, grpc_port, http_port),
-        EngineConfig(
-            cache_tokens,
-            max_batch_tokens,
-            max_sequences,
-            attention_interval,
-            max_waiting_requests,
-            max_waiting_tokens,
-            prefix_cache=not no_prefix_cache,
-            prefill_chunk_tokens=prefill_chunk_tokens,
-        ),
-        MetricsConfig(attention_series_limit),
-        BackendConfig(
-            backend,
-            threads if threads is not None else available_cpus(),
-            kernels=not no_kernels,
-            allow_unverified=allow_unverified,
-        ),
-    )
+    settings = read_settings({name: value for name, value in flags.items() if value is not None}, config)
     asyncio.run(run_server(folder, settings, _announce))
 
 
@@ -136,47 +87,47 @@ def _announce(started: Started) -> None:
 @click.option("--stop", multiple=True, help="End before this string; can be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--attention", is_flag=True, help="Show the sharpest and the most dispersed heads, on stderr.")
+@click.option("--tls", is_flag=True, help="Use TLS; --tls-ca and --tls-cert imply it.")
+@click.option("--tls-ca", type=PATH, help="PEM certificates to trust.  [default: the system's]")
+@click.option("--tls-cert", type=PATH, help="PEM certificate to show to a server that asks for one.")
+@click.option("--tls-key", type=PATH, help="PEM key of that certificate.")
+@click.option("--token", envvar=TOKEN_VARIABLE, help=f"Bearer token; better in the variable {TOKEN_VARIABLE}.")
+@click.option("--attempts", default=MOST_ATTEMPTS, show_default=True, help="Calls when the server is full or away.")
 def generate(
     address: str,
     prompt: str | None,
     token_ids: str | None,
     model: str | None,
-    stop: tuple[str, ...],
-    ignore_eos: bool,
     attention: bool,
-    **limits: Any,
+    tls: bool,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    token: str | None,
+    attempts: int,
+    **params: Any,
 ) -> None:
     """Generate from PROMPT ("-": read it from stdin) on the server at ADDRESS and print the text as it comes."""
-    given = {name: value for name, value in limits.items() if value is not None}
-    SamplingParams(stop=stop, ignore_eos=ignore_eos, **given)  # protobuf's own error names no field
-    sampling = {name: limits[name] for name in ("temperature", "top_k", "top_p", "seed")}
-    try:
-        request = inference_pb2.GenerateRequest(
-            model=model,
-            sampling=inference_pb2.Sampling(**sampling),
-            stopping=inference_pb2.Stopping(max_tokens=limits["max_tokens"], stop=stop, ignore_eos=ignore_eos),
-            response=inference_pb2.ResponseOptions(attention_stats=attention),
-            **_prompt(prompt, token_ids),
-        )
-    except UnicodeError as error:
-        raise InputError(f"an argument is not valid text: {error}") from error
-    for response in client.generate(address, request):
-        if response.HasField("delta"):
-            # A model without a tokenizer answers in token ids, as it was asked.
-            click.echo(response.delta.text if token_ids is None else _spaced(response.delta.token_ids), nl=False)
-        elif response.HasField("finished"):
-            click.echo()
-            if attention:
-                _print_heads(response.finished.attention_stats)
+    sampling = SamplingParams(**{name: value for name, value in params.items() if value is not None})
+    secured = ClientTls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None
+    with Client(address, tls=secured, token=token, attempts=attempts) as client:
+        for event in client.stream(_prompt(prompt, token_ids), sampling, model=model, attention=attention):
+            if isinstance(event, Delta):
+                # A model without a tokenizer answers in token ids, as it was asked.
+                click.echo(event.text if token_ids is None else _spaced(event.token_ids), nl=False)
+            else:
+                click.echo()
+                if event.attention is not None:
+                    _print_heads(event.attention)
 
 
-def _prompt(text: str | None, token_ids: str | None) -> dict[str, Any]:
+def _prompt(text: str | None, token_ids: str | None) -> Prompt:
     if (text is None) == (token_ids is None):
         raise InputError("give either PROMPT or --token-ids")
     if token_ids is None:
-        return {"text": sys.stdin.read() if text == "-" else text}
+        return sys.stdin.read() if text == "-" else str(text)
     try:
-        return {"token_ids": inference_pb2.TokenIds(ids=[int(token_id) for token_id in token_ids.split(",")])}
+        return [int(token_id) for token_id in token_ids.split(",")]
     except ValueError as error:
         raise InputError(f"--token-ids is {token_ids!r}; it must be whole numbers, separated by commas") from error
 
@@ -185,12 +136,11 @@ def _spaced(token_ids: Iterable[int]) -> str:
     return "".join(f"{token_id} " for token_id in token_ids)
 
 
-def _print_heads(stats: inference_pb2.AttentionStats) -> None:
+def _print_heads(summary: AttentionSummary) -> None:
     """The heads with the lowest and the highest normalized entropy."""
     heads = sorted(
-        (normalized, entropy, layer, head)
-        for layer, values in enumerate(stats.layers)
-        for head, (normalized, entropy) in enumerate(zip(values.normalized_entropy, values.entropy_nats, strict=True))
+        (normalized, summary.entropy[layer, head], layer, head)
+        for (layer, head), normalized in np.ndenumerate(summary.normalized_entropy)
     )
     shown = heads if len(heads) <= 2 * HEADS_SHOWN else [*heads[:HEADS_SHOWN], *heads[-HEADS_SHOWN:]]
     table = Table(

@@ -14,7 +14,7 @@ from sharp.serving.engine.events import (
     TokenLogprobs,
     Usage,
 )
-from sharp.serving.request import Request
+from sharp.serving.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class _Answer:
 class Answers:
     """The answers to one request."""
 
-    request: Request
+    params: SamplingParams
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     each: list[_Answer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.each = [_Answer() for _ in range(self.request.params.n)]
+        self.each = [_Answer() for _ in range(self.params.n)]
 
     def take(self, event: Event) -> None:
         """Add what an event says."""
@@ -98,5 +98,5 @@ class Answers:
             finished.usage,
             finished.timing,
             finished.attention,
-            None if self.request.params.logprobs is None else tuple(answer.logprobs),
+            None if self.params.logprobs is None else tuple(answer.logprobs),
         )

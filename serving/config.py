@@ -2,8 +2,10 @@
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sharp.serving.errors import InputError
+from sharp.serving.tls import TlsConfig
 
 MIB = 2**20
 
@@ -99,6 +101,9 @@ class ServerConfig:
         max_message_bytes: largest gRPC message, in and out, and largest body of an HTTP request.
         max_unread_messages: messages that may wait for a client to read them before its request is stopped.
         grace_seconds: how long running requests may go on after SIGTERM.
+        stall_seconds: a step of the engine that takes longer makes health say that the server does not serve.
+        tls: certificate and key of both ports; None is plain text.
+        token_file: file of the bearer tokens that may ask; None lets everyone ask.
     """
 
     host: str = "127.0.0.1"
@@ -107,6 +112,9 @@ class ServerConfig:
     max_message_bytes: int = 64 * MIB
     max_unread_messages: int = 4096
     grace_seconds: float = 5.0
+    stall_seconds: float = 120.0
+    tls: TlsConfig | None = None
+    token_file: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("grpc_port", "http_port"):

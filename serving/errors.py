@@ -12,6 +12,8 @@ __all__ = [
     "QueueFullError",
     "SharpError",
     "SlowReaderError",
+    "StalledError",
+    "UnauthenticatedError",
 ]
 
 
@@ -41,6 +43,14 @@ class QueueFullError(SharpError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class UnauthenticatedError(SharpError):
+    """The request has no token, or one that the server does not know."""
+
+
+class StalledError(SharpError):
+    """A step of the engine takes much longer than steps do; what is asked now would wait with it."""
 
 
 class SlowReaderError(SharpError):

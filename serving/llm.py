@@ -62,7 +62,7 @@ class LLM:
             self.model.prepare(str(number), prompt, one, attention=attention, cache_salt=cache_salt)
             for number, (prompt, one) in enumerate(zip(several, each, strict=True))
         ]
-        answers = {request.request_id: Answers(request) for request in requests}
+        answers = {request.request_id: Answers(request.params) for request in requests}
         waiting = deque(requests)
         try:
             while waiting or self._engine.has_work:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest, read_manifest
+from sharp.plugins.manifest import Manifest, check_verified, read_manifest
 from sharp.serving.backends import Backend, load_backend
 from sharp.serving.cache_size import available_memory, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -73,11 +73,7 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         InputError: the folder cannot be used, failed its verification, or its cache does not fit the memory.
     """
     manifest = read_manifest(path)
-    if not (manifest.verified or backend.allow_unverified):
-        raise InputError(
-            f"{path} failed its verification, so its answers may be wrong (report.json says where); export it again, "
-            "or allow it with --allow-unverified"
-        )
+    check_verified(path, manifest, backend.allow_unverified)
     if manifest.kind != "decoder":
         raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
     if manifest.cache.form != "paged":

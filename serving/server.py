@@ -20,6 +20,8 @@ from sharp.serving.http.server import HttpServer
 from sharp.serving.metrics import Metrics
 from sharp.serving.model_folder import ModelFolder, load_model_folder
 from sharp.serving.service import GenerationService
+from sharp.serving.tls import Tls
+from sharp.serving.tokens import Tokens
 from sharp.v1 import control_pb2
 
 
@@ -59,6 +61,8 @@ async def run_server(
     check_can_listen(config.host, config.grpc_port, "--grpc-port")
     check_can_listen(config.host, config.http_port, "--http-port")
     stop = stop or _signal()
+    tls = None if config.tls is None else Tls(config.tls)
+    tokens = None if config.token_file is None else Tokens(config.token_file)
     template = load_chat_template(path)
     # In a thread, or a signal would find nobody to hear it.
     model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, settings.engine)
@@ -86,10 +90,10 @@ async def run_server(
         service.observe(report)
 
     thread = EngineThread(engine, observe)
-    service = GenerationService(model, thread, config.max_unread_messages)
-    grpc_server = GrpcServer(service, info, config)
-    app = make_app(service, template, metrics.registry, config.max_message_bytes)
-    http_server = HttpServer(app, config.host, config.http_port)
+    service = GenerationService(model, thread, config.max_unread_messages, config.stall_seconds)
+    grpc_server = GrpcServer(service, info, config, tls, tokens)
+    app = make_app(service, template, metrics.registry, config.max_message_bytes, tokens)
+    http_server = HttpServer(app, config.host, config.http_port, tls)
     thread.start()
     try:
         await grpc_server.start()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from sharp.serving.engine.events import Event, Failed, Finished
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.errors import DrainingError, NotFoundError, SlowReaderError
+from sharp.serving.errors import DrainingError, EngineError, NotFoundError, SharpError, SlowReaderError, StalledError
 from sharp.serving.model_folder import ModelFolder
 from sharp.serving.request import Request
 
@@ -68,9 +68,12 @@ class EventStream:
 class GenerationService:
     """Takes requests for one model and streams what the engine says of them; lives in one event loop."""
 
-    def __init__(self, model: ModelFolder, engine: EngineThread, max_unread_messages: int) -> None:
+    def __init__(
+        self, model: ModelFolder, engine: EngineThread, max_unread_messages: int, stall_seconds: float
+    ) -> None:
         self.model = model
         self.engine = engine
+        self._stall_seconds = stall_seconds
         self.draining = False
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
@@ -83,6 +86,32 @@ class GenerationService:
         """Take a report of the engine, in the engine's thread."""
         self.load = report
 
+    def check_serving(self) -> None:
+        """Find out whether a request would be answered now; health and every new request ask this.
+
+        Raises:
+            DrainingError: the server takes no more requests.
+            EngineError: the engine has ended.
+            StalledError: the engine is stuck in a step.
+        """
+        if self.draining:
+            raise DrainingError("the server ends and takes no more requests; ask another one")
+        if self.engine.ended.done():
+            raise EngineError("the engine has ended; the server's log says why")
+        if self.engine.seconds_in_step > self._stall_seconds:
+            raise StalledError(
+                f"the engine has been in one step for over {self._stall_seconds:g} s; ask another server"
+            )
+
+    @property
+    def serving(self) -> bool:
+        """`check_serving` finds nothing."""
+        try:
+            self.check_serving()
+        except SharpError:
+            return False
+        return True
+
     def check_model(self, name: str) -> None:
         """Raise NotFoundError unless `name` is the served model or not set."""
         served = self.model.manifest.name
@@ -94,11 +123,9 @@ class GenerationService:
         """Run the request that `prepare` gives. However the block is left, the request ends and its blocks are free.
 
         Raises:
-            DrainingError: the server takes no more requests.
-            SharpError: what `prepare` raises.
+            SharpError: what `check_serving` and `prepare` raise.
         """
-        if self.draining:
-            raise DrainingError("the server ends and takes no more requests; ask another one")
+        self.check_serving()
         self._open += 1
         self._idle.clear()
         try:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sharp.serving.cache_size import bytes_per_block
-from sharp.serving.config import MIB
+from sharp.serving.config import MIB, ServerConfig
 from sharp.serving.server import Started
 
 
@@ -17,6 +17,7 @@ def print_startup(started: Started) -> None:
     cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest)
     engine, metrics = settings.engine, settings.metrics
     interval = engine.attention_interval
+    scheme = "http" if settings.server.tls is None else "https"
     every = f"every {interval} steps" if interval > 1 else "every step" if interval else "never"
     precision = manifest.dtype if manifest.quantization is None else f"{manifest.quantization} weights"
     rows = {
@@ -32,13 +33,26 @@ def print_startup(started: Started) -> None:
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)"),
         "attention": f"statistics {every}, series of at most {metrics.attention_series_limit} heads",
+        "security": _security(settings.server),
         "gRPC": started.grpc_address,
-        "OpenAI": f"http://{started.http_address}/v1"
+        "OpenAI": f"{scheme}://{started.http_address}/v1"
         + ("" if started.chat else " (no chat template: completions only)"),
-        "metrics": f"http://{started.http_address}/metrics",
+        "metrics": f"{scheme}://{started.http_address}/metrics",
     }
     table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)
     for name, value in rows.items():
         table.add_row(name, value)
     # A pipe has no width: lines stay whole for who reads them.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _security(server: ServerConfig) -> str:
+    tls = (
+        "plain text"
+        if server.tls is None
+        else "TLS"
+        if server.tls.client_ca is None
+        else "TLS with client certificates"
+    )
+    tokens = "everyone may ask" if server.token_file is None else f"bearer tokens of {server.token_file}"
+    return f"{tls}, {tokens}"

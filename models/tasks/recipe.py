@@ -35,6 +35,7 @@ class Choices:
     steps: int | None = None
     batch: int | None = None
     learning_rate: float | None = None
+    final_learning_rate: float | None = None
     lengths: tuple[int, int] | None = None
     seed: int = 0
     bfloat16: bool = False
@@ -65,6 +66,8 @@ def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Ta
     )
     if training.final_learning_rate == task.training.learning_rate:  # a constant rate stays constant
         training = replace(training, final_learning_rate=training.learning_rate)
+    if choices.final_learning_rate is not None:
+        training = replace(training, final_learning_rate=choices.final_learning_rate)
     shape = task.shape
     if shape is not None:
         shape = Shape(

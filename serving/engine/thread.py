@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class EngineThread:
         # Done when the engine has ended: after stop(), or by a defect of its own.
         self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._step_began: float | None = None
 
     def start(self) -> None:
         """Begin to work."""
@@ -53,6 +55,12 @@ class EngineThread:
         """End after the step that runs now; requests that are left fail."""
         self._commands.put(None)
         self._thread.join()
+
+    @property
+    def seconds_in_step(self) -> float:
+        """How long the step that runs now has taken; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request. Its sink gets Accepted, Deltas and Finished, or Failed."""
@@ -75,7 +83,9 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._take_commands():
+                self._step_began = time.monotonic()
                 events = self._engine.step() if self._engine.has_work else []
+                self._step_began = None
                 if not self._engine.has_work:
                     self._engine.check_integrity()  # nobody waits now
                 # First: who has the last token of an answer finds all of it in the metrics.

@@ -1,5 +1,7 @@
 """The gRPC server: our services, health and reflection on one port."""
 
+import asyncio
+
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
@@ -9,10 +11,13 @@ from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.address import join
 from sharp.serving.config import ServerConfig
 from sharp.serving.errors import InputError
+from sharp.serving.grpc.authentication import TokenInterceptor
 from sharp.serving.grpc.control import ControlService
 from sharp.serving.grpc.inference import InferenceService
 from sharp.serving.kserve.service import KServeService
 from sharp.serving.service import GenerationService
+from sharp.serving.tls import Tls
+from sharp.serving.tokens import Tokens
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 SERVICES = (
@@ -22,26 +27,46 @@ SERVICES = (
 )
 
 LAST_MESSAGES_SECONDS = 0.2
+HEALTH_SECONDS = 1.0
+# A connection on which nothing happens is kept alive through proxies, and one whose client has gone is found out.
+# Clients may ask every 10 s whether the server is there; gRPC's own default cuts them off for asking that often.
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
 
 
 class GrpcServer:
     """Serves one model; lives in one event loop."""
 
     def __init__(
-        self, service: GenerationService, info: control_pb2.GetServerInfoResponse, config: ServerConfig
+        self,
+        service: GenerationService,
+        info: control_pb2.GetServerInfoResponse,
+        config: ServerConfig,
+        tls: Tls | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
-        """Bind the port.
+        """Bind the port; `tls` None is plain text, `tokens` None lets everyone ask.
 
         Raises:
             InputError: the address cannot be bound.
         """
+        self._service = service
+        self._serving: bool | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
+            interceptors=() if tokens is None else (TokenInterceptor(tokens),),
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
                 # Otherwise a second server would take a share of the first one's connections and nobody would know.
                 ("grpc.so_reuseport", 0),
-            )
+                *KEEPALIVE,
+            ),
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(service), self._server
@@ -60,18 +85,38 @@ class GrpcServer:
         )
         address = join(config.host, config.grpc_port)
         try:
-            self.port = self._server.add_insecure_port(address)
+            self.port = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, tls.grpc_credentials())
+            )
         except RuntimeError as error:
             raise InputError(f"cannot listen on {address}; choose another --grpc-port") from error
 
     async def start(self) -> None:
         """Begin to answer and say so in health."""
         await self._server.start()
-        for service in ("", *SERVICES):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._update_health()
+        self._watch = asyncio.create_task(self._watch_health())
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            await self._update_health()
+
+    async def _update_health(self) -> None:
+        """Say in health what a request would meet now."""
+        serving = self._service.serving
+        if serving != self._serving:
+            self._serving = serving
+            status = health_pb2.HealthCheckResponse
+            for service in ("", *SERVICES):
+                await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     async def announce_end(self) -> None:
         """Say in health that it ends."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:

@@ -19,6 +19,8 @@ from sharp.serving.errors import (
     QueueFullError,
     SharpError,
     SlowReaderError,
+    StalledError,
+    UnauthenticatedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,10 @@ CODES: tuple[tuple[type[SharpError], grpc.StatusCode], ...] = (
     (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (SlowReaderError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DrainingError, grpc.StatusCode.UNAVAILABLE),
+    (StalledError, grpc.StatusCode.UNAVAILABLE),
+    (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
 )
+RETRY_PUSHBACK = "grpc-retry-pushback-ms"  # gRPC A6
 Service = TypeVar("Service")
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -54,14 +59,18 @@ def details_of(error: SharpError) -> Any | None:
     return None
 
 
-async def _abort(context: Context, error: SharpError) -> Any:
+async def abort(context: Context, error: SharpError) -> Any:
+    """End a call with the status of an error, and tell gRPC's own retries when to come back."""
     status = status_pb2.Status(code=code_of(error).value[0], message=str(error))
     if details := details_of(error):
         packed = any_pb2.Any()
         packed.Pack(details)
         status.details.append(packed)
     ended = rpc_status.to_status(status)
-    return await context.abort(ended.code, ended.details, ended.trailing_metadata)
+    trailing = ended.trailing_metadata
+    if isinstance(error, QueueFullError):
+        trailing = (*trailing, (RETRY_PUSHBACK, str(round(error.retry_after * 1000))))
+    return await context.abort(ended.code, ended.details, trailing)
 
 
 def reports_errors(
@@ -74,7 +83,7 @@ def reports_errors(
         try:
             return await method(self, request, context)
         except SharpError as error:
-            return await _abort(context, error)  # type: ignore[no-any-return]
+            return await abort(context, error)  # type: ignore[no-any-return]
         except grpc.aio.BaseError:  # the status is already set
             raise
         except Exception:

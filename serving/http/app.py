@@ -5,22 +5,29 @@ import time
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.errors import SharpError
+from sharp.serving.http.authentication import TokenMiddleware
 from sharp.serving.http.errors import error_response
 from sharp.serving.http.generation import Generation
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest
 from sharp.serving.service import GenerationService
+from sharp.serving.tokens import Tokens
 
 
 def make_app(
-    service: GenerationService, template: ChatTemplate | None, registry: CollectorRegistry, max_body_bytes: int
+    service: GenerationService,
+    template: ChatTemplate | None,
+    registry: CollectorRegistry,
+    max_body_bytes: int,
+    tokens: Tokens | None = None,
 ) -> Starlette:
-    """The application; `template` is None for a model that has no chat template."""
+    """The application; `template` is None for a model that has no chat template, `tokens` where everyone may ask."""
     name = service.model.manifest.name
     entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sharp"}
 
@@ -29,8 +36,10 @@ def make_app(
         return Response(encode(registry), headers={"Content-Type": content_type})
 
     async def health(_request: Request) -> Response:
-        if service.engine.ended.done() or service.draining:
-            return JSONResponse({"status": "draining" if service.draining else "failed"}, 503)
+        try:
+            service.check_serving()
+        except SharpError as error:
+            return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
         return JSONResponse({"status": "ok"})
 
     async def models(_request: Request) -> Response:
@@ -58,4 +67,5 @@ def make_app(
             Route("/health", health),
         ],
         exception_handlers={SharpError: failed},
+        middleware=[] if tokens is None else [Middleware(TokenMiddleware, tokens=tokens)],
     )

@@ -14,6 +14,8 @@ from sharp.serving.errors import (
     QueueFullError,
     SharpError,
     SlowReaderError,
+    StalledError,
+    UnauthenticatedError,
 )
 
 STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
@@ -23,7 +25,12 @@ STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
     (QueueFullError, 429, "rate_limit_error"),
     (SlowReaderError, 429, "rate_limit_error"),
     (DrainingError, 503, "server_error"),
+    (StalledError, 503, "server_error"),
+    (UnauthenticatedError, 401, "invalid_request_error"),
 )
+
+
+CODES = ((NotFoundError, "model_not_found"), (UnauthenticatedError, "invalid_api_key"))
 
 
 def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
@@ -31,7 +38,7 @@ def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
     status, kind = next(
         ((status, kind) for of, status, kind in STATUSES if isinstance(error, of)), (500, "server_error")
     )
-    code = "model_not_found" if isinstance(error, NotFoundError) else None
+    code = next((code for kind, code in CODES if isinstance(error, kind)), None)
     param = error.field if isinstance(error, FieldError) else None
     return status, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
@@ -39,5 +46,10 @@ def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
 def error_response(error: SharpError) -> JSONResponse:
     """The response of a request that failed before anything was sent."""
     status, body = error_body(error)
-    headers = {"Retry-After": str(math.ceil(error.retry_after))} if isinstance(error, QueueFullError) else None
-    return JSONResponse(body, status, headers)
+    return JSONResponse(body, status, _headers(error))
+
+
+def _headers(error: SharpError) -> dict[str, str] | None:
+    if isinstance(error, QueueFullError):
+        return {"Retry-After": str(math.ceil(error.retry_after))}
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, UnauthenticatedError) else None

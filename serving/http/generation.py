@@ -108,7 +108,7 @@ class Generation:
 
 
 async def _completions(streams: list[EventStream]) -> list[Any]:
-    answers = [Answers(stream.request) for stream in streams]
+    answers = [Answers(stream.request.params) for stream in streams]
     async with aclosing(_merged(streams)) as events:
         async for number, event in events:
             answers[number].take(event)

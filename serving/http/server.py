@@ -9,6 +9,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from sharp.serving.address import listen
+from sharp.serving.tls import Tls
 
 LAST_MESSAGES_SECONDS = 1
 
@@ -16,8 +17,8 @@ LAST_MESSAGES_SECONDS = 1
 class HttpServer:
     """Serves an application from start to stop."""
 
-    def __init__(self, app: Starlette, host: str, port: int) -> None:
-        """Bind the port.
+    def __init__(self, app: Starlette, host: str, port: int, tls: Tls | None = None) -> None:
+        """Bind the port; with `tls`, for HTTPS.
 
         Raises:
             InputError: the address cannot be bound.
@@ -34,6 +35,9 @@ class HttpServer:
             access_log=False,
             timeout_graceful_shutdown=LAST_MESSAGES_SECONDS,
         )
+        config.load()
+        if tls is not None:
+            config.ssl = tls.http_context()
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
 

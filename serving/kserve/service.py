@@ -65,7 +65,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, _request: messages.ServerReadyRequest, _context: Context
     ) -> messages.ServerReadyResponse:
         """The server takes requests."""
-        return messages.ServerReadyResponse(ready=not self._service.draining)
+        return messages.ServerReadyResponse(ready=self._service.serving)
 
     @reports_errors
     async def ModelReady(  # noqa: N802
@@ -73,7 +73,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> messages.ModelReadyResponse:
         """The model takes requests."""
         self._check_model(request.name, request.version)
-        return messages.ModelReadyResponse(ready=not self._service.draining)
+        return messages.ModelReadyResponse(ready=self._service.serving)
 
     @reports_errors
     async def ServerMetadata(  # noqa: N802
@@ -156,7 +156,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def _whole(self, request: messages.ModelInferRequest, wish: _Wish) -> messages.ModelInferResponse:
         async with self._service.stream(lambda: self._prepare(wish)) as events:
-            answers = Answers(events.request)
+            answers = Answers(events.request.params)
             async for event in events:
                 answers.take(event)
         completion = answers.completion()

@@ -1,14 +1,41 @@
-"""TensorRT-RTX reads exported models: its parser inlines the function body, and an engine builds without a GPU."""
+"""`sharp build`: TensorRT-RTX reads exported models and builds engines without a GPU."""
 
-import onnx
+import json
+
 import pytest
+from click.testing import CliRunner
 
-from tests.tensorrt_rtx import build_engine
+from sharp.exporter.build import build
+
+pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
+BACKEND = ("--backend", "tensorrt-rtx", "--compute-capability")
 
 
-@pytest.mark.parametrize(("norm", "positions"), [("softmax", "rope"), ("ssa", "nape"), ("asentmax", "nape")])
-def test_engine_builds_from_an_exported_model(checkpoint, sharp_export, tmp_path, norm, positions):
-    result = sharp_export(checkpoint(norm, positions), "--norm", norm, "-o", tmp_path / "out")
+def run(*arguments):
+    return CliRunner().invoke(build, [str(argument) for argument in arguments], prog_name="sharp build")
+
+
+@pytest.mark.parametrize(
+    ("norm", "positions", "cache"),
+    [("softmax", "rope", "paged"), ("ssa", "nape", "contiguous"), ("asentmax", "nape", "none")],
+)
+def test_engines_of_every_form(checkpoint, sharp_export, tmp_path, norm, positions, cache):
+    result = sharp_export(checkpoint(norm, positions), "--norm", norm, "--cache", cache, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    path = tmp_path / "out" / "model.onnx"
-    assert build_engine(onnx.load(path, load_external_data=False), path).nbytes > 0
+    result = run(tmp_path / "out", *BACKEND, 89, "--max-context", 96, "-o", tmp_path / "engine")
+    assert result.exit_code == 0, result.output
+    assert "96 of context" in result.output
+    assert (tmp_path / "engine").stat().st_size > 1000
+
+
+def test_what_cannot_be_built_is_refused_in_a_sentence(checkpoint, sharp_export, tmp_path):
+    out = tmp_path / "out"
+    sharp_export(checkpoint("softmax"), "--norm", "softmax", "-o", out)
+    longest = json.loads((out / "sharp.json").read_text())["max_context"]
+    result = run(out, *BACKEND, 89, "--max-context", longest + 1)
+    assert (result.exit_code, f"is {longest + 1}, but" in result.output) == (2, True)
+    result = run(out, *BACKEND, 42)
+    assert (result.exit_code, "but must be one of: 75" in result.output) == (2, True)
+    (out / "model.onnx").write_bytes(b"")
+    assert run(out, *BACKEND, 89).exit_code == 2
+    assert not list(out.glob("*.engine"))

@@ -12,9 +12,9 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from sharp.serving.client import Client as SharpClient
 from sharp.serving.config import EngineConfig, ServerConfig
 from sharp.serving.errors import QueueFullError
-from sharp.serving.grpc import client as sharp_client
 from sharp.serving.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status
@@ -171,7 +171,7 @@ def test_a_full_queue_says_when_to_come_back(connect, counting, steps):
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert 100 <= found.retry_delay.ToMilliseconds() <= 60000
     with pytest.raises(QueueFullError) as caught:
-        list(sharp_client.generate(client.address, inference_pb2.GenerateRequest(text="a")))
+        list(SharpClient(client.address, attempts=1).stream("a"))
     assert caught.value.retry_after >= 0.1
     running.cancel(), waiting.cancel()
 

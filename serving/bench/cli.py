@@ -1,0 +1,98 @@
+"""The command `sharp bench serve`."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from sharp.plugins.cli import SharpCommand
+from sharp.serving.bench.load import Load, run_load
+from sharp.serving.bench.summary import Percentiles, Summary, summarize
+from sharp.serving.client import AsyncClient
+from sharp.serving.errors import SharpError
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(context_settings=HELP)
+def bench() -> None:
+    """Measure."""
+
+
+@bench.command(cls=SharpCommand, context_settings=HELP)
+@click.argument("address")
+@click.option("--requests", default=Load.requests, show_default=True, help="How many requests to send.")
+@click.option("--rate", type=float, help="Arrivals a second, a Poisson process.  [default: all at once]")
+@click.option("--prompt-tokens", default=Load.prompt_tokens, show_default=True, help="Mean tokens of a prompt.")
+@click.option("--answer-tokens", default=Load.answer_tokens, show_default=True, help="Mean tokens of an answer.")
+@click.option("--spread", default=Load.spread, show_default=True, help="Lengths vary by this share of the mean.")
+@click.option("--shared-tokens", default=0, show_default=True, help="Tokens that all prompts begin with.")
+@click.option("--concurrency", type=int, help="Most requests that are open at a time.  [default: no limit]")
+@click.option("--seed", default=0, show_default=True, help="Of arrivals, lengths and tokens.")
+@click.option("--attempts", default=1, show_default=True, help="Calls for a request that meets a full queue; 1 to 5.")
+@click.option("--token", envvar="SHARP_TOKEN", help="Bearer token; better in the variable SHARP_TOKEN.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write load and figures to this file, as JSON.")
+def serve(address: str, attempts: int, token: str | None, output: Path | None, **load: Any) -> None:
+    """Send requests of random tokens to the server at ADDRESS and print how fast it answered.
+
+    Prompts are drawn token ids, so the prefix cache has only what --shared-tokens says; answers are greedy and as long
+    as they are told. Times are the client's, so they contain the network.
+    """
+    chosen = Load(**load)
+    summary, errors, info = asyncio.run(_measure(address, token, attempts, chosen))
+    _print(summary)
+    for error, count in errors.items():
+        click.echo(f"{count} x {error}", err=True)
+    if output is not None:
+        content = {"date": str(date.today()), "server": info, "load": asdict(chosen), "figures": asdict(summary)}
+        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if not summary.answered:
+        raise SharpError("no request was answered")
+
+
+async def _measure(
+    address: str, token: str | None, attempts: int, load: Load
+) -> tuple[Summary, dict[str, int], dict[str, Any]]:
+    async with AsyncClient(address, token=token, attempts=attempts) as client:
+        server = await client.server_info()
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("requests", total=load.requests)
+            samples = await run_load(client, load, lambda: progress.advance(task))
+    errors: dict[str, int] = {}
+    for sample in samples:
+        if sample.error is not None:
+            errors[sample.error] = errors.get(sample.error, 0) + 1
+    info = {"version": server.version, "models": list(server.models), "threads": server.threads}
+    return summarize(samples), errors, info
+
+
+def _print(summary: Summary) -> None:
+    console = Console()
+    console.print(
+        f"{summary.answered} of {summary.requests} requests answered in {summary.seconds:.1f} s "
+        f"({summary.refused} refused, {summary.failed} failed)"
+    )
+    console.print(
+        f"{summary.requests_per_second:.2f} requests/s, {summary.tokens_per_second:.1f} tokens/s generated, "
+        f"{summary.prompt_tokens_per_second:.1f} tokens/s read, {summary.cached_share:.0%} of prompts from the cache"
+    )
+    table = Table("milliseconds", "mean", "p50", "p90", "p99")
+    rows = (
+        ("time to first token", summary.time_to_first_token),
+        ("inter-token latency", summary.inter_token_latency),
+        ("whole answer", summary.total),
+    )
+    for name, found in rows:
+        table.add_row(name, *_cells(found))
+    console.print(table)
+
+
+def _cells(found: Percentiles) -> list[str]:
+    return ["-" if value is None else f"{value:.1f}" for value in (found.mean, found.p50, found.p90, found.p99)]

@@ -1,0 +1,125 @@
+"""Drives a server with requests that arrive by chance, and times every message of their answers."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sharp.serving.client import AsyncClient
+from sharp.serving.engine.events import Delta
+from sharp.serving.errors import InputError, QueueFullError, SharpError
+from sharp.serving.sampling_params import SamplingParams
+
+MOST_REQUESTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """What arrives.
+
+    Attributes:
+        requests: how many.
+        rate: arrivals a second, a Poisson process; None: all at once.
+        prompt_tokens: mean tokens of a prompt.
+        answer_tokens: mean tokens of an answer; every one is as long as it is told, whatever the model says.
+        spread: lengths are uniform between mean (1 - spread) and mean (1 + spread).
+        shared_tokens: tokens that all prompts begin with.
+        concurrency: most requests that are open at a time; None: no limit.
+        seed: of arrivals, lengths and tokens.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+
+    requests: int = 100
+    rate: float | None = None
+    prompt_tokens: int = 128
+    answer_tokens: int = 64
+    spread: float = 0.0
+    shared_tokens: int = 0
+    concurrency: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("requests", 1, MOST_REQUESTS),
+            ("prompt_tokens", 1, MOST_REQUESTS),
+            ("answer_tokens", 1, MOST_REQUESTS),
+            ("shared_tokens", 0, MOST_REQUESTS),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be from {low} to {high}")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise InputError(f"rate is {self.rate}; it must be above 0")
+        if not 0 <= self.spread < 1:
+            raise InputError(f"spread is {self.spread}; it must be at least 0 and below 1")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InputError(f"concurrency is {self.concurrency}; it must be at least 1")
+
+
+@dataclass
+class Sample:
+    """One request; times are seconds from the start of the load.
+
+    `times` has the arrival of every message with tokens and `counts` its tokens; `error` says why there was no answer,
+    and `refused` that the server was full and said so.
+    """
+
+    arrival: float
+    prompt_tokens: int
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    error: str | None = None
+    refused: bool = False
+
+
+async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] = lambda: None) -> list[Sample]:
+    """Send the requests of `load` and wait for all of their answers; `on_end` is called after each.
+
+    Raises:
+        InputError: a request does not fit the server's context.
+        SharpError: nobody answers.
+    """
+    info = await client.model_info()
+    draw = random.Random(load.seed)  # noqa: S311 - no secret
+    taken = set(info.eos_token_ids)
+    vocabulary = [token for token in range(info.vocab_size) if token not in taken]
+    longest = load.shared_tokens + round((load.prompt_tokens + load.answer_tokens) * (1 + load.spread))
+    if longest > info.max_context:
+        raise InputError(f"a request may have {longest} tokens, but the server's context is {info.max_context}")
+    shared = draw.choices(vocabulary, k=load.shared_tokens)
+    places = asyncio.Semaphore(load.concurrency or load.requests)
+    began = time.monotonic()
+
+    async def send(sample: Sample, prompt: list[int], answer_tokens: int) -> None:
+        async with places:
+            if load.rate is None:
+                sample.arrival = time.monotonic() - began
+            params = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0)
+            try:
+                async for event in client.stream(prompt, params):
+                    if isinstance(event, Delta):
+                        sample.times.append(time.monotonic() - began)
+                        sample.counts.append(len(event.token_ids))
+                    else:
+                        sample.cached_tokens = event.usage.cached_tokens
+            except SharpError as error:
+                sample.error, sample.refused = str(error), isinstance(error, QueueFullError)
+        on_end()
+
+    samples, arrival = [], 0.0
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(load.requests):
+            if load.rate is not None:
+                arrival += draw.expovariate(load.rate)
+                await asyncio.sleep(began + arrival - time.monotonic())
+            prompt = shared + draw.choices(vocabulary, k=_length(load.prompt_tokens, load.spread, draw))
+            samples.append(Sample(arrival, len(prompt)))
+            tasks.create_task(send(samples[-1], prompt, _length(load.answer_tokens, load.spread, draw)))
+    return samples
+
+
+def _length(mean: int, spread: float, draw: random.Random) -> int:
+    return max(1, round(draw.uniform(mean * (1 - spread), mean * (1 + spread))))

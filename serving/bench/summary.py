@@ -1,0 +1,89 @@
+"""What a load measured, in the figures that servers are compared by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sharp.serving.bench.load import Sample
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Mean and percentiles in milliseconds; None where nothing was measured."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of all answered requests.
+
+    Attributes:
+        requests: how many were sent.
+        answered: how many got their whole answer.
+        refused: how many met a full queue, with a time to come back.
+        failed: how many ended otherwise.
+        seconds: from the first arrival to the last message.
+        requests_per_second: answered ones.
+        prompt_tokens_per_second: of answered requests.
+        tokens_per_second: generated tokens.
+        cached_share: share of the prompts' tokens that the prefix cache had.
+        time_to_first_token: from arrival to the first token.
+        inter_token_latency: from one message with tokens to the next, per token of the latter.
+        total: from arrival to the last token.
+    """
+
+    requests: int
+    answered: int
+    refused: int
+    failed: int
+    seconds: float
+    requests_per_second: float
+    prompt_tokens_per_second: float
+    tokens_per_second: float
+    cached_share: float
+    time_to_first_token: Percentiles
+    inter_token_latency: Percentiles
+    total: Percentiles
+
+
+def summarize(samples: Sequence[Sample]) -> Summary:
+    """The figures of a load."""
+    answered = [sample for sample in samples if sample.error is None and sample.times]
+    refused = sum(sample.refused for sample in samples)
+    began = min(sample.arrival for sample in samples)
+    seconds = max((sample.times[-1] for sample in answered), default=began) - began
+    prompts = sum(sample.prompt_tokens for sample in answered)
+    between = [
+        (later - earlier) / count
+        for sample in answered
+        for earlier, later, count in zip(sample.times, sample.times[1:], sample.counts[1:], strict=False)
+    ]
+    per_second = 1 / seconds if seconds else 0.0
+    return Summary(
+        requests=len(samples),
+        answered=len(answered),
+        refused=refused,
+        failed=len(samples) - len(answered) - refused,
+        seconds=seconds,
+        requests_per_second=len(answered) * per_second,
+        prompt_tokens_per_second=prompts * per_second,
+        tokens_per_second=sum(sum(sample.counts) for sample in answered) * per_second,
+        cached_share=sum(sample.cached_tokens for sample in answered) / prompts if prompts else 0.0,
+        time_to_first_token=_percentiles([sample.times[0] - sample.arrival for sample in answered]),
+        inter_token_latency=_percentiles(between),
+        total=_percentiles([sample.times[-1] - sample.arrival for sample in answered]),
+    )
+
+
+def _percentiles(seconds: Sequence[float]) -> Percentiles:
+    if not seconds:
+        return Percentiles(None, None, None, None)
+    milliseconds = 1000 * np.array(seconds)
+    return Percentiles(float(milliseconds.mean()), *map(float, np.percentile(milliseconds, PERCENTILES)))

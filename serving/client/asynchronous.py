@@ -1,0 +1,126 @@
+"""`AsyncClient`: a Sharp server from asyncio."""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from sharp.serving.client.channel import MOST_ATTEMPTS, ClientTls, channel_options, error_of, metadata_of
+from sharp.serving.client.messages import event_of, request_message
+from sharp.serving.completion import Answers, Completion
+from sharp.serving.engine.events import Delta, Event, Finished
+from sharp.serving.request import Prompt
+from sharp.serving.sampling_params import SamplingParams
+from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+
+class AsyncClient:
+    """A connection to the server at `address`, host:port, of one event loop; see `Client`, which has the same methods.
+
+    Example:
+        >>> async with AsyncClient("localhost:50051") as client:
+        ...     async for part in client.stream("Once upon a time"):
+        ...         print(part.text, end="")
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: ClientTls | None = None,
+        token: str | None = None,
+        attempts: int = MOST_ATTEMPTS,
+        timeout: float | None = None,
+    ) -> None:
+        """See `Client`.
+
+        Raises:
+            InputError: an argument cannot be used.
+        """
+        options = channel_options(attempts)
+        self.address = address
+        self._metadata = metadata_of(token)
+        self._timeout = timeout
+        self._channel = (
+            grpc.aio.insecure_channel(address, options)
+            if tls is None
+            else grpc.aio.secure_channel(address, tls.credentials(), options)
+        )
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._control = control_pb2_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection, and every call that runs on it."""
+        await self._channel.close()
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[Delta | Finished]:
+        """See `Client.stream`; a loop that is left early ends the request when the generator is closed."""
+        async for event in self._events(request_message(prompt, params or SamplingParams(), **options)):
+            if isinstance(event, Delta | Finished):
+                yield event
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """See `Client.generate`."""
+        params = params or SamplingParams()
+        answers = Answers(params)
+        async for event in self._events(request_message(prompt, params, **options)):
+            answers.take(event)
+        return answers.completion()
+
+    async def tokenize(self, text: str, model: str | None = None) -> tuple[int, ...]:
+        """See `Client.tokenize`."""
+        request = inference_pb2.TokenizeRequest(model=model, text=text)
+        return tuple((await self._call(self._inference.Tokenize, request)).token_ids)
+
+    async def abort(self, request_id: str) -> None:
+        """See `Client.abort`."""
+        await self._call(self._control.Abort, control_pb2.AbortRequest(request_id=request_id))
+
+    async def model_info(self, model: str | None = None) -> control_pb2.GetModelInfoResponse:
+        """See `Client.model_info`."""
+        found: control_pb2.GetModelInfoResponse = await self._call(
+            self._control.GetModelInfo, control_pb2.GetModelInfoRequest(model=model)
+        )
+        return found
+
+    async def server_info(self) -> control_pb2.GetServerInfoResponse:
+        """See `Client.server_info`."""
+        found: control_pb2.GetServerInfoResponse = await self._call(
+            self._control.GetServerInfo, control_pb2.GetServerInfoRequest()
+        )
+        return found
+
+    async def load(self) -> control_pb2.GetLoadResponse:
+        """See `Client.load`."""
+        found: control_pb2.GetLoadResponse = await self._call(self._control.GetLoad, control_pb2.GetLoadRequest())
+        return found
+
+    async def _events(self, request: inference_pb2.GenerateRequest) -> AsyncIterator[Event]:
+        call = self._inference.Generate(request, timeout=self._timeout, metadata=self._metadata)
+        answered, request_id = False, request.request_id
+        try:
+            async for response in call:
+                answered = True
+                request_id = response.prompt_info.request_id or request_id
+                yield event_of(response, request_id)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, answered=answered) from error
+        finally:
+            call.cancel()
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=self._timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from error

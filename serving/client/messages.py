@@ -1,0 +1,120 @@
+"""Between what a client's user gives and gets, the types of `sharp.LLM`, and the messages of `sharp.v1`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from sharp.serving.attention import AttentionSummary
+from sharp.serving.engine.events import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    PromptComputed,
+    Timing,
+    TokenLogprobs,
+    Usage,
+)
+from sharp.serving.errors import InputError
+from sharp.serving.request import Prompt
+from sharp.serving.sampling_params import SamplingParams
+from sharp.v1 import inference_pb2
+
+REASONS = {
+    inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    inference_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+    inference_pb2.FINISH_REASON_TIME_LIMIT: FinishReason.TIME_LIMIT,
+}
+STATISTICS = ("entropy_nats", "normalized_entropy", "support_ratio", "inverse_temperature", "logit_spread")
+
+
+def request_message(
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    model: str | None = None,
+    request_id: str | None = None,
+    attention: bool = False,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> inference_pb2.GenerateRequest:
+    """A request for answers to `prompt`, a text or token ids.
+
+    Raises:
+        InputError: something does not fit into a message, as a text that is no valid Unicode.
+    """
+    try:
+        message = inference_pb2.GenerateRequest(
+            request_id=request_id,
+            model=model,
+            sampling=_filled(inference_pb2.Sampling(logit_bias=dict(params.logit_bias)), params, {"logit_bias"}),
+            stopping=_filled(inference_pb2.Stopping(), params),
+            response=_filled(inference_pb2.ResponseOptions(attention_stats=attention), params, {"attention_stats"}),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        if isinstance(prompt, str):
+            message.text = prompt
+        else:
+            message.token_ids.ids.extend(prompt)
+            message.token_ids.SetInParent()
+        if params.guided is not None:
+            message.guided.CopyFrom(inference_pb2.Guided(**{params.guided.kind: params.guided.text}))
+    except (TypeError, ValueError, UnicodeError) as error:
+        raise InputError(f"the request cannot be written as a message: {error}") from error
+    return message
+
+
+def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> Any:
+    for field in message.DESCRIPTOR.fields:
+        value = None if field.name in done else getattr(params, field.name)
+        if isinstance(value, tuple):
+            getattr(message, field.name).extend(value)
+        elif value is not None:
+            setattr(message, field.name, value)
+    return message
+
+
+def event_of(response: inference_pb2.GenerateResponse, request_id: str) -> Event:
+    """What a message of the stream says."""
+    if response.HasField("prompt_info"):
+        info = response.prompt_info
+        return PromptComputed(request_id, info.cached_tokens, _logprobs(info.prompt_logprobs) or None)
+    if response.HasField("delta"):
+        delta = response.delta
+        return Delta(request_id, delta.text, tuple(delta.token_ids), delta.index, _logprobs(delta.logprobs) or None)
+    return _finished(response.finished, request_id)
+
+
+def _finished(message: inference_pb2.Finished, request_id: str) -> Finished:
+    matched = message.WhichOneof("matched")
+    timing = message.timing
+    return Finished(
+        request_id,
+        REASONS[message.reason],
+        None if matched is None else getattr(message, matched),
+        Usage(message.usage.prompt_tokens, message.usage.completion_tokens, message.usage.cached_tokens),
+        Timing(
+            timing.queue_seconds if timing.HasField("queue_seconds") else None,
+            timing.time_to_first_token_seconds if timing.HasField("time_to_first_token_seconds") else None,
+            timing.total_seconds,
+        ),
+        _attention(message.attention_stats) if message.HasField("attention_stats") else None,
+        message.index,
+        message.last,
+    )
+
+
+def _attention(message: inference_pb2.AttentionStats) -> AttentionSummary:
+    return AttentionSummary(
+        message.tokens, *(np.array([getattr(layer, name) for layer in message.layers]) for name in STATISTICS)
+    )
+
+
+def _logprobs(entries: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top))
+        for entry in entries
+    )

@@ -1,0 +1,153 @@
+"""`Client`: a Sharp server from ordinary code."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from sharp.serving.client.channel import MOST_ATTEMPTS, ClientTls, channel_options, error_of, metadata_of
+from sharp.serving.client.messages import event_of, request_message
+from sharp.serving.completion import Answers, Completion
+from sharp.serving.engine.events import Delta, Event, Finished
+from sharp.serving.request import Prompt
+from sharp.serving.sampling_params import SamplingParams
+from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+
+class Client:
+    """A connection to the server at `address`, host:port; usable from several threads.
+
+    Example:
+        >>> with Client("localhost:50051") as client:
+        ...     for part in client.stream("Once upon a time", SamplingParams(max_tokens=48)):
+        ...         print(part.text, end="")
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: ClientTls | None = None,
+        token: str | None = None,
+        attempts: int = MOST_ATTEMPTS,
+        timeout: float | None = None,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            address: host:port.
+            tls: how to encrypt; None is plain text.
+            token: the bearer token that the server asks for.
+            attempts: how often a call is made, at most, when the server is full or does not answer; 1 to 5.
+            timeout: seconds that a call may take, with all its attempts; None is no limit.
+
+        Raises:
+            InputError: an argument cannot be used.
+        """
+        options = channel_options(attempts)
+        self.address = address
+        self._metadata = metadata_of(token)
+        self._timeout = timeout
+        self._channel = (
+            grpc.insecure_channel(address, options)
+            if tls is None
+            else grpc.secure_channel(address, tls.credentials(), options)
+        )
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._control = control_pb2_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection, and every call that runs on it."""
+        self._channel.close()
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[Delta | Finished]:
+        """The answers to a prompt as they come: `Delta`s, and one `Finished` for each answer.
+
+        `options` are those of `request_message`: model, request_id, attention, priority, cache_salt. Leaving the loop
+        ends the request.
+
+        Raises:
+            SharpError: nobody answers, or the server's own error.
+        """
+        for event in self._events(request_message(prompt, params or SamplingParams(), **options)):
+            if isinstance(event, Delta | Finished):
+                yield event
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer to a prompt, as `sharp.LLM` gives it; see `stream`.
+
+        Raises:
+            SharpError: nobody answers, or the server's own error.
+        """
+        params = params or SamplingParams()
+        answers = Answers(params)
+        for event in self._events(request_message(prompt, params, **options)):
+            answers.take(event)
+        return answers.completion()
+
+    def tokenize(self, text: str, model: str | None = None) -> tuple[int, ...]:
+        """The token ids that the server would use for a text.
+
+        Raises:
+            SharpError: nobody answers, or the server's own error.
+        """
+        request = inference_pb2.TokenizeRequest(model=model, text=text)
+        return tuple(self._call(self._inference.Tokenize, request).token_ids)
+
+    def abort(self, request_id: str) -> None:
+        """End a running request, of whichever client.
+
+        Raises:
+            NotFoundError: it does not run.
+            SharpError: nobody answers, or the server's own error.
+        """
+        self._call(self._control.Abort, control_pb2.AbortRequest(request_id=request_id))
+
+    def model_info(self, model: str | None = None) -> control_pb2.GetModelInfoResponse:
+        """What the model is; raises as `tokenize` does."""
+        found: control_pb2.GetModelInfoResponse = self._call(
+            self._control.GetModelInfo, control_pb2.GetModelInfoRequest(model=model)
+        )
+        return found
+
+    def server_info(self) -> control_pb2.GetServerInfoResponse:
+        """How the server is set up; raises as `tokenize` does."""
+        found: control_pb2.GetServerInfoResponse = self._call(
+            self._control.GetServerInfo, control_pb2.GetServerInfoRequest()
+        )
+        return found
+
+    def load(self) -> control_pb2.GetLoadResponse:
+        """How busy the server is now; raises as `tokenize` does."""
+        found: control_pb2.GetLoadResponse = self._call(self._control.GetLoad, control_pb2.GetLoadRequest())
+        return found
+
+    def _events(self, request: inference_pb2.GenerateRequest) -> Iterator[Event]:
+        call = self._inference.Generate(request, timeout=self._timeout, metadata=self._metadata)
+        answered, request_id = False, request.request_id
+        try:
+            for response in call:
+                answered = True
+                request_id = response.prompt_info.request_id or request_id
+                yield event_of(response, request_id)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, answered=answered) from error
+        finally:
+            call.cancel()
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from error

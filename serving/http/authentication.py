@@ -1,0 +1,28 @@
+"""Bearer tokens on the HTTP port."""
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sharp.serving.errors import UnauthenticatedError
+from sharp.serving.http.errors import error_response
+from sharp.serving.tokens import Tokens
+
+PROTECTED = "/v1/"  # not /health and /metrics, whose readers have no token
+
+
+class TokenMiddleware:
+    """Answers requests for OpenAI's API without a good token with 401, before their body is read."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and scope["path"].startswith(PROTECTED):
+            try:
+                self._tokens.check(Request(scope).headers.get("authorization"))
+            except UnauthenticatedError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,48 @@
+"""README's table of supported models, made from what a test run has just seen working.
+
+SHARP_UPDATE_README=1 .venv/bin/python -m pytest tests/exporter/test_architectures.py
+
+writes it; without the variable, the run fails where README says something else.
+"""
+
+from pathlib import Path
+
+from sharp.exporter.architectures import ARCHITECTURES
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN = "<!-- Written by tests/exporter/support_table.py from a test run; do not edit. -->\n"
+END = "<!-- End of the written part. -->\n"
+FORMS = ("paged", "contiguous", "none")
+
+# (model_type, form) -> what the test compared
+Seen = dict[tuple[str, str], str]
+
+
+def expected() -> set[tuple[str, str]]:
+    """What a whole run sees: decoders in every form, encoders in the only one that they have."""
+    return {
+        (name, form)
+        for name, architecture in ARCHITECTURES.items()
+        for form in (FORMS if architecture.kind == "decoder" else ("none",))
+    }
+
+
+def table(seen: Seen) -> str:
+    """The table in Markdown."""
+    rows = [f"| `model_type` | models | beside grouped queries | {' | '.join(f'`{form}`' for form in FORMS)} |"]
+    rows.append("| --- " * (3 + len(FORMS)) + "|")
+    for name, architecture in ARCHITECTURES.items():
+        cells = [seen.get((name, form), "") for form in FORMS]
+        rows.append(f"| {name} | {architecture.models} | {architecture.notes} | {' | '.join(cells)} |")
+    return "\n".join(" ".join(row.split()) for row in rows) + "\n"
+
+
+def written() -> str:
+    """The table that README has now."""
+    return README.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+
+
+def write(content: str) -> None:
+    """Put a table into README in place of the one that is there."""
+    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    README.write_text(before + BEGIN + content + END + rest.split(END)[1], encoding="utf-8")

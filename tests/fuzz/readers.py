@@ -1,0 +1,138 @@
+"""Everything of Sharp that reads a file from someone else: a whole sample of each, and how it is read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGUFWriter, TokenType
+
+from sharp.exporter.reading import read_source
+from sharp.models.checkpoint import read_checkpoint, save_checkpoint
+from sharp.models.hugging_face import to_hugging_face
+from sharp.models.temperature_preset import TemperaturePreset, read_temperature
+from sharp.plugins.manifest import read_manifest
+from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`make` writes a whole sample into an empty folder, `file` is the part of it that is damaged, `read` reads it."""
+
+    name: str
+    make: Callable[[Path], object]
+    file: str
+    read: Callable[[Path], object]
+
+
+def own_checkpoint(suffix: str) -> Reader:
+    """A checkpoint of ours."""
+    file = f"tiny{suffix}"
+    return Reader(
+        f"checkpoint{suffix}",
+        lambda folder: save_checkpoint(folder / file, tiny_model("ssa")),
+        file,
+        lambda folder: read_checkpoint(folder / file),
+    )
+
+
+def own_folder(file: str) -> Reader:
+    """A Hugging Face folder of ours."""
+    return Reader(
+        f"own-folder-{file}",
+        lambda folder: to_hugging_face(tiny_model("ssa")).save_pretrained(folder),
+        file,
+        lambda folder: read_source(folder, "ssa"),
+    )
+
+
+def llama_folder(file: str) -> Reader:
+    """A Hugging Face folder of a Llama, in three shards."""
+
+    def make(folder: Path) -> None:
+        save(tiny("llama"), folder)
+        tiny("llama").save_pretrained(folder, max_shard_size="60KB")
+        (folder / "model.safetensors").unlink()
+
+    return Reader(f"llama-{file}", make, file, lambda folder: read_source(folder, "softmax"))
+
+
+def write_gguf(folder: Path) -> None:
+    """A Llama of one layer with a tokenizer, as GGUF."""
+    hidden, heads, wide, tokens = 32, 2, 48, [*(chr(33 + i) for i in range(90)), "ab", "<s>", "</s>"]
+    writer = GGUFWriter(folder / "tiny.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(wide)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.NORMAL] * 91 + [TokenType.CONTROL] * 2)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(91)
+    writer.add_eos_token_id(92)
+    draw = np.random.default_rng(0)
+    shapes = {"token_embd": (len(tokens), hidden), "output_norm": (hidden,), "output": (len(tokens), hidden)}
+    shapes |= {f"blk.0.{name}": (hidden, hidden) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
+    shapes |= {"blk.0.ffn_gate": (wide, hidden), "blk.0.ffn_up": (wide, hidden), "blk.0.ffn_down": (hidden, wide)}
+    shapes |= {"blk.0.attn_norm": (hidden,), "blk.0.ffn_norm": (hidden,)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", draw.standard_normal(shape, np.float32) * 0.1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_preset(folder: Path) -> None:
+    """An adaptive temperature."""
+    TemperaturePreset(
+        temperature_coefficients=(-0.037, 0.481, -2.3, 4.917, -1.791),
+        entropy_range=(0.5, 5.0),
+        source="tiny",
+        data="sets",
+        date="2026-11-21",
+        samples=100,
+    ).write(folder / "preset.json")
+
+
+def write_model_folder(folder: Path) -> None:
+    """What an export leaves, as far as it is read before a runtime opens it: the manifest and a graph with weights."""
+    from sharp.exporter.export import ExportSettings, export
+
+    save_checkpoint(folder / "tiny.safetensors", tiny_model("softmax"), torch.float32)
+    export(
+        folder / "tiny.safetensors",
+        ExportSettings(norm="softmax", cache="none"),
+        folder / "model",
+        lambda _name, _steps: lambda: None,
+        lambda _source: None,
+    )
+
+
+def model_folder(file: str) -> Reader:
+    """An exported model."""
+    return Reader(f"model-{file}", write_model_folder, f"model/{file}", lambda folder: read_manifest(folder / "model"))
+
+
+READERS = (
+    own_checkpoint(".safetensors"),
+    own_checkpoint(".pt"),
+    own_folder("config.json"),
+    own_folder("model.safetensors"),
+    own_folder("tokenizer.json"),
+    llama_folder("config.json"),
+    llama_folder("model.safetensors.index.json"),
+    llama_folder("model-00001-of-00003.safetensors"),
+    Reader("gguf", write_gguf, "tiny.gguf", lambda folder: read_source(folder / "tiny.gguf", "softmax")),
+    Reader("preset", write_preset, "preset.json", lambda folder: read_temperature(str(folder / "preset.json"))),
+    model_folder("sharp.json"),
+    model_folder("model.onnx"),
+)

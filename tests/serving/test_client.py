@@ -1,0 +1,220 @@
+"""`sharp.client`: what `sharp.LLM` gives, from a server; and calls that are made again when the server says so."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sharp import LLM, AsyncClient, Client, Guided, SamplingParams
+from sharp.serving.config import EngineConfig
+from sharp.serving.engine.engine import Engine
+from sharp.serving.errors import (
+    AlreadyExistsError,
+    FieldError,
+    InputError,
+    NotFoundError,
+    QueueFullError,
+    SharpError,
+)
+from tests.serving.conftest import SETTINGS
+
+EVERYTHING = SamplingParams(
+    temperature=0.7,
+    top_k=9,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.5,
+    frequency_penalty=0.25,
+    logit_bias={98: 1.5},
+    seed=7,
+    n=2,
+    max_tokens=6,
+    min_tokens=2,
+    stop=("zz",),
+    stop_token_ids=(5,),
+    logprobs=2,
+    prompt_logprobs=1,
+    time_limit_ms=60_000,
+)
+
+
+@pytest.fixture(scope="module")
+def address(start_server, counting):
+    return start_server(counting).grpc_address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with Client(address) as client:
+        yield client
+
+
+def same(one, other):
+    """Equal in all but times and what the prefix cache had."""
+    assert (one.text, one.token_ids, one.finish_reason, one.matched) == (
+        other.text,
+        other.token_ids,
+        other.finish_reason,
+        other.matched,
+    )
+    assert one.logprobs == other.logprobs
+    assert one.prompt_logprobs == other.prompt_logprobs
+    assert one.usage.completion_tokens == other.usage.completion_tokens
+    for name in ("entropy", "support_ratio", "logit_spread"):
+        np.testing.assert_allclose(getattr(one.attention, name), getattr(other.attention, name))
+    assert len(one.others) == len(other.others)
+
+
+def test_a_server_answers_as_the_model_in_this_process(client, counting):
+    expected = LLM(counting).generate("abcd", EVERYTHING, attention=True)[0]
+    answer = client.generate("abcd", EVERYTHING, attention=True, cache_salt="fresh")
+    same(answer, expected)
+    assert [one.token_ids for one in answer.others] == [one.token_ids for one in expected.others]
+
+
+def test_guided_and_token_ids(client):
+    guided = SamplingParams(max_tokens=4, guided=Guided(regex="[x-z]{4}"), seed=1)
+    answer = client.generate([97, 98], guided)
+    assert (len(answer.text), set(answer.text) <= set("xyz")) == (4, True)
+
+
+def test_the_asynchronous_client_gives_the_same(client, address):
+    async def ask():
+        async with AsyncClient(address) as other:
+            parts = [
+                part.text
+                async for part in other.stream("a", SamplingParams(temperature=0, max_tokens=5))
+                if hasattr(part, "text")
+            ]
+            whole = await other.generate("abcd", EVERYTHING, attention=True, cache_salt="other")
+            facts = await other.model_info(), await other.server_info(), await other.load(), await other.tokenize("ab")
+            with pytest.raises(NotFoundError):
+                await other.abort("nobody")
+            return "".join(parts), whole, facts
+
+    text, whole, (model, server, load, tokens) = asyncio.run(ask())
+    assert text == "bcdef"
+    same(whole, client.generate("abcd", EVERYTHING, attention=True, cache_salt="third"))
+    assert (model, server, tokens) == (client.model_info(), client.server_info(), client.tokenize("ab"))
+    assert load.draining is False
+
+
+def test_leaving_the_loop_ends_the_request(connect, counting, steps):
+    address = connect(counting).address
+    with Client(address) as client:
+        for _ in client.stream("a", SamplingParams(max_tokens=100)):
+            break
+        deadline = time.monotonic() + 10
+        while client.load().requests_running:
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "message"),
+    [
+        (lambda client: client.generate("a", model="other"), NotFoundError, "model 'other' is not served here"),
+        (lambda client: client.generate(""), FieldError, "prompt has 0 tokens"),
+        (lambda client: client.generate([300]), FieldError, "300"),
+        (lambda client: client.generate("\ud800"), InputError, "cannot be written"),
+        (lambda client: client.generate([-1]), InputError, "cannot be written"),
+        (lambda client: client.abort(""), FieldError, "request_id is not set"),
+    ],
+)
+def test_errors_are_those_of_the_server(client, ask, kind, message):
+    with pytest.raises(kind, match=message):
+        ask(client)
+
+
+def test_attempts_out_of_range(address):
+    for attempts in (0, 6):
+        with pytest.raises(InputError, match="attempts is"):
+            Client(address, attempts=attempts)
+
+
+def test_a_request_id_that_runs_already(connect, counting, steps):
+    with Client(connect(counting).address) as client:
+        running = client.stream("a", SamplingParams(max_tokens=100), request_id="mine")
+        next(running)
+        with pytest.raises(AlreadyExistsError):
+            client.generate("a", request_id="mine")
+        client.abort("mine")
+        assert list(running)[-1].reason == "cancelled"
+
+
+def test_a_full_queue_is_waited_for(connect, counting, steps):
+    """Eight clients, one place to run and one to wait: those that are refused come back when the server says."""
+    address = connect(counting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1)).address
+    refused, first = [], SamplingParams(temperature=0, max_tokens=3)
+
+    def ask(number):
+        with Client(address, attempts=5) as client:
+            try:
+                return client.generate("a", first).text
+            except QueueFullError as error:
+                refused.append(error.retry_after)
+                return None
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(4)))
+    assert answers == ["bcd"] * 4
+    assert refused == []
+
+
+def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(connect, counting, steps):
+    address = connect(counting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1)).address
+    with Client(address, attempts=1) as client:
+        running = client.stream("a", SamplingParams(max_tokens=100))
+        next(running)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.generate, "a", request_id="waiting")
+            while not client.load().requests_waiting:
+                time.sleep(0.01)
+            with pytest.raises(QueueFullError) as refused:
+                client.generate("a")
+            assert refused.value.retry_after > 0
+            client.abort("waiting")
+            assert waiting.result(20).finish_reason == "cancelled"
+
+
+def test_a_deadline(connect, counting, steps):
+    with Client(connect(counting).address, timeout=0.3) as client, pytest.raises(SharpError, match="Deadline"):
+        client.generate("a", SamplingParams(max_tokens=100))
+
+
+def test_a_stuck_step_shows_in_health_and_to_those_who_ask(connect, counting, monkeypatch):
+    release, stuck, step = threading.Event(), threading.Event(), Engine.step
+
+    def blocked(engine):
+        if not release.is_set():
+            stuck.set()
+            release.wait(20)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", blocked)
+    address = connect(counting, server=replace(SETTINGS.server, stall_seconds=0.05)).address
+    with Client(address, attempts=1) as client, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.generate, "a", SamplingParams(temperature=0, max_tokens=2))
+        stuck.wait(20)
+        time.sleep(0.1)
+        with pytest.raises(SharpError, match="in one step for over"):
+            client.generate("a")
+        wait_for_health(address, serving=False)
+        release.set()
+        assert first.result(20).text == "bc"
+        wait_for_health(address, serving=True)
+
+
+def wait_for_health(address, *, serving):
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    expected = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    with grpc.insecure_channel(address) as channel:
+        for answer in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20):
+            if answer.status == expected:
+                return

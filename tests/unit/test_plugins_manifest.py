@@ -1,0 +1,60 @@
+"""`sharp.json`: its JSON Schema in the repository, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import FORMAT_VERSION, Manifest, Norm, Source, read_manifest
+from sharp.plugins.manifest_schema import SCHEMA_FILE, manifest_schema
+
+
+def manifest(**changes: object) -> Manifest:
+    facts: dict[str, object] = {
+        "sharp_version": "1",
+        "name": "tiny",
+        "source": Source(name="tiny", architecture="SharpForCausalLM", sha256="00"),
+        "opset": 23,
+        "layers": 2,
+        "q_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "value_dim": 8,
+        "vocab_size": 257,
+        "max_context": 64,
+        "trained_context": 64,
+        "positions": "rope",
+        "norm": Norm(name="ssa", normalizer="ssa", trained=True),
+    }
+    return Manifest(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def test_the_schema_in_the_repository_is_current():
+    assert SCHEMA_FILE.read_text() == manifest_schema(), "run: python -m sharp.plugins.manifest_schema"
+
+
+def test_the_schema_takes_what_is_written_and_refuses_what_is_not():
+    schema = Draft202012Validator(json.loads(SCHEMA_FILE.read_text()))
+    content = json.loads(manifest().model_dump_json())
+    schema.validate(content)
+    schema.validate({**content, "a_field_of_a_newer_minor_version": 1})
+    for wrong in ({"layers": 0}, {"positions": "sideways"}, {"verified": "yes"}, {"verification": {"passed": 7}}):
+        with pytest.raises(ValidationError):
+            schema.validate({**content, **wrong})
+
+
+def test_a_newer_major_version_is_refused_by_name(tmp_path: Path):
+    newer = f"{int(FORMAT_VERSION.split('.')[0]) + 1}.0"
+    (tmp_path / "sharp.json").write_text(json.dumps({"format_version": newer, "layers": "of another kind"}))
+    with pytest.raises(InputError, match=rf"format version {newer}, this Sharp reads {FORMAT_VERSION}; upgrade Sharp"):
+        read_manifest(tmp_path)
+
+
+def test_a_newer_minor_version_may_have_more_fields(tmp_path: Path):
+    major = FORMAT_VERSION.split(".")[0]
+    content = json.loads(manifest().model_dump_json()) | {"format_version": f"{major}.99", "more": {"of": "it"}}
+    (tmp_path / "sharp.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"model\.onnx is missing"):  # the manifest itself is fine
+        read_manifest(tmp_path)

@@ -1,0 +1,21 @@
+"""`buf lint` finds nothing in `sharp.v1`. Skipped where there is no npm, which brings buf."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUF = "@bufbuild/buf@1.75.0"
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_the_protocol_is_clean():
+    folder = ROOT / "build" / "buf"
+    program = folder / "node_modules" / ".bin" / "buf"
+    if not program.exists():
+        install = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--silent", "--prefix", folder]
+        subprocess.run([*install, BUF], check=True, timeout=240)
+    result = subprocess.run([program, "lint"], cwd=ROOT / "proto", capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
