@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
@@ -44,7 +45,8 @@ FOUR_BITS = Packing(4, 16)
 def quantize(folder: Path, quantization: Quantization) -> None:
     """Quantize the model in `folder`, in place; its functions, inputs and outputs stay as they are."""
     model = onnx.load(folder / MODEL_FILE)
-    tied = _make_products(model.graph)
+    _make_products(model.graph)
+    tied = _tied_embeddings(model.graph)
     products = _products(model.graph)
     packings = choose_packings([shape for _, shape in products], quantization)
     for packing in (EIGHT_BITS, FOUR_BITS):
@@ -78,8 +80,8 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization) -
     ]
 
 
-def _make_products(graph: onnx.GraphProto) -> dict[str, str]:
-    """Turn every Gemm into MatMul and Add, which the quantizer knows; returns the turned weights by their old name."""
+def _make_products(graph: onnx.GraphProto) -> None:
+    """Turn every Gemm into MatMul and Add, which the quantizer knows."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     turned: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
@@ -103,7 +105,23 @@ def _make_products(graph: onnx.GraphProto) -> dict[str, str]:
             nodes.append(helper.make_node("Add", [product, *bias], [output], node.name))
     del graph.node[:]
     graph.node.extend(nodes)
-    return turned
+
+
+def _tied_embeddings(graph: onnx.GraphProto) -> dict[str, str]:
+    """The weight of the product that an embedding is tied to, by the name of the embedding [outputs, inputs]."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    matrices = [node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    tied: dict[str, str] = {}
+    for node in graph.node:
+        name = node.input[0] if node.op_type == "Gather" else ""
+        if name not in weights or len(weights[name].dims) != 2:
+            continue
+        turned = list(reversed(weights[name].dims))
+        for matrix in (one for one in matrices if list(weights[one].dims) == turned):
+            rows, columns = (numpy_helper.to_array(weights[one]) for one in (name, matrix))
+            if np.array_equal(rows, columns.T):
+                tied[name] = matrix
+    return tied
 
 
 def _products(graph: onnx.GraphProto) -> list[tuple[str, tuple[int, int]]]:
@@ -158,51 +176,43 @@ class _Shared:
     shape: tuple[int, ...]
 
 
-def _share_embedding(graph: onnx.GraphProto, turned: dict[str, str]) -> list[_Shared]:
-    """Let embeddings that are tied to a product read its packed weight, where the blocks fill its rows."""
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    by_weight = {node.input[1]: node for node in graph.node if node.op_type == "MatMulNBits"}
-    packed = {name: node for name, node in by_weight.items() if name in weights}
+def _share_embedding(graph: onnx.GraphProto, tied: dict[str, str]) -> list[_Shared]:
+    """Let embeddings read the packed weight that they are tied to, where whole blocks fill its rows."""
+    packed = {node.input[1].rpartition("_Q")[0]: node for node in graph.node if node.op_type == "MatMulNBits"}
     shared: list[_Shared] = []
     for node in graph.node:
-        product = packed.get(f"{turned.get(node.input[0], '')}_Q{8}") if node.op_type == "Gather" else None
+        embedding = node.input[0] if node.op_type == "Gather" else ""
+        product = packed.get(tied.get(embedding, ""))
         if product is None:
             continue
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in product.attribute}
         inputs, outputs, block, bits = (given[name] for name in ("K", "N", "block_size", "bits"))
-        if given_axis(node) != 0 or inputs % block:
+        if inputs % block:
             continue
-        data, scales, zero_points = product.input[1:4]
-        blocks = inputs // block
-        parts = (
-            _Shared(f"{node.input[0]}.data", data, (outputs, inputs * bits // 8)),
-            _Shared(f"{node.input[0]}.scales", scales, (outputs, blocks)),
-            _Shared(f"{node.input[0]}.zero_points", zero_points, (outputs, -(-blocks * bits // 8))),
-        )
+        shapes = (inputs * bits // 8, inputs // block, -(-inputs // block * bits // 8))
+        parts = [
+            _Shared(f"{embedding}.{part}", of, (outputs, size))
+            for part, of, size in zip(("data", "scales", "zero_points"), product.input[1:4], shapes, strict=True)
+        ]
         shared += parts
-        replaced = node.input[0]
-        names = [parts[0].name, node.input[1], parts[1].name, parts[2].name]
-        node.CopyFrom(
-            helper.make_node(
-                "GatherBlockQuantized",
-                names,
-                list(node.output),
-                node.name,
-                domain=DOMAIN,
-                gather_axis=0,
-                quantize_axis=1,
-                block_size=block,
-                bits=bits,
-            )
+        data, scales, zero_points = (part.name for part in parts)
+        replacement = helper.make_node(
+            "GatherBlockQuantized",
+            [data, node.input[1], scales, zero_points],
+            list(node.output),
+            node.name,
+            domain=DOMAIN,
+            gather_axis=0,
+            quantize_axis=1,
+            block_size=block,
+            bits=bits,
         )
-        if not any(replaced in other.input for other in graph.node):
-            graph.initializer.remove(weights[replaced])
-    return shared
-
-
-def given_axis(node: onnx.NodeProto) -> int:
-    """The axis of a Gather."""
-    return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        node.CopyFrom(replacement)
+    read = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in tied]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return list({one.name: one for one in shared}.values())
 
 
 def _append_shared(graph: onnx.GraphProto, shared: list[_Shared]) -> None:
