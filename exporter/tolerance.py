@@ -15,8 +15,8 @@ class Tolerance:
 
 
 # A type of less precision moves single logits and the entropies of sharp heads by much, but the perplexity of a text by
-# little: errors are both ways. The bounds are about twice the most that SmolLM2 showed; int4's perplexity is what is
-# asked of it.
+# little: errors are both ways. SmolLM2's largest errors of logits were 0.07 in int8 and 0.45 in int4; the bounds are
+# about twice that. Those of the other types were only tried on small models; int4's perplexity is what is asked of it.
 PLAIN = Tolerance(FLOAT32, perplexity=1e-3)
 OF_PRECISION = {
     "float32": PLAIN,
