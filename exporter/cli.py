@@ -83,6 +83,13 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     metavar="FOLDER",
     help="The model folder to write; it must be new or empty.  [default: <source name>-<norm>]",
 )
+@click.option(
+    "--norm-map",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Other norms for some layers and heads: TOML or JSON with entries [[norms]] of norm, layers, heads and the "
+    "norm's options.",
+)
 @click.option("--alpha", type=float, metavar="A", help="Entmax's alpha, above 1.  [default: the checkpoint's, or 1.5]")
 @click.option("--ssa-b", type=float, metavar="B", help="b of norm ssa in all heads.  [default: the checkpoint's, or 1]")
 @click.option(
@@ -102,6 +109,31 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     help="The length scales of ssmax, assmax, sentmax and asentmax grow with ln(i + O) at position i = 0, 1, ...  "
     "[default: 2]",
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Type of weights and activations; logits are float32.",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["float32", "float16", "bfloat16", "int8"]),
+    help="Type of the paged cache; int8 needs Sharp's kernels.  [default: that of --dtype]",
+)
+@click.option(
+    "--quantize",
+    type=click.Choice(["int8", "int4"]),
+    help="Keep the weights of matrix products, and of an embedding that is tied to one, in so many bits.",
+)
+@click.option("--block-size", type=int, default=16, show_default=True, help="Tokens in a block of the paged cache.")
+@click.option(
+    "--max-context",
+    type=int,
+    metavar="TOKENS",
+    help="The longest prompt and answer that a server accepts.  [default: the checkpoint's]",
+)
+@click.option("--opset", type=int, default=23, show_default=True, help="The version of ONNX's standard ops.")
 @click.option(
     "--untrained-norm",
     is_flag=True,
@@ -157,18 +189,24 @@ def export(
         from sharp.exporter.export import Export, ExportSettings
         from sharp.exporter.export import dry_run as plan
         from sharp.exporter.export import export as run
+        from sharp.exporter.graph_options import GraphOptions
         from sharp.exporter.norm_options import NormOptions
         from sharp.exporter.plan import Plan
         from sharp.exporter.report import report, report_plan, untrained_warning
         from sharp.plugins.manifest import NormParameter
 
+        graph = {
+            name: chosen.pop(name) for name in ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "opset")
+        }
         settings = ExportSettings(
             norm=chosen.pop("norm"),
             cache=chosen.pop("cache"),
             target=chosen.pop("target"),
+            norm_map=chosen.pop("norm_map"),
             norm_options=NormOptions(**chosen),
             untrained_norm=untrained_norm,
             text=text,
+            graph=GraphOptions(**graph),
         )
         try:
             result = (

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.decoder import Decoder
+from sharp.exporter.head_parts import attend_in_parts
 from sharp.exporter.lowering import Tracing
 from sharp.exporter.op_attributes import op_attributes
 from sharp.exporter.uncached_graph import COLLECT_STATS, STATS
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
+from sharp.models.config import SharpConfig
 from sharp.plugins.manifest import Port
 from sharp.plugins.ops.torch_attention import attention as attention_op
 
@@ -36,7 +38,6 @@ class ContiguousGraph(nn.Module):
 
     def forward(self, input_ids: Tensor, collect_stats: Tensor, pasts: list[Tensor]) -> tuple[Tensor, ...]:
         """Run the decoder; see the class for shapes."""
-        config = self.decoder.config
         presents: list[Tensor] = []
         stats: list[Tensor] = []
 
@@ -49,36 +50,63 @@ class ContiguousGraph(nn.Module):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
-            output: Tensor
-            output, present_key, present_value, layer_stats = attention_op(
-                *(tensor.transpose(1, 2) for tensor in (query, key, value)),  # [batch, heads, tokens, dim]
-                pasts[2 * layer],
-                pasts[2 * layer + 1],
-                None,
-                None,
-                head_params,
-                alibi_slopes,
-                collect_stats,
-                **op_attributes(config, options),
+            first = self.decoder.first_cache(layer)
+
+            def attend_part(
+                part: int,
+                query: Tensor,
+                key: Tensor,
+                value: Tensor,
+                head_params: Tensor | None,
+                alibi_slopes: Tensor | None,
+                config: SharpConfig,
+            ) -> tuple[Tensor, Tensor]:
+                output: Tensor
+                part_stats: Tensor
+                output, present_key, present_value, part_stats = attention_op(
+                    query,
+                    key,
+                    value,
+                    pasts[2 * (first + part)],
+                    pasts[2 * (first + part) + 1],
+                    None,
+                    None,
+                    head_params,
+                    alibi_slopes,
+                    collect_stats,
+                    **op_attributes(config, options),
+                )
+                presents.extend((present_key, present_value))
+                return output, part_stats
+
+            # [batch, heads, tokens, dim]
+            heads = (query.transpose(1, 2).float(), key.transpose(1, 2).float(), value.transpose(1, 2).float())
+            output, layer_stats = attend_in_parts(
+                self.decoder.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
             )
-            presents.extend((present_key, present_value))
             stats.append(layer_stats)
-            return output.transpose(1, 2)
+            return output.transpose(1, 2).to(query.dtype)
 
         past = pasts[0].shape[2]
         positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        logits = self.decoder.logits(self.decoder.hidden_states(input_ids, positions, attend))
+        logits = self.decoder.logits(self.decoder.hidden_states(input_ids, positions, attend)).float()
         return logits, torch.stack(stats), *presents
 
 
 def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
     """The graph's inputs and outputs."""
     config = decoder.config
-    layers = [(layer, part) for layer in range(config.layers) for part in PARTS]
 
     def caches(name: str, length: str) -> list[Port]:
-        shape = ("batch", config.kv_heads, length, config.head_dim)
-        return [Port(name=name.format(layer=layer, part=part), dtype="float32", shape=shape) for layer, part in layers]
+        return [
+            Port(
+                name=name.format(layer=number, part=part),
+                dtype="float32",
+                shape=("batch", heads, length, config.head_dim),
+            )
+            for number, heads in enumerate(decoder.cache_heads)
+            for part in PARTS
+        ]
 
     inputs = (
         Port(name="input_ids", dtype="int64", shape=("batch", "tokens"), doc="new tokens; no padding"),
@@ -103,7 +131,7 @@ def trace_contiguous(decoder: Decoder) -> Tracing:
     inputs, outputs = contiguous_ports(decoder)
     config = decoder.config
     batch, tokens, past = 2, 3, 4  # not 0 or 1, which the tracer would take for constants
-    pasts = [torch.zeros(batch, config.kv_heads, past, config.head_dim) for _ in range(2 * config.layers)]
+    pasts = [torch.zeros(batch, heads, past, config.head_dim) for heads in decoder.cache_heads for _ in PARTS]
     return Tracing(
         module=ContiguousGraph(decoder),
         arguments=(torch.zeros(batch, tokens, dtype=torch.int64), torch.tensor(True), pasts),

@@ -16,11 +16,17 @@ from sharp.exporter import lowering
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form, make_form
 from sharp.exporter.genai import write_genai_config
+from sharp.exporter.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptions
+from sharp.exporter.half_precision import weights_as
+from sharp.exporter.mapped_decoder import MappedDecoder, with_norm_map
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
 from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens, text_losses
 from sharp.exporter.plan import Plan, make_plan
+from sharp.exporter.quantization import quantize
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
+from sharp.exporter.tolerance import tolerance_of
+from sharp.exporter.verification import Runtime, runtimes_of
 from sharp.exporter.verification_report import REPORT_FILE, summary, verification_report
 from sharp.exporter.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
@@ -41,8 +47,10 @@ class ExportSettings:
     cache: str = "paged"
     target: manifest.Target = "onnxruntime"
     norm_options: NormOptions = NO_OPTIONS
+    norm_map: Path | None = None
     untrained_norm: bool = False
     text: Path | None = None
+    graph: GraphOptions = DEFAULT_GRAPH
 
 
 @dataclass(frozen=True)
@@ -102,19 +110,23 @@ def dry_run(path: Path, settings: ExportSettings, folder: Path, phase: Phase) ->
     """
     source, form = _prepare(path, settings, folder, phase)
     parameters = norm_parameters(form.config, settings.norm_options, source.trained)
-    return make_plan(source, form, settings.target, parameters)
+    return make_plan(source, form, settings.graph, settings.target, parameters)
 
 
 def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> tuple[Source, Form]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
+    settings.graph.check(settings.cache, settings.target)
     phase("Reading the checkpoint", 1)
     source = read_source(path, settings.norm, settings.norm_options)
-    form = make_form(settings.cache, source, path)
+    if settings.norm_map is not None:
+        source = with_norm_map(source, settings.norm_map, path)
+    form = make_form(settings.cache, source, path, settings.graph)
+    settings.graph.context_of(form.config, form.positions)
     if not (source.trained or settings.untrained_norm):
         raise InputError(
-            f"{path} was trained with --norm {source.original.config.norm}, not with {settings.norm}, which makes its "
-            "answers worse; pass --untrained-norm to export it all the same"
+            f"{path} was trained with --norm {source.original.config.norm}, not with {_norm_name(source)}, which makes "
+            "its answers worse; pass --untrained-norm to export it all the same"
         )
     if settings.text is not None and not _reads_text(source):
         raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
@@ -127,27 +139,47 @@ def _export_into(
     if source.write_tokenizer is not None:
         source.write_tokenizer(staging)
     measured, text = None, None
-    if _reads_text(source) and not (source.trained and settings.text is None):
+    if _reads_text(source) and not (source.trained and settings.text is None and settings.graph.quantize is None):
         name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json")
         measured, text = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 + (not source.trained)))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()
-    graph = lowering.lower(tracing)
-    phase("Writing the model", 1)
-    lowering.write(graph, staging, tracing.defaults, settings.target)
+    with weights_as(tracing.module, TORCH_DTYPES[settings.graph.dtype]):
+        graph = lowering.lower(tracing, settings.graph.opset)
+        phase("Writing the model", 1)
+        lowering.write(graph, staging, tracing.defaults, settings.target)
     del graph, tracing  # they hold the weights too
-    verifier = form.verifier()
-    on_check = phase("Verifying against PyTorch", number_of_checks(verifier, settings.target, text))
-    verification = verify(verifier, staging, settings.target, text, on_check)
-    report = verification_report(source, form, settings.target, verification, measured)
+    verification = _verify(staging, form, settings, text, phase)
+    tolerance = tolerance_of(settings.graph, quantized=True)
+    report = verification_report(source, form, settings.target, verification, measured, tolerance)
     described = describe(
         source, form, settings, name, verified=verification.passed, found=summary(verification, measured)
     )
     described.write(staging)
-    if form.cache.form == "contiguous":
+    if form.cache.form == "contiguous" and not described.norm.heads:  # genai knows one cache a layer, all of one size
         write_genai_config(staging, described)
     (staging / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return described, verification, measured, report
+
+
+def _verify(staging: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase) -> Verification:
+    """Compare the written model with PyTorch; then quantize it, if that is wanted, and compare it again."""
+    verifier, options = form.verifier(), settings.graph
+    runtimes = runtimes_of(settings.target, form.cache)
+    only = text if options.quantize is None else None  # reading a text takes longer than all the rest
+    on_check = phase("Verifying against PyTorch", number_of_checks(verifier, runtimes, only))
+    found = verify(verifier, staging, runtimes, only, on_check, tolerance_of(options, quantized=False))
+    if options.quantize is None:
+        return found
+    phase(f"Quantizing to {options.quantize}", 1)
+    quantize(staging, options.quantize)
+    runtimes = tuple(Runtime(f"{name} {options.quantize}", kernels) for name, kernels in runtimes)
+    on_check = phase(f"Verifying the {options.quantize} model", number_of_checks(verifier, runtimes, text))
+    return found + verify(verifier, staging, runtimes, text, on_check, tolerance_of(options, quantized=True))
+
+
+def _norm_name(source: Source) -> str:
+    return source.model.norm_name if isinstance(source.model, Decoder) else source.model.config.norm
 
 
 def _reads_text(source: Source) -> bool:
@@ -160,7 +192,7 @@ def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], No
         assert isinstance(model, Decoder)
         losses.append(text_losses(model, tokens))
         on_step()
-    norms = source.original.config.norm, source.model.config.norm
+    norms = source.original.config.norm, _norm_name(source)
     before, after = perplexity(losses[0]), perplexity(losses[-1])
     return Perplexity(text, len(tokens), *norms, before, after), Text(tokens.numpy(), losses[-1])
 
@@ -183,14 +215,16 @@ def describe(
             task_parameters=dict(source.task_parameters),
         ),
         model_file=lowering.MODEL_FILE,
-        opset=lowering.OPSET,
+        dtype=settings.graph.dtype,
+        quantization=settings.graph.quantize,
+        opset=settings.graph.opset,
         layers=config.layers,
         q_heads=config.q_heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         value_dim=config.head_dim,
         vocab_size=config.vocab_size,
-        max_context=config.max_context,
+        max_context=settings.graph.context_of(config, form.positions),
         trained_context=config.trained_context,
         positions=form.positions,
         norm=manifest.Norm(
@@ -203,6 +237,7 @@ def describe(
             temperature=config.temperature,
             log_length_offset=settings.norm_options.log_length_offset or LOG_LENGTH_OFFSET,
             parameters=parameters,
+            heads=source.model.head_norms() if isinstance(source.model, MappedDecoder) else (),
         ),
         target=settings.target,
         cache=form.cache,

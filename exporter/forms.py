@@ -6,8 +6,9 @@ from typing import Protocol, get_args
 from sharp.exporter.contiguous_graph import contiguous_ports, trace_contiguous
 from sharp.exporter.contiguous_verification import ContiguousVerifier
 from sharp.exporter.decoder import Decoder
+from sharp.exporter.graph_options import DEFAULT_GRAPH, GraphOptions
 from sharp.exporter.lowering import Tracing
-from sharp.exporter.paged_model import BLOCK_SIZE, trace_paged
+from sharp.exporter.paged_model import trace_paged
 from sharp.exporter.paged_verification import PagedVerifier
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedDecoder, UncachedModel
@@ -44,22 +45,28 @@ class PagedForm:
     """A decoder with a paged cache: what the server runs."""
 
     kind: ModelKind = "decoder"
-    cache = Cache(form="paged", block_size=BLOCK_SIZE)
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, options: GraphOptions) -> None:
         self.decoder = decoder
         self.config = decoder.config
         self.positions = decoder.positions
+        heads = decoder.cache_heads
+        self.cache = Cache(
+            form="paged",
+            block_size=options.block_size,
+            dtype=options.cache_dtype,
+            heads=() if heads == (self.config.kv_heads,) * self.config.layers else heads,
+        )
 
     def trace(self) -> Tracing:
         """See `Form`."""
-        return trace_paged(self.decoder)
+        return trace_paged(self.decoder, self.cache)
 
     def verifier(self) -> Verifier:
         """See `Form`."""
-        return PagedVerifier(self.decoder)
+        return PagedVerifier(self.decoder, self.cache)
 
 
 class ContiguousForm:
@@ -109,7 +116,7 @@ class UncachedForm:
         return UncachedVerifier(self.model)
 
 
-def make_form(cache: str, source: Source, path: Path) -> Form:
+def make_form(cache: str, source: Source, path: Path, options: GraphOptions = DEFAULT_GRAPH) -> Form:
     """The model of `source`, read from `path`, in the form that `--cache` names.
 
     Raises:
@@ -122,4 +129,4 @@ def make_form(cache: str, source: Source, path: Path) -> Form:
         return UncachedForm(UncachedDecoder(model) if isinstance(model, Decoder) else model)
     if not isinstance(model, Decoder):
         raise InputError(f"{path} holds a {source.architecture}, which has no cache; export it with --cache none")
-    return PagedForm(model) if cache == "paged" else ContiguousForm(model)
+    return PagedForm(model, options) if cache == "paged" else ContiguousForm(model)

@@ -42,7 +42,8 @@ class StartParameters(nn.Module):
             _alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
-            return attention(layer, query if scale is None else query * scale, key, value, head_params, None, options)
+            scaled = query if scale is None else query * scale.to(query.dtype)
+            return attention(layer, scaled, key, value, head_params, None, options)
 
         return with_norm
 
@@ -52,6 +53,7 @@ class HookedDecoder(Decoder):
 
     def __init__(self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme) -> None:
         super().__init__()
+        self.norm_name = config.norm
         self.model = model
         self.config = config
         self.positions = positions

@@ -6,7 +6,7 @@ ops instead. They are attached last: `optimize` and version conversion would inl
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ import torch
 from onnx import inliner, numpy_helper
 from torch import nn
 
+from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.manifest import Target
 from sharp.plugins.ops import function_body, schema, torch_op
 
 OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
+OPSETS = range(18, 26)  # what its version converter reaches, and what the function bodies need
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
 
@@ -30,7 +32,8 @@ class Tracing:
     """A module with example arguments, and the names that its graph gets.
 
     `inputs` maps the graph's inputs, in order, to their dimensions: numbers, or names of those that vary. `defaults`
-    are values that an input has where it is not fed.
+    are values that an input has where it is not fed. `beside` are tensors of the paged cache that the module does not
+    know, only the op: they become the last inputs and outputs.
     """
 
     module: nn.Module
@@ -39,10 +42,11 @@ class Tracing:
     inputs: Mapping[str, tuple[str | int, ...]]
     outputs: tuple[str, ...]
     defaults: Mapping[str, bool] = field(default_factory=dict)
+    beside: tuple[CacheTensor, ...] = ()
 
 
-def lower(tracing: Tracing) -> onnx_ir.Model:
-    """Export the module at opset 23."""
+def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
+    """Export the module at `opset`, one of `OPSETS`."""
     schema.register_schema()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,7 +56,7 @@ def lower(tracing: Tracing) -> onnx_ir.Model:
             tracing.arguments,
             dynamo=True,
             verbose=False,
-            opset_version=OPSET,
+            opset_version=opset,
             dynamic_shapes=tracing.dynamic_shapes,
             input_names=list(tracing.inputs),
             output_names=list(tracing.outputs),
@@ -63,6 +67,9 @@ def lower(tracing: Tracing) -> onnx_ir.Model:
     graph = program.model
     name_dimensions(graph, tracing.inputs)
     leave_out_unused_outputs(graph)
+    widen_norms(graph)
+    if tracing.beside:
+        add_beside(graph, tracing.beside)
     return graph
 
 
@@ -90,6 +97,54 @@ def leave_out_unused_outputs(graph: onnx_ir.Model) -> None:
             for value, name in zip(node.outputs, schema.ATTENTION.output_names, strict=False):
                 if name in optional and not value.uses() and not value.is_graph_output():
                     value.name = ""
+
+
+def widen_norms(graph: onnx_ir.Model) -> None:
+    """Give a norm its activations in the type of its scale, where that is wider (Gemma's, in half precision).
+
+    The standard allows both types; ONNX Runtime 1.31 has no kernel for that and fails on the op's function body.
+    """
+    for node in graph.graph:
+        if (node.domain, node.op_type) != ("", "RMSNormalization"):
+            continue
+        activations, scale = node.inputs[:2]
+        assert activations is not None
+        assert scale is not None
+        if scale.dtype is not None and activations.dtype not in (None, scale.dtype):
+            cast = onnx_ir.node("Cast", [activations], {"to": scale.dtype}, name=f"{node.name}.wider")
+            graph.graph.insert_before(node, cast)
+            node.replace_input_with(0, cast.outputs[0])
+
+
+def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
+    """Give every paged attention node its tensors beside the cache, as inputs and outputs of the graph."""
+    names = schema.PAGED_ATTENTION.input_names + schema.BESIDE_CACHE
+    updated = schema.PAGED_ATTENTION.output_names + tuple(f"{name}_out" for name in schema.BESIDE_CACHE)
+    nodes = [
+        node for node in graph.graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name)
+    ]
+    by_layer = {caches_of(node): node for node in nodes}
+    for tensor in tensors:
+        kind, _, layer = tensor.name.rpartition(".")
+        node = by_layer[layer]
+        node.resize_inputs(len(names))
+        node.resize_outputs(len(updated))
+        dtype = onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
+        shape = onnx_ir.Shape(["blocks", *tensor.block_shape])
+        value = onnx_ir.Value(name=tensor.name, type=dtype, shape=shape)
+        graph.graph.inputs.append(value)
+        node.replace_input_with(names.index(kind), value)
+        output = node.outputs[updated.index(f"{kind}_out")]
+        output.name, output.type, output.shape = tensor.updated_name, dtype, shape
+        graph.graph.outputs.append(output)
+
+
+def caches_of(node: onnx_ir.Node) -> str:
+    """The number behind the name of the caches that a paged attention node reads."""
+    cache = node.inputs[schema.INPUTS.index("key_cache")]
+    assert cache is not None
+    assert cache.name is not None
+    return cache.name.rpartition(".")[2]
 
 
 def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], target: Target) -> None:

@@ -33,6 +33,7 @@ class OwnDecoder(Decoder):
         super().__init__()
         self.model = model
         self.config = model.config
+        self.norm_name = model.config.norm
         self.positions = self.config.positions
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:

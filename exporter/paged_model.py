@@ -5,12 +5,16 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.decoder import Decoder
+from sharp.exporter.graph_options import TORCH_DTYPES
+from sharp.exporter.head_parts import attend_in_parts
 from sharp.exporter.lowering import Tracing
 from sharp.exporter.op_attributes import op_attributes
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
+from sharp.models.config import SharpConfig
+from sharp.plugins.cache_tensors import cache_tensors
+from sharp.plugins.manifest import Cache
 from sharp.plugins.ops.torch_op import paged_attention
 
-BLOCK_SIZE = 16
 # Names and dimensions of the graph's inputs, in order; the caches of every layer follow.
 INPUTS: dict[str, tuple[str | int, ...]] = {
     "input_ids": ("tokens",),
@@ -53,7 +57,6 @@ class PagedModel(nn.Module):
         value_caches: list[Tensor],
     ) -> tuple[Tensor, ...]:
         """Run one step; see the class for shapes."""
-        config = self.decoder.config
         caches: list[Tensor] = []
         stats: list[Tensor] = []
 
@@ -66,60 +69,81 @@ class PagedModel(nn.Module):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
-            output: Tensor
-            output, key_cache, value_cache, layer_stats = paged_attention(
-                query[0],
-                key[0],
-                value[0],
-                key_caches[layer],
-                value_caches[layer],
-                slot_mapping,
-                block_table,
-                query_start,
-                context_lens,
-                head_params,
-                alibi_slopes,
-                collect_stats,
-                **op_attributes(config, options),
+            first = self.decoder.first_cache(layer)
+
+            def attend_part(
+                part: int,
+                query: Tensor,
+                key: Tensor,
+                value: Tensor,
+                head_params: Tensor | None,
+                alibi_slopes: Tensor | None,
+                config: SharpConfig,
+            ) -> tuple[Tensor, Tensor]:
+                output: Tensor
+                part_stats: Tensor
+                output, key_cache, value_cache, part_stats = paged_attention(
+                    query,
+                    key,
+                    value,
+                    key_caches[first + part],
+                    value_caches[first + part],
+                    slot_mapping,
+                    block_table,
+                    query_start,
+                    context_lens,
+                    head_params,
+                    alibi_slopes,
+                    collect_stats,
+                    **op_attributes(config, options),
+                )
+                caches.extend((key_cache, value_cache))
+                return output, part_stats
+
+            # The op takes a cache of another type with float32 queries only.
+            of_cache = query.dtype == key_caches[first].dtype
+            heads = (query[0], key[0], value[0])
+            if not of_cache:
+                heads = (query[0].float(), key[0].float(), value[0].float())
+            output, layer_stats = attend_in_parts(
+                self.decoder.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
             )
-            caches.extend((key_cache, value_cache))
             stats.append(layer_stats)
-            return output[None]
+            return output[None].to(query.dtype)
 
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)
-        logits = self.decoder.logits(hidden[0, logits_indices])
+        logits = self.decoder.logits(hidden[0, logits_indices]).float()
         return logits, torch.stack(stats), *caches
 
 
-def trace_paged(decoder: Decoder) -> Tracing:
+def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:
     """What torch.onnx.export needs to know of `decoder` in its paged form."""
     config = decoder.config
-    layers = range(config.layers)
-    key_shape = (config.kv_heads, config.head_dim, BLOCK_SIZE)
-    value_shape = (config.kv_heads, BLOCK_SIZE, config.head_dim)
+    block_size, cache_dtype = cache.block_size, TORCH_DTYPES[cache.dtype]
+    tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
+    keys, values = ([one for one in tensors if one.name.startswith(f"{kind}_cache")] for kind in ("key", "value"))
     blocks = 5  # like every size below: not 0 or 1, which the tracer would take for constants
     arguments = (
         torch.zeros(7, dtype=torch.int64),
         torch.tensor([0, 1, 2, 3, 0, 1, 2]),
-        torch.tensor([0, 1, 2, 3, 16, 17, 18], dtype=torch.int32),
+        torch.tensor([0, 1, 2, 3, block_size, block_size + 1, block_size + 2], dtype=torch.int32),
         torch.tensor([[0, -1, -1], [1, -1, -1]], dtype=torch.int32),
         torch.tensor([0, 4, 7], dtype=torch.int32),
         torch.zeros(2, dtype=torch.int32),
         torch.tensor(True),
         torch.tensor([3, 5, 6]),
-        [torch.zeros(blocks, *key_shape) for _ in layers],
-        [torch.zeros(blocks, *value_shape) for _ in layers],
+        *([torch.zeros(blocks, *one.block_shape, dtype=cache_dtype) for one in part] for part in (keys, values)),
     )
     dynamic = [{axis: Dim.DYNAMIC for axis, _ in enumerate(dimensions)} for dimensions in INPUTS.values()]
-    caches = [{0: Dim.DYNAMIC}] * config.layers
+    caches = [{0: Dim.DYNAMIC}] * len(keys)
     return Tracing(
         module=PagedModel(decoder),
         arguments=arguments,
         dynamic_shapes=(*dynamic, caches, caches),
         inputs={
             **INPUTS,
-            **{f"key_cache.{layer}": ("blocks", *key_shape) for layer in layers},
-            **{f"value_cache.{layer}": ("blocks", *value_shape) for layer in layers},
+            **{one.name: ("blocks", *one.block_shape) for one in (*keys, *values)},
         },
-        outputs=(*OUTPUTS, *(f"{part}_cache_out.{layer}" for layer in layers for part in ("key", "value"))),
+        outputs=(*OUTPUTS, *(one.updated_name for pair in zip(keys, values, strict=True) for one in pair)),
+        beside=tuple(tensor for tensor in tensors if tensor.name.partition(".")[0] in cache.beside),
     )

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.exporter.paged_model import BLOCK_SIZE
 from sharp.exporter.session import open_session
 from sharp.exporter.verification import Floats
 from sharp.models.config import SharpConfig
+from sharp.plugins.cache_tensors import cache_tensors
+from sharp.plugins.manifest import Cache
 
 
 class PagedSession:
@@ -18,25 +20,20 @@ class PagedSession:
     With `kernels` the attention runs in Sharp's library; without, ONNX Runtime inlines the function body.
     """
 
-    def __init__(self, folder: Path, config: SharpConfig, *, kernels: bool) -> None:
-        self.config = config
+    def __init__(self, folder: Path, config: SharpConfig, cache: Cache, *, kernels: bool) -> None:
+        self.block_size = cache.block_size
+        self.tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
         self.session = open_session(folder, kernels=kernels)
         self.reset(0, 0)
 
     def reset(self, sequences: int, tokens: int) -> None:
         """Forget everything; make room for `sequences` of up to `tokens` tokens, in interleaved blocks."""
-        config = self.config
-        per_sequence = -(-tokens // BLOCK_SIZE)
+        per_sequence = -(-tokens // self.block_size)
         blocks = max(1, sequences * per_sequence)
         self.lengths = [0] * sequences
         # Neighbouring blocks belong to different sequences, so a wrong table shows.
         self.table = np.arange(sequences * per_sequence, dtype=np.int32).reshape(per_sequence, sequences).T.copy()
-        key_shape = (blocks, config.kv_heads, config.head_dim, BLOCK_SIZE)
-        value_shape = (blocks, config.kv_heads, BLOCK_SIZE, config.head_dim)
-        self.caches: dict[str, Floats] = {}
-        for layer in range(config.layers):
-            self.caches[f"key_cache.{layer}"] = np.zeros(key_shape, np.float32)
-            self.caches[f"value_cache.{layer}"] = np.zeros(value_shape, np.float32)
+        self.caches = {tensor.name: tensor.make(blocks) for tensor in self.tensors}
 
     def step(self, tokens: Sequence[NDArray[np.int64]]) -> tuple[list[Floats], list[Floats]]:
         """Append `tokens[s]` (none, one or many) to sequence s.
@@ -48,7 +45,7 @@ class PagedSession:
         starts = [self.lengths[row] for row in rows]
         positions = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
         slots = [
-            self.table[row][place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
+            self.table[row][place // self.block_size] * self.block_size + place % self.block_size
             for row, place in zip(rows, positions, strict=True)
         ]
         total = sum(counts)
@@ -61,11 +58,13 @@ class PagedSession:
             "context_lens": np.array(starts, np.int32),
             "collect_stats": np.array(True),
             "logits_indices": np.arange(total, dtype=np.int64),
-            **self.caches,
         }
-        names = ["logits", "stats", *(name.replace("_cache.", "_cache_out.") for name in self.caches)]
-        logits, stats, *caches = self.session.run(names, feeds)
-        self.caches = dict(zip(self.caches, caches, strict=True))
+        values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+        names = ["logits", "stats", *(tensor.updated_name for tensor in self.tensors)]
+        # OrtValues, as numpy has no bfloat16.
+        outputs = self.session.run_with_ort_values(names, values | self.caches)
+        logits, stats = (output.numpy() for output in outputs[:2])
+        self.caches = dict(zip(self.caches, outputs[2:], strict=True))
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count
         borders = np.cumsum(counts)[:-1]

@@ -14,6 +14,7 @@ from sharp.exporter.paged_session import PagedSession
 from sharp.exporter.perplexity import LOGITS_ROWS
 from sharp.exporter.torch_answer import torch_answer, torch_logits
 from sharp.exporter.verification import Answer, Floats, Tokens
+from sharp.plugins.manifest import Cache
 
 # (name, (context, new tokens) of every sequence)
 CASES: dict[str, tuple[tuple[int, int], ...]] = {
@@ -33,7 +34,8 @@ class PagedVerifier:
     writes_text = True
     text_step = LOGITS_ROWS
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, cache: Cache) -> None:
+        self.cache = cache
         self.model = decoder
         self.config = decoder.config
         generator = np.random.default_rng(0)
@@ -48,7 +50,7 @@ class PagedVerifier:
 
     def open(self, folder: Path, *, kernels: bool) -> PagedSession:
         """See `Verifier`."""
-        return PagedSession(folder, self.config, kernels=kernels)
+        return PagedSession(folder, self.config, self.cache, kernels=kernels)
 
     def run(self, session: PagedSession, case: str) -> list[Answer]:
         """See `Verifier`."""

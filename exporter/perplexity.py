@@ -19,8 +19,6 @@ from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_TOKENS = 1024
 LOGITS_ROWS = 128  # of a large vocabulary, a gigabyte for a whole text
-# Relative. The errors of single tokens are both ways, so that their mean is far below that of the largest.
-PERPLEXITY_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,12 @@ class TextPrediction:
     perplexity: float
     torch_perplexity: float
     relative_error: float
+    tolerance: float
 
     @property
     def passed(self) -> bool:
         """It is PyTorch's (a nan is not)."""
-        return abs(self.relative_error) <= PERPLEXITY_TOLERANCE
+        return abs(self.relative_error) <= self.tolerance
 
     @property
     def difference(self) -> str:
@@ -104,7 +103,13 @@ def perplexity(losses: Tensor) -> float:
 
 
 def predict_text(
-    runtime: str, begin: Callable[[int], Append], tokens: Tokens, window: int, step: int, expected: Tensor
+    runtime: str,
+    begin: Callable[[int], Append],
+    tokens: Tokens,
+    window: int,
+    step: int,
+    expected: Tensor,
+    tolerance: float,
 ) -> TextPrediction:
     """The perplexity of tokens [tokens] in windows of `window`, of which the runtime reads `step` at a time.
 
@@ -120,4 +125,5 @@ def predict_text(
             losses.append(functional.cross_entropy(torch.from_numpy(append(read)), wanted, reduction="none"))
     found = torch.cat(losses)
     of_torch = perplexity(expected[: len(found)])
-    return TextPrediction(runtime, len(tokens), perplexity(found), of_torch, perplexity(found) / of_torch - 1)
+    error = perplexity(found) / of_torch - 1
+    return TextPrediction(runtime, len(tokens), perplexity(found), of_torch, error, tolerance)

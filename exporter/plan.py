@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 
-from sharp.exporter import lowering
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
 from sharp.exporter.forms import Form
+from sharp.exporter.graph_options import GraphOptions
+from sharp.exporter.quantization import choose_packings
 from sharp.exporter.source import Source
 from sharp.models.config import SharpConfig
+from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.manifest import NormParameter, Target
 
-BYTES = 4  # of a float32
+BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # Measured on 2026-11-21: exporting a model of 12 MB takes 540 MB, SmolLM2-135M (GGUF, 538 MB in float32) 1,977 MB. The
 # copies are the model in PyTorch, ONNX Runtime's, and the one that ONNX Runtime packs for its matrix products.
@@ -28,6 +33,10 @@ class Plan:
     parameters: tuple[NormParameter, ...]
     cache: str
     target: Target
+    dtype: str
+    quantization: str | None
+    cache_dtype: str
+    block_size: int
     opset: int
     layers: int
     q_heads: int
@@ -39,11 +48,13 @@ class Plan:
     outputs: tuple[str, ...]
     weights: int
     weight_bytes: int
-    cache_bytes_per_token: int
+    cache_bytes_per_token: float
     memory_bytes: int
 
 
-def make_plan(source: Source, form: Form, target: Target, parameters: tuple[NormParameter, ...]) -> Plan:
+def make_plan(
+    source: Source, form: Form, options: GraphOptions, target: Target, parameters: tuple[NormParameter, ...]
+) -> Plan:
     """What exporting `source` in `form` would do."""
     config: SharpConfig = form.config
     tracing = form.trace()
@@ -58,17 +69,43 @@ def make_plan(source: Source, form: Form, target: Target, parameters: tuple[Norm
         parameters=parameters,
         cache=form.cache.form,
         target=target,
-        opset=lowering.OPSET,
+        dtype=options.dtype,
+        quantization=options.quantize,
+        cache_dtype=form.cache.dtype,
+        block_size=form.cache.block_size,
+        opset=options.opset,
         layers=config.layers,
         q_heads=config.q_heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
-        max_context=config.max_context,
-        inputs=dict(tracing.inputs),
-        outputs=tracing.outputs,
+        max_context=options.context_of(config, form.positions),
+        inputs=dict(tracing.inputs) | {tensor.name: ("blocks", *tensor.block_shape) for tensor in tracing.beside},
+        outputs=tracing.outputs + tuple(tensor.updated_name for tensor in tracing.beside),
         weights=weights,
-        weight_bytes=weights * BYTES,
-        cache_bytes_per_token=2 * config.layers * config.kv_heads * config.head_dim * BYTES if cached else 0,
-        memory_bytes=BASE_BYTES + int(COPIES * weights * BYTES),
+        weight_bytes=_weight_bytes(source.model, options),
+        cache_bytes_per_token=_cache_bytes(form) if cached else 0.0,
+        memory_bytes=BASE_BYTES + int(COPIES * weights * BYTES["float32"]),
     )
+
+
+def _cache_bytes(form: Form) -> float:
+    config = form.config
+    if form.cache.form == "contiguous":
+        return 2 * config.layers * config.kv_heads * config.head_dim * BYTES["float32"]
+    tensors = cache_tensors(form.cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
+    return sum(tensor.block_bytes for tensor in tensors) / form.cache.block_size
+
+
+def _weight_bytes(model: nn.Module, options: GraphOptions) -> int:
+    parameters = {id(parameter): parameter for parameter in model.parameters()}  # each once, tied ones too
+    if options.quantize is None:
+        return sum(parameter.numel() for parameter in parameters.values()) * BYTES[options.dtype]
+    products = {id(one.weight): one for one in model.modules() if isinstance(one, nn.Linear | Conv1D)}
+    shapes = [
+        (one.weight.shape[0], one.weight.shape[1]) if isinstance(one, Conv1D) else (one.in_features, one.out_features)
+        for one in products.values()
+    ]
+    packed = zip(choose_packings(shapes, options.quantize), shapes, strict=True)
+    rest = sum(parameter.numel() for key, parameter in parameters.items() if key not in products)
+    return sum(packing.bytes_of(*shape) for packing, shape in packed) + rest * BYTES["float32"]

@@ -10,11 +10,12 @@ from rich.panel import Panel
 from rich.table import Table
 
 from sharp.exporter.continuation import Continuation
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.export import Export
 from sharp.exporter.perplexity import Perplexity
 from sharp.exporter.plan import Plan
 from sharp.exporter.source import Source
-from sharp.exporter.verification import RUNTIMES, Comparison
+from sharp.exporter.verification import Comparison
 from sharp.exporter.verifier import ROUNDING_FACTOR
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
@@ -25,12 +26,13 @@ def untrained_warning(source: Source) -> Panel:
     """The warning that a user cannot miss: this checkpoint has never seen this norm."""
     config = source.model.config
     scheme = config.scheme
+    norm = source.model.norm_name if isinstance(source.model, Decoder) else config.norm
     learned = (
         " The norm's own parameters are not learned." if scheme.head_parameters or scheme.scale_kind != "none" else ""
     )
     cost = "Its answers will be worse until it is fine-tuned with this norm."
     return Panel(
-        f"{source.name} was not trained with --norm {config.norm}.{learned}\n{cost}",
+        f"{source.name} was not trained with --norm {norm}.{learned}\n{cost}",
         title="WARNING: UNTRAINED NORM",
         border_style="bold red",
         style="bold",
@@ -66,8 +68,8 @@ def print_verification(console: Console, result: Export) -> None:
     found = result.verification
     table = Table(title="Largest difference from PyTorch: logits (relative), entropy (nats)", title_justify="left")
     table.add_column("case")
-    names = [name for name, _ in RUNTIMES[result.manifest.target]]
-    for name in ("rows", *(COLUMNS[name] for name in names), "same argmax"):
+    names = list(dict.fromkeys(one.runtime for one in found.comparisons))
+    for name in ("rows", *map(column, names), "same argmax"):
         table.add_column(name, justify="right")
     runtimes = [[one for one in found.comparisons if one.runtime == name] for name in names]
     for case in zip(*runtimes, strict=True):
@@ -88,17 +90,23 @@ def print_verification(console: Console, result: Export) -> None:
         f"Largest difference of a head's entropy: {heads.max():.1e} nats, layer {layer}, head {head}", **PLAIN
     )
     if found.continuations:
-        said = [f"{one.same} with {COLUMNS[one.runtime]}{_ties(one)}" for one in found.continuations]
+        said = [f"{one.same} with {column(one.runtime)}{_ties(one)}" for one in found.continuations]
         tokens = found.continuations[0].tokens
         console.print(f"Greedy answer, tokens of {tokens} that are PyTorch's: {', '.join(said)}", **PLAIN)
     if (measured := result.perplexity) is not None:
         written = [
-            f"{one.perplexity:.3f} with {COLUMNS[one.runtime]} ({one.torch_perplexity:.3f} in PyTorch, "
+            f"{one.perplexity:.3f} with {column(one.runtime)} ({one.torch_perplexity:.3f} in PyTorch, "
             f"{one.tokens} tokens)"
             for one in found.predictions
         ]
         console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)
         console.print(f"  of the written model: {', '.join(written)}", **PLAIN)
+
+
+def column(runtime: str) -> str:
+    """What a runtime is called in tables."""
+    kind, _, quantization = runtime.partition(" ")
+    return f"{COLUMNS[kind]} {quantization}".rstrip()
 
 
 def _errors(one: Comparison) -> str:
@@ -114,6 +122,7 @@ def report_plan(plan: Plan) -> None:
     """Print what an export would do."""
     console = Console()
     trained = "" if plan.trained else ", which the checkpoint was not trained with"
+    cache = f"{plan.cache_bytes_per_token / 1e3:,.1f} kB a token, {plan.cache_dtype} in blocks of {plan.block_size}"
     lines = {
         "model": f"{plan.name}: {plan.architecture}, {plan.kind}",
         "shape": f"{plan.layers} layers, {plan.q_heads} query / {plan.kv_heads} KV heads of {plan.head_dim}, "
@@ -122,8 +131,9 @@ def report_plan(plan: Plan) -> None:
         "graph": f"cache {plan.cache}, target {plan.target}, opset {plan.opset}, "
         f"{len(plan.inputs)} inputs, {len(plan.outputs)} outputs",
         "inputs": ports(plan.inputs),
-        "weights": f"{plan.weights:,} numbers, {plan.weight_bytes / 1e6:,.1f} MB on disk",
-        "cache": f"{plan.cache_bytes_per_token / 1e3:,.1f} kB a token" if plan.cache_bytes_per_token else "none",
+        "weights": f"{plan.weights:,} numbers, {plan.quantization or plan.dtype}, "
+        f"{plan.weight_bytes / 1e6:,.1f} MB on disk",
+        "cache": cache if plan.cache_bytes_per_token else "none",
         "memory": f"about {plan.memory_bytes / 1e9:.1f} GB for the export",
     }
     for name, line in lines.items():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sharp.exporter.decoder import Decoder
+from sharp.exporter.head_parts import Part, whole
 from sharp.models.attention import AttentionFunction, EagerAttention
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
@@ -47,6 +48,10 @@ class UncachedModel(nn.Module):
         """The input that is 1 at what counts and 0 at padding, [batch, length]; None where there is no padding."""
         return None
 
+    def layer_parts(self, _layer: int) -> tuple[Part, ...]:
+        """What the attention nodes of a layer compute."""
+        return whole(self.config)
+
     def eager(self, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The output in PyTorch, and the attention weights of every layer [batch, q_heads, queries, keys]."""
         attention = EagerAttention(self.config, record=True, attention_mask=self.attention_mask(*inputs))
@@ -79,6 +84,10 @@ class UncachedDecoder(UncachedModel):
     def own_output(self, *inputs: Tensor) -> Tensor | None:
         """See `UncachedModel`."""
         return self.decoder.own_logits(*inputs)
+
+    def layer_parts(self, layer: int) -> tuple[Part, ...]:
+        """See `UncachedModel`."""
+        return self.decoder.layer_parts(layer)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`."""

@@ -4,10 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from sharp.exporter.head_parts import attend_in_parts
 from sharp.exporter.lowering import Tracing
 from sharp.exporter.op_attributes import op_attributes
 from sharp.exporter.uncached import UncachedModel
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
+from sharp.models.config import SharpConfig
 from sharp.plugins.ops.torch_attention import attention as attention_op
 
 COLLECT_STATS = "collect_stats"
@@ -28,7 +30,6 @@ class UncachedGraph(nn.Module):
     def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
         """Run the model; see the class for shapes."""
         *inputs, collect_stats = arguments
-        config = self.model.config
         mask = self.model.attention_mask(*inputs)
         total_lens = None if mask is None else mask.sum(-1).to(torch.int32)
         stats: list[Tensor] = []
@@ -42,23 +43,42 @@ class UncachedGraph(nn.Module):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
-            del layer  # no layer has state of its own here
-            output: Tensor
-            output, _, _, layer_stats = attention_op(
-                *(tensor.transpose(1, 2) for tensor in (query, key, value)),  # [batch, heads, tokens, dim]
-                None,
-                None,
-                None,
-                total_lens,
-                head_params,
-                alibi_slopes,
-                collect_stats,
-                **op_attributes(config, options),
+
+            def attend_part(
+                _part: int,
+                query: Tensor,
+                key: Tensor,
+                value: Tensor,
+                head_params: Tensor | None,
+                alibi_slopes: Tensor | None,
+                config: SharpConfig,
+            ) -> tuple[Tensor, Tensor]:
+                output: Tensor
+                part_stats: Tensor
+                output, _, _, part_stats = attention_op(
+                    query,
+                    key,
+                    value,
+                    None,
+                    None,
+                    None,
+                    total_lens,
+                    head_params,
+                    alibi_slopes,
+                    collect_stats,
+                    **op_attributes(config, options),
+                )
+                return output, part_stats
+
+            # [batch, heads, tokens, dim]
+            heads = (query.transpose(1, 2).float(), key.transpose(1, 2).float(), value.transpose(1, 2).float())
+            output, layer_stats = attend_in_parts(
+                self.model.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
             )
             stats.append(layer_stats)
-            return output.transpose(1, 2)
+            return output.transpose(1, 2).to(query.dtype)
 
-        output = self.model.compute(attend, *inputs)
+        output = self.model.compute(attend, *inputs).float()
         return output, torch.stack(stats)
 
 

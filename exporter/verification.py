@@ -2,22 +2,34 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.manifest import Target
+from sharp.plugins.manifest import Cache, Target
 
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-# What a folder is run with, by its target: Sharp's library, and ONNX Runtime alone, which inlines the function body. In
-# a portable model the body is inlined already.
-RUNTIMES: dict[Target, tuple[tuple[str, bool], ...]] = {
-    "onnxruntime": (("kernels", True), ("inlined", False)),
-    "portable": (("inlined", False),),
-}
+
+class Runtime(NamedTuple):
+    """What a folder is run with: Sharp's library, or ONNX Runtime alone, which inlines the function body."""
+
+    name: str
+    kernels: bool
+
+
+KERNELS, INLINED = Runtime("kernels", True), Runtime("inlined", False)
+
+
+def runtimes_of(target: Target, cache: Cache) -> tuple[Runtime, ...]:
+    """The runtimes that a folder is verified in; a portable model's body is inlined already."""
+    if target == "portable":
+        return (INLINED,)
+    # There is no body for what a cache has beside it.
+    return (KERNELS,) if cache.beside else (KERNELS, INLINED)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.exporter.forms import Form
-from sharp.exporter.perplexity import PERPLEXITY_TOLERANCE, Perplexity
+from sharp.exporter.perplexity import Perplexity
 from sharp.exporter.source import Source
-from sharp.exporter.verification import FLOAT32, Comparison
+from sharp.exporter.tolerance import Tolerance
+from sharp.exporter.verification import Comparison
 from sharp.exporter.verifier import ROUNDING_FACTOR, Verification
 from sharp.plugins import manifest
 
@@ -20,7 +21,12 @@ REPORT_VERSION = "1.1"
 
 
 def verification_report(
-    source: Source, form: Form, target: str, verification: Verification, perplexity: Perplexity | None
+    source: Source,
+    form: Form,
+    target: str,
+    verification: Verification,
+    perplexity: Perplexity | None,
+    tolerance: Tolerance,
 ) -> dict[str, Any]:
     """The report as JSON has it.
 
@@ -37,7 +43,11 @@ def verification_report(
         "trained_norm": source.original.config.norm,
         "cache": form.cache.form,
         "target": target,
-        "tolerance": {**asdict(FLOAT32), "rounding_factor": ROUNDING_FACTOR, "perplexity": PERPLEXITY_TOLERANCE},
+        "tolerance": {
+            **asdict(tolerance.difference),
+            "rounding_factor": ROUNDING_FACTOR,
+            "perplexity": tolerance.perplexity,
+        },
         "cases": [_case(comparison) for comparison in verification.comparisons],
         "heads": _heads(verification.comparisons),
         "greedy": [{**asdict(one), "passed": one.passed} for one in verification.continuations],

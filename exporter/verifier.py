@@ -13,9 +13,9 @@ from sharp.exporter.continuation import Append, Continuation, check_continuation
 from sharp.exporter.parking import parked
 from sharp.exporter.perplexity import TextPrediction, predict_text
 from sharp.exporter.precision import in_float64
-from sharp.exporter.verification import FLOAT32, RUNTIMES, Answer, Comparison, Difference, Floats, Tokens, compare
+from sharp.exporter.tolerance import PLAIN, Tolerance
+from sharp.exporter.verification import Answer, Comparison, Difference, Floats, Runtime, Tokens, compare
 from sharp.models.config import SharpConfig
-from sharp.plugins.manifest import Target
 
 CONTINUATION_TOKENS = 64
 PROMPT_TOKENS = 32
@@ -86,6 +86,14 @@ class Verification:
         """Nothing differs by more than it may."""
         return self.failure is None
 
+    def __add__(self, other: "Verification") -> "Verification":
+        """The checks of both."""
+        return Verification(
+            self.comparisons + other.comparisons,
+            self.continuations + other.continuations,
+            self.predictions + other.predictions,
+        )
+
     @property
     def failure(self) -> str | None:
         """What differs, in one sentence; None where nothing does."""
@@ -116,21 +124,21 @@ class Verification:
         )
 
 
-def number_of_checks(verifier: Verifier, target: Target, text: Text | None) -> int:
+def number_of_checks(verifier: Verifier, runtimes: Sequence[Runtime], text: Text | None) -> int:
     """How often `verify` calls `on_check`."""
     in_runtime = len(verifier.cases) + verifier.writes_text + (text is not None)
-    return in_runtime * len(RUNTIMES[target])
+    return in_runtime * len(runtimes)
 
 
 def verify(
     verifier: Verifier,
     folder: Path,
-    target: Target,
+    runtimes: Sequence[Runtime],
     text: Text | None,
     on_check: Callable[[], None],
-    tolerance: Difference = FLOAT32,
+    tolerance: Tolerance = PLAIN,
 ) -> Verification:
-    """Compare the written model with PyTorch in every runtime of its target.
+    """Compare the written model with PyTorch in every runtime.
 
     The greedy answer goes on from the start of `text`, or from drawn tokens where there is none. Cases that differ by
     more than `tolerance` are judged anew, see `against_float64`.
@@ -145,11 +153,11 @@ def verify(
     prompt = (drawn if text is None else text.tokens)[: max(1, min(PROMPT_TOKENS, longest // 2))]
     answered = min(CONTINUATION_TOKENS, longest - len(prompt) + 1)
     with parked(verifier.model, folder):
-        for runtime, kernels in RUNTIMES[target]:
+        for runtime, kernels in runtimes:
             session = verifier.open(folder, kernels=kernels)
             for case in verifier.cases:
                 said = verifier.run(session, case)
-                found.append(compare(runtime, case, said, expected[case], tolerance))
+                found.append(compare(runtime, case, said, expected[case], tolerance.difference))
                 if not found[-1].passed:
                     failed[len(found) - 1] = said
                 on_check()
@@ -161,7 +169,9 @@ def verify(
                 begin = partial(verifier.begin, session)
                 tokens = text.tokens if kernels else text.tokens[:INLINED_TEXT_TOKENS]
                 window, step = verifier.config.trained_context, verifier.text_step
-                predictions.append(predict_text(runtime, begin, tokens, window, step, text.losses))
+                predictions.append(
+                    predict_text(runtime, begin, tokens, window, step, text.losses, tolerance.perplexity)
+                )
                 on_check()
             del session  # its weights, before the next one takes as much
     if failed:

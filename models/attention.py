@@ -1,5 +1,6 @@
 """Attention over contiguous sequences, written out: the definition that every kernel must agree with."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,16 +12,25 @@ from sharp.models.normalizers import attention_weights
 
 
 @dataclass(frozen=True)
+class HeadNorm:
+    """The norm of some query heads of a layer, as a configuration of their own."""
+
+    heads: tuple[int, ...]
+    config: SharpConfig
+
+
+@dataclass(frozen=True)
 class LayerOptions:
     """What one layer's attention has of its own; our own models leave all of it as it is.
 
     `scale` None takes the configuration's; `softcap` c turns a logit z into c tanh(z / c), 0 = off; with `window` w a
-    query at p sees keys j with p - w < j <= p, -1 = off.
+    query at p sees keys j with p - w < j <= p, -1 = off. `norms` is empty where all heads have the model's norm.
     """
 
     scale: float | None = None
     softcap: float = 0.0
     window: int = -1
+    norms: tuple[HeadNorm, ...] = ()
 
     def scale_of(self, config: SharpConfig) -> float:
         """The factor of this layer's logits q k; a temperature that is fixed divides a scale of the layer's own too."""
@@ -86,8 +96,9 @@ class EagerAttention:
         query = query.transpose(1, 2).unflatten(1, (config.kv_heads, group)).flatten(2, 3)
         key, value = key.transpose(1, 2), value.transpose(1, 2)  # [batch, kv_heads, keys, dim]
         logits = torch.matmul(query, key.transpose(-1, -2)).float()
-        logits = logits * options.scale_of(config)
         logits = logits.unflatten(2, (group, queries)).flatten(1, 2)  # [batch, q_heads, queries, keys]
+        norms = options.norms or (HeadNorm(tuple(range(config.q_heads)), config),)
+        logits = per_head(norms, lambda norm, heads: logits[:, heads] * options.scale_of(norm.config))
         if options.softcap > 0:
             logits = options.softcap * torch.tanh(logits / options.softcap)
         # float32, as torch.compile's CPU kernels are half as fast with int64 in them
@@ -100,14 +111,17 @@ class EagerAttention:
             visible = visible & (distance <= 0) & (distance > -options.window)
         if self.attention_mask is not None:
             visible = visible & self.attention_mask.bool()[:, None, None, :]  # [batch, 1, queries, keys]
-        weights = attention_weights(  # [batch, q_heads, queries, keys]
-            config.scheme.normalizer,
-            logits,
-            visible,
-            head_params=head_params,
-            alpha=config.alpha,
-            temperature_coefficients=config.temperature_coefficients,
-            entropy_threshold=config.entropy_threshold,
+        weights = per_head(  # [batch, q_heads, queries, keys]
+            norms,
+            lambda norm, heads: attention_weights(
+                norm.config.scheme.normalizer,
+                logits[:, heads],
+                visible,
+                head_params=None if head_params is None else head_params[heads],
+                alpha=norm.config.alpha,
+                temperature_coefficients=norm.config.temperature_coefficients,
+                entropy_threshold=norm.config.entropy_threshold,
+            ),
         )
         if self.record:
             if layer == 0:
@@ -118,3 +132,11 @@ class EagerAttention:
             2, (group, queries)
         )  # [batch, kv_heads, group, queries, dim]
         return mixed.flatten(1, 2).transpose(1, 2)
+
+
+def per_head(norms: Sequence[HeadNorm], compute: Callable[[HeadNorm, slice | Tensor], Tensor]) -> Tensor:
+    """What `compute` says to every norm and its heads, as one tensor with the heads in order along axis 1."""
+    if len(norms) == 1:
+        return compute(norms[0], slice(None))
+    order = torch.tensor([head for norm in norms for head in norm.heads]).argsort()
+    return torch.cat([compute(norm, torch.tensor(norm.heads)) for norm in norms], dim=1)[:, order]

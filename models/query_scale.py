@@ -69,12 +69,18 @@ class QueryScale(nn.Module):
         if self.kind == "length":
             factor = self.s * log_length + self.b
         else:
-            beta = functional.softplus(self.beta_raw if self.kind == "head" else self.w_beta(hidden).float())
+            beta = functional.softplus(self.beta_raw if self.kind == "head" else _project(self.w_beta, hidden))
             factor = DELTA + beta * log_length ** self._gamma(hidden)
         return torch.where(self.scaled_heads, factor, 1.0)
 
     def _gamma(self, hidden: Tensor) -> Tensor | float:
         if self.gamma is not None:
             return self.gamma
-        raw: Tensor = self.gamma_raw if self.kind == "head" else self.w_gamma(hidden).float()
+        raw: Tensor = self.gamma_raw if self.kind == "head" else _project(self.w_gamma, hidden)
         return GAMMA_RANGE * torch.tanh(raw)
+
+
+def _project(linear: nn.Linear, hidden: Tensor) -> Tensor:
+    """Float32, of hidden states that may be of another dtype than the weights."""
+    projected: Tensor = linear(hidden.to(linear.weight.dtype))
+    return projected.float()

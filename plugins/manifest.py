@@ -16,6 +16,9 @@ NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoi
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
 Target = Literal["onnxruntime", "portable"]
 CacheForm = Literal["paged", "contiguous", "none"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+CacheDtype = Literal["float32", "float16", "bfloat16", "int8"]
+Quantization = Literal["int8", "int4"]
 PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
 NormValue = int | float | tuple[float, ...] | None
 Positive = Annotated[int, Field(gt=0)]
@@ -52,6 +55,19 @@ class NormParameter(_Frozen):
     origin: Literal["checkpoint", "option", "default"]
 
 
+class HeadNorm(_Frozen):
+    """Another norm than the model's for some query heads of a layer."""
+
+    layer: int
+    heads: tuple[int, ...]
+    name: str
+    normalizer: NormalizerName
+    alpha: float
+    temperature_coefficients: tuple[float, ...]
+    entropy_threshold: float
+    temperature: float
+
+
 class Norm(_Frozen):
     """The attention scheme (`--norm`) and the kernel normalizer that it lowers to."""
 
@@ -64,6 +80,7 @@ class Norm(_Frozen):
     temperature: float = Field(1.0, description="of norm fixed-temperature; the graph's `scale` contains it")
     log_length_offset: int = 2
     parameters: tuple[NormParameter, ...] = Field((), description="what the norm is set up with, and by whom")
+    heads: tuple[HeadNorm, ...] = ()  # those that have another norm, layer by layer
 
 
 class Cache(_Frozen):
@@ -71,14 +88,21 @@ class Cache(_Frozen):
 
     form: CacheForm = "paged"
     block_size: Positive = 16
-    dtype: Literal["float32"] = "float32"
+    dtype: CacheDtype = "float32"
+    # KV heads of every cache; empty where each layer has one with all of the model's.
+    heads: tuple[Positive, ...] = ()
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The tensors [blocks, kv_heads] that every layer has beside its two caches."""
+        return ("key_scale", "value_scale") if self.dtype == "int8" else ()
 
 
 class Port(_Frozen):
     """An input or output of the graph; a dimension is a number, or the name of one that varies."""
 
     name: str
-    dtype: Literal["float32", "int64", "int32", "bool"]
+    dtype: Literal["float32", "float16", "bfloat16", "int64", "int32", "bool"]
     shape: tuple[str | int, ...]
     doc: str = ""
 
@@ -145,7 +169,8 @@ class Manifest(_Frozen):
     kind: ModelKind = Field("decoder", description="over tokens, or over numbers; `set` asks one query about a set")
     source: Source
     model_file: str = Field("model.onnx", min_length=1)
-    dtype: Literal["float32"] = "float32"
+    dtype: Dtype = Field("float32", description="of weights and activations; logits are float32")
+    quantization: Quantization | None = Field(None, description="of the weights of matrix products and embeddings")
     opset: Positive
     layers: Positive
     q_heads: Positive

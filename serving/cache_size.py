@@ -2,20 +2,25 @@
 
 from pathlib import Path
 
+from sharp.plugins.cache_tensors import CacheTensor, cache_tensors
 from sharp.plugins.manifest import Manifest
 from sharp.serving.errors import InputError
 
 # By default there is room for the longest request, or for this many tokens where the context is short.
 DEFAULT_TOKENS = 16 * 2048
 MEMORY_SHARE = 0.5
-FLOAT_BYTES = 4
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
-def bytes_per_token(manifest: Manifest) -> int:
-    """The cache bytes of one token over all layers."""
-    return manifest.layers * manifest.kv_heads * (manifest.head_dim + manifest.value_dim) * FLOAT_BYTES
+def tensors_of(manifest: Manifest) -> tuple[CacheTensor, ...]:
+    """The tensors of the model's cache."""
+    return cache_tensors(manifest.cache, manifest.layers, manifest.kv_heads, manifest.head_dim, manifest.value_dim)
+
+
+def bytes_per_block(manifest: Manifest) -> int:
+    """The cache bytes of one block over all layers."""
+    return sum(tensor.block_bytes for tensor in tensors_of(manifest))
 
 
 def cache_blocks(manifest: Manifest, cache_tokens: int | None, available_bytes: int) -> int:
@@ -25,7 +30,7 @@ def cache_blocks(manifest: Manifest, cache_tokens: int | None, available_bytes: 
         InputError: the cache would be larger than the memory.
     """
     block_size = manifest.cache.block_size
-    block_bytes = block_size * bytes_per_token(manifest)
+    block_bytes = bytes_per_block(manifest)
     if cache_tokens is None:
         wanted = -(-max(manifest.max_context, DEFAULT_TOKENS) // block_size)
         return max(1, min(wanted, int(available_bytes * MEMORY_SHARE) // block_bytes))

@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from sharp.serving.cache_size import bytes_per_token
+from sharp.serving.cache_size import bytes_per_block
 from sharp.serving.config import MIB, ServerConfig
 from sharp.serving.server import Started
 
@@ -14,16 +14,18 @@ def print_startup(started: Started) -> None:
     """Print one block: the model, its norm, the cache, the threads and the addresses."""
     manifest, info, settings = started.model.manifest, started.info, started.settings
     norm = manifest.norm
-    cache_bytes = info.cache_tokens * bytes_per_token(manifest)
+    cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest)
     engine, metrics = settings.engine, settings.metrics
     interval = engine.attention_interval
     scheme = "http" if settings.server.tls is None else "https"
     every = f"every {interval} steps" if interval > 1 else "every step" if interval else "never"
+    precision = manifest.dtype if manifest.quantization is None else f"{manifest.quantization} weights"
     rows = {
-        "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {manifest.dtype})",
+        "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {precision})",
         "norm": norm.name + ("" if norm.trained else " (the checkpoint was not trained with it)"),
         "context": f"{started.model.context_limit} tokens, trained on {manifest.trained_context}",
-        "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {cache_bytes / MIB:.0f} MiB",
+        "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
+        f"{cache_bytes / MIB:.0f} MiB",
         "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",
         "prompts": f"at most {engine.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
         + ("on" if engine.prefix_cache else "off"),

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
 from sharp.plugins import library_path
+from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.plugins.ops.normalizers import Normalizer
@@ -76,6 +77,8 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
     except DecodeError as error:
         raise InputError(f"{file} is not an ONNX model; export the model again") from error
     nodes = list(_attention_nodes(model))
+    if manifest.cache.heads:
+        raise InputError(f"{file} has several norms in a layer, which sharp inspect does not show yet")
     if [node.layer for node in nodes] != list(range(manifest.layers)):
         raise InputError(
             f"{file} has {len(nodes)} {PAGED_ATTENTION.name} nodes for {manifest.layers} layers; "
@@ -149,8 +152,7 @@ def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str
         raise InputError(f"{path / manifest.model_file} cannot be loaded: {reason}; export the model again") from error
     tokens, block = len(token_ids), manifest.cache.block_size
     blocks = -(-tokens // block)
-    key_cache = np.zeros((blocks, manifest.kv_heads, manifest.head_dim, block), manifest.cache.dtype)
-    value_cache = np.zeros((blocks, manifest.kv_heads, block, manifest.value_dim), manifest.cache.dtype)
+    tensors = cache_tensors(manifest.cache, manifest.layers, manifest.kv_heads, manifest.head_dim, manifest.value_dim)
     feeds = {
         "input_ids": token_ids,
         "positions": np.arange(tokens, dtype=np.int64),
@@ -160,11 +162,10 @@ def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str
         "context_lens": np.zeros(1, np.int32),
         "collect_stats": np.array(True),
         "logits_indices": np.array([tokens - 1]),
-        **{f"key_cache.{layer}": key_cache for layer in range(manifest.layers)},
-        **{f"value_cache.{layer}": value_cache for layer in range(manifest.layers)},
     }
-    outputs: list[Floats] = session.run(names, feeds)
-    return outputs
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+    caches = {tensor.name: tensor.make(blocks) for tensor in tensors}
+    return [output.numpy() for output in session.run_with_ort_values(names, values | caches)]
 
 
 def _layer_record(node: _Attention, model: onnx.ModelProto, path: Path, found: dict[str, Floats]) -> LayerRecord:

@@ -50,8 +50,10 @@ class Form:
         return names[: max(last, definition.required_inputs)]
 
 
-def make_function(form: Form, opset: int = 23) -> onnx.FunctionProto:
+def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.FunctionProto:
     """The function for nodes of `form`; the numeric attributes of the op stay attributes of the function.
+
+    `overload` tells functions of one op in a model from each other.
 
     Raises:
         InputError: the normalizer is unknown or lacks its parameters, or inputs that belong together are not given
@@ -76,33 +78,43 @@ def make_function(form: Form, opset: int = 23) -> onnx.FunctionProto:
         [helper.make_opsetid("", opset)],
         attributes=list(REQUIRED_ATTRIBUTES),
         attribute_protos=attribute_defaults(),
+        overload=overload,
     )
 
 
 def attach_function(model: onnx.ModelProto) -> None:
     """Add to `model` the functions that its `ai.sharp` nodes need; older ones are replaced.
 
-    Call it on the finished model: optimizers and version converters inline functions. The nodes are completed for
+    Nodes of one op that differ in normalizer, coefficients or optional inputs call overloads of its function. Call it
+    on the finished model: optimizers and version converters inline functions. The nodes are completed for
     readers that do less than ONNX Runtime: neither onnx's inliner nor TensorRT's parser applies the defaults that a
     function declares, so attributes that a node leaves out are written onto it; and TensorRT refuses a function call
     with an empty input, so an optional input that is left out before one that is given becomes an empty tensor.
 
     Raises:
-        InputError: there is no such node, or nodes of one op differ in normalizer, coefficients or optional inputs.
+        InputError: there is no such node.
     """
-    nodes = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in BODIES]
+    ours = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in BODIES]
+    # What a node has beside its cache (an int8 cache has scales) only kernels can use: there is no body for it.
+    nodes = [node for node in ours if not any(node.input[len(BODIES[node.op_type][0].inputs) :])]
+    if ours and not nodes:
+        return
     forms = sorted({_form(node) for node in nodes})
     ops = [form.op for form in forms]
-    if not forms or len(set(ops)) != len(ops):
-        found = "; ".join(map(str, forms)) or "no such node"
-        raise InputError(f"all {DOMAIN} nodes of one op in a model must be of one form, found: {found}")
+    if not forms:
+        raise InputError(f"the model has no node of the domain {DOMAIN}, so there is nothing to attach")
+    # Of several forms the first is what readers find that know no overloads.
+    before = [ops[:index].count(form.op) for index, form in enumerate(forms)]
+    overloads = {form: f"form{count}" if count else "" for form, count in zip(forms, before, strict=True)}
     opsets = {imported.domain: imported.version for imported in model.opset_import}
     others = [other for other in model.functions if other.domain != DOMAIN or other.name not in ops]
-    functions = [make_function(form, opsets[""]) for form in forms]
+    functions = [make_function(form, opsets[""], overloads[form]) for form in forms]
     del model.functions[:]
     model.functions.extend([*others, *functions])
     for node in nodes:
-        _complete_inputs(model.graph, node, _form(node).inputs)
+        form = _form(node)
+        node.overload = overloads[form]
+        _complete_inputs(model.graph, node, form.inputs)
         # torch gives a node every output of the schema; those that only kernels know are not the function's.
         del node.output[len(BODIES[node.op_type][0].outputs) :]
         present = {attribute.name for attribute in node.attribute}

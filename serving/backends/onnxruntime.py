@@ -8,14 +8,21 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.plugins.manifest import Manifest
+from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.serving.backends.backend import Batch, StepOutput
+from sharp.serving.cache_size import tensors_of
 from sharp.serving.config import BackendConfig
 from sharp.serving.errors import InputError, SharpError
 
 logger = logging.getLogger(__name__)
 
 OUTPUTS = ("logits", "stats")
+TENSOR_TYPES: dict[CacheDtype, str] = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "int8": "tensor(int8)",
+}
 STEP_INPUTS = (
     "input_ids",
     "positions",
@@ -40,11 +47,7 @@ class OnnxRuntimeBackend:
         self._manifest = manifest
         self._kernels = kernels
         self._binding = session.io_binding()
-        self._caches: list[tuple[str, str]] = [
-            (f"{kind}_cache.{layer}", f"{kind}_cache_out.{layer}")
-            for layer in range(manifest.layers)
-            for kind in ("key", "value")
-        ]
+        self._caches = tensors_of(manifest)
         self._current: list[Any] = []
         self._next: list[Any] = []
 
@@ -67,6 +70,11 @@ class OnnxRuntimeBackend:
         if library is not None:
             options.register_custom_ops_library(str(library))
         path = folder / manifest.model_file
+        if library is None and manifest.cache.beside:
+            raise InputError(
+                f"{path} has an {manifest.cache.dtype} cache, which needs Sharp's kernels; "
+                "install or enable them, or export the model again with another --kv-dtype"
+            )
         try:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has no common exception
@@ -75,11 +83,12 @@ class OnnxRuntimeBackend:
         backend = cls(session, manifest, kernels=library is not None)
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name for value in session.get_outputs()}
-        missing = {*STEP_INPUTS, *(name for name, _ in backend._caches)} - inputs
-        missing |= {*OUTPUTS, *(name for _, name in backend._caches)} - outputs
+        missing = {*STEP_INPUTS, *(tensor.name for tensor in backend._caches)} - inputs
+        missing |= {*OUTPUTS, *(tensor.updated_name for tensor in backend._caches)} - outputs
         if missing:
             raise InputError(f"{path} lacks {', '.join(sorted(missing)[:4])}; export the model again")
         backend._check_shapes({value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())})
+        backend._check_types({value.name: value.type for value in session.get_inputs()})
         return backend
 
     def _check_shapes(self, shapes: dict[str, list[int | str]]) -> None:
@@ -89,7 +98,7 @@ class OnnxRuntimeBackend:
             "logits": (None, m.vocab_size),
             "stats": (m.layers, None, m.q_heads, 4),
         }
-        wanted |= {name: (None, *self._block_shape(name)) for name, _ in self._caches}
+        wanted |= {tensor.name: (None, *tensor.block_shape) for tensor in self._caches}
         for name, shape in wanted.items():
             found = shapes[name]  # dynamic dimensions are names
             if [size for size, asked in zip(found, shape, strict=False) if asked] != [size for size in shape if size]:
@@ -98,19 +107,19 @@ class OnnxRuntimeBackend:
                     f"{[size or 'any' for size in shape]}; export the model again"
                 )
 
-    def _block_shape(self, name: str) -> tuple[int, int, int]:
-        m = self._manifest
-        tail = (m.head_dim, m.cache.block_size) if name.startswith("key") else (m.cache.block_size, m.value_dim)
-        return (m.kv_heads, *tail)
+    def _check_types(self, types: dict[str, str]) -> None:
+        for tensor in self._caches:
+            wanted = TENSOR_TYPES[tensor.dtype]
+            if types[tensor.name] != wanted:
+                raise InputError(
+                    f"{tensor.name} of the model is a {types[tensor.name]}, and sharp.json describes a {wanted}; "
+                    "export the model again"
+                )
 
     def allocate_cache(self, blocks: int) -> None:
         """Make the key-value cache. Memory of blocks that are never used is never taken from the system."""
-        self._current = [self._buffer(name, blocks) for name, _ in self._caches]
-        self._next = self._current if self._kernels else [self._buffer(name, blocks) for name, _ in self._caches]
-
-    def _buffer(self, name: str, blocks: int) -> Any:
-        # The OrtValue is a view of the array and keeps it alive.
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((blocks, *self._block_shape(name)), np.float32))
+        self._current = [tensor.make(blocks) for tensor in self._caches]
+        self._next = self._current if self._kernels else [tensor.make(blocks) for tensor in self._caches]
 
     def step(self, batch: Batch) -> StepOutput:
         """Compute one step."""
@@ -122,9 +131,9 @@ class OnnxRuntimeBackend:
         # dynamic shape would keep the shape of the step before.
         for name in OUTPUTS:
             binding.bind_output(name, "cpu")
-        for (name, name_out), current, following in zip(self._caches, self._current, self._next, strict=True):
-            binding.bind_ortvalue_input(name, current)
-            binding.bind_ortvalue_output(name_out, following)
+        for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):
+            binding.bind_ortvalue_input(tensor.name, current)
+            binding.bind_ortvalue_output(tensor.updated_name, following)
         self._session.run_with_iobinding(binding)
         logits, stats = binding.get_outputs()[: len(OUTPUTS)]
         self._current, self._next = self._next, self._current

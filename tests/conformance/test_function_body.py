@@ -75,14 +75,21 @@ def test_entmax_newton_steps_reach_float32(alpha: float) -> None:
             np.testing.assert_allclose(actual, expected, atol=5e-7 if alpha <= 2 else 2e-5, rtol=1e-4)
 
 
-def test_nodes_of_different_forms_are_refused() -> None:
+def test_nodes_of_different_forms_call_overloads_of_the_function() -> None:
     model = make_model(make_case("softmax", SMALL))
     other = onnx.NodeProto()
     other.CopyFrom(model.graph.node[0])
     other.attribute[[a.name for a in other.attribute].index("normalizer")].s = b"relu"
     model.graph.node.append(other)
-    with pytest.raises(InputError, match="must be of one form"):
-        attach_function(model)
+    attach_function(model)
+    calls = {
+        (node.overload, attribute.s)
+        for node in model.graph.node
+        for attribute in node.attribute
+        if attribute.name == "normalizer"
+    }
+    assert len(calls) == 2
+    assert {function.overload for function in model.functions} == {overload for overload, _ in calls}
 
 
 def test_attaching_twice_changes_nothing() -> None:

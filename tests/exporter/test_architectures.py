@@ -58,7 +58,7 @@ def greedy(folder, cache: str, config) -> list[int]:
         for _ in range(NEW_TOKENS):
             tokens.append(int(session.run([np.array([tokens])])[0, -1].argmax()))
     else:
-        session = PagedSession(folder, config, kernels=True)
+        session = PagedSession(folder, config, read_manifest(folder).cache, kernels=True)
         session.reset(1, len(tokens) + NEW_TOKENS)
         following = np.array(tokens)
         for _ in range(NEW_TOKENS):

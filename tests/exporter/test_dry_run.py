@@ -16,8 +16,8 @@ def test_it_says_what_would_be_written_and_writes_nothing(checkpoint, sharp_expo
     for word in ("2 layers, 6 query / 2 KV heads of 8", "norm ssa", f"cache {cache}", "input_ids", "about 0."):
         assert word in text
     keys_and_values, layers, kv_heads, head_dim = 2, 2, 2, 8
-    kilobytes = keys_and_values * layers * kv_heads * head_dim * BYTES / 1e3
-    assert ("cache none" if cache == "none" else f"cache {kilobytes:,.1f} kB a token") in text
+    kilobytes = keys_and_values * layers * kv_heads * head_dim * BYTES["float32"] / 1e3
+    assert ("cache none" if cache == "none" else f"cache {kilobytes:,.1f} kB a token, float32") in text
 
 
 def test_it_refuses_what_the_export_refuses(checkpoint, sharp_export, tmp_path):

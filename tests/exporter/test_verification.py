@@ -17,10 +17,10 @@ from sharp.exporter.paged_verification import PagedVerifier
 from sharp.exporter.precision import in_float64
 from sharp.exporter.reading import read_source
 from sharp.exporter.torch_answer import torch_logits
-from sharp.exporter.verification import Answer, compare
+from sharp.exporter.verification import INLINED, KERNELS, Answer, compare
 from sharp.exporter.verifier import against_float64, verify
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
+from sharp.plugins.manifest import Cache, read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.model_folder import load_model_folder
 from tests.exporter.conftest import tiny_model
@@ -38,8 +38,8 @@ def test_a_nan_in_the_last_sequence_fails(checkpoint, sharp_export, tmp_path, mo
         return logits, stats
 
     monkeypatch.setattr(PagedSession, "step", spoiled)
-    verifier = PagedVerifier(OwnDecoder(tiny_model("ssa")))
-    found = verify(verifier, tmp_path / "out", "onnxruntime", None, int)
+    verifier = PagedVerifier(OwnDecoder(tiny_model("ssa")), Cache())
+    found = verify(verifier, tmp_path / "out", (KERNELS, INLINED), None, int)
     assert not any(comparison.passed for comparison in found.comparisons)
 
 
@@ -120,10 +120,10 @@ def test_pytorch_in_float64_is_wide_all_the_way(tmp_path):
     before = {name: weight.clone() for name, weight in source.model.state_dict().items()}
     narrow = torch_logits(source.model, tokens)
     with in_float64(source.model), torch.no_grad():
-        wide = PagedVerifier(source.model).expected("prompt")[0]
+        wide = PagedVerifier(source.model, Cache()).expected("prompt")[0]
         # Llama's norms ask for float32 by name, in which such a change would be lost.
         source.model.model.get_input_embeddings().weight[:] *= 1 + torch.rand(90, 1).double() * 1e-12
-        moved = PagedVerifier(source.model).expected("prompt")[0]
+        moved = PagedVerifier(source.model, Cache()).expected("prompt")[0]
     assert wide.logits.dtype == np.float64
     assert 0 < np.abs(wide.logits - moved.logits).max() < 1e-9
     for name, weight in source.model.state_dict().items():

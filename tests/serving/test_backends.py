@@ -3,7 +3,7 @@ import pytest
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends import Batch, load_backend
-from sharp.serving.cache_size import bytes_per_token, cache_blocks
+from sharp.serving.cache_size import bytes_per_block, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig, ServerConfig
 from sharp.serving.errors import InputError, NotFoundError
 
@@ -83,7 +83,7 @@ def test_a_manifest_of_another_model_is_refused(counting, changes, message):
 
 def test_cache_size(counting):
     manifest = read_manifest(counting)
-    block_bytes = bytes_per_token(manifest) * 4
+    block_bytes = bytes_per_block(manifest)
     assert cache_blocks(manifest, 10, 10**9) == 3
     assert cache_blocks(manifest, None, 10**9) == 16 * 2048 // 4
     assert cache_blocks(manifest, None, 100 * block_bytes) == 50

@@ -1,0 +1,109 @@
+"""What precision costs and saves: perplexity of a text, time of a decode step and size of model folders.
+
+python bench/precision.py --text FILE FOLDER [FOLDER ...] [--tokens 4096] [--output bench/results/precision.json]
+
+The first folder is what the others are compared with. The text is read in windows of 2,048 tokens through the server's
+own backend. A decode step is one token after a context of 128; "least" is the fastest of them, which other work on the
+machine disturbs least.
+"""
+
+import json
+import os
+import platform
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.manifest import Manifest, read_manifest
+from sharp.serving.backends import Backend, Batch, load_backend
+from sharp.serving.config import BackendConfig
+
+WINDOW, CHUNK, CONTEXT, STEPS = 2048, 256, 128, 40
+
+
+def read(
+    backend: Backend, tokens: NDArray[np.int64], start: int, block_size: int, *, every: bool
+) -> NDArray[np.float32]:
+    """Logits after every one of `tokens`, or after the last; they follow `start` others in blocks 0, 1, ..."""
+    positions = np.arange(start, start + len(tokens))
+    batch = Batch(
+        input_ids=tokens,
+        positions=positions,
+        slot_mapping=positions.astype(np.int32),
+        block_table=np.arange(WINDOW // block_size, dtype=np.int32)[None],
+        query_start=np.array([0, len(tokens)], np.int32),
+        context_lens=np.array([start], np.int32),
+        logits_indices=np.arange(len(tokens)) if every else np.array([len(tokens) - 1]),
+        collect_stats=False,
+    )
+    return backend.step(batch).logits
+
+
+def perplexity(backend: Backend, tokens: NDArray[np.int64], block_size: int) -> float:
+    """Exponential of the mean cross entropy."""
+    losses = []
+    for window in np.split(tokens, range(WINDOW, len(tokens), WINDOW)):
+        for start in range(0, len(window) - 1, CHUNK):
+            part = window[start : start + CHUNK]
+            logits = read(backend, part, start, block_size, every=True).astype(np.float64)
+            wanted = window[start + 1 : start + 1 + len(part)]
+            logits = logits[: len(wanted)]
+            top = logits.max(-1, keepdims=True)
+            total = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
+            losses.append(total - logits[np.arange(len(wanted)), wanted])
+    return float(np.exp(np.concatenate(losses).mean()))
+
+
+def measure(folder: Path, text: str, tokens: int) -> dict[str, float | str]:
+    """Everything about one folder."""
+    manifest: Manifest = read_manifest(folder)
+    backend = load_backend(folder, manifest, BackendConfig(threads=1))
+    size = manifest.cache.block_size
+    backend.allocate_cache(WINDOW // size)
+    ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:tokens])
+    found = perplexity(backend, ids, size)
+    times = []
+    for step in range(STEPS):
+        began = time.perf_counter()
+        read(backend, ids[step : step + 1], CONTEXT + step, size, every=False)
+        times.append(1e3 * (time.perf_counter() - began))
+    return {
+        "folder": folder.name,
+        "weights": manifest.quantization or manifest.dtype,
+        "cache": manifest.cache.dtype,
+        "tokens": len(ids),
+        "perplexity": round(found, 4),
+        "decode_ms": round(float(np.median(times)), 1),
+        "decode_ms_least": round(min(times), 1),
+        "mb": round(sum(file.stat().st_size for file in folder.glob("model.onnx*")) / 1e6),
+    }
+
+
+@click.command(cls=SharpCommand)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--text", required=True, type=click.Path(path_type=Path, exists=True), help="A text of enough tokens.")
+@click.option("--tokens", default=4096, show_default=True, help="How many of its tokens to read.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(folders: tuple[Path, ...], text: Path, tokens: int, output: Path | None) -> None:
+    """Measure every folder on one thread, print a line each and write the results."""
+    content, rows = text.read_text(encoding="utf-8"), []
+    for folder in folders:
+        row = measure(folder, content, tokens)
+        row["perplexity_change"] = round(float(row["perplexity"]) / float((rows or [row])[0]["perplexity"]) - 1, 4)
+        rows.append(row)
+        click.echo(json.dumps(row))
+    if output:
+        machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "date": date.today().isoformat()}
+        content = {**machine, "onnxruntime": version("onnxruntime"), "text": text.name, "rows": rows}
+        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

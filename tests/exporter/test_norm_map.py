@@ -1,0 +1,92 @@
+"""`sharp-export --norm-map`: different norms per layer and head."""
+
+import json
+
+import pytest
+
+from sharp import LLM, SamplingParams
+from sharp.exporter.contiguous_session import ContiguousSession
+from sharp.plugins.manifest import read_manifest
+
+MAP = """
+[[norms]]
+layers = [0]
+heads = [0, 4, 5]
+norm = "entmax"
+alpha = 1.7
+
+[[norms]]
+layers = [1]
+heads = [1]
+norm = "ssmax"
+
+[[norms]]
+layers = [1]
+heads = [2, 3]
+norm = "adaptive-temperature"
+"""
+
+
+@pytest.fixture
+def norm_map(tmp_path):
+    def write(text: str, name: str = "map.toml"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_map, tmp_path):
+    source, out = checkpoint("ssa", "nape"), tmp_path / "out"
+    result = sharp_export(source, "--norm", "ssa", "--norm-map", norm_map(MAP), "--untrained-norm", "-o", out)
+    assert result.exit_code == 0, result.output  # with the kernels, and with overloads of the function body
+    assert "ssa and map.toml" in result.output
+    manifest = read_manifest(out)
+    assert (manifest.norm.name, manifest.norm.trained) == ("ssa", False)
+    named = [(one.layer, one.heads, one.name, one.normalizer, one.alpha) for one in manifest.norm.heads]
+    assert named == [
+        (0, (0, 4, 5), "entmax", "entmax", 1.7),
+        (1, (1,), "ssmax", "softmax", 1.5),
+        (1, (2, 3), "adaptive-temperature", "adaptive_softmax", 1.5),
+    ]
+    # Query heads 0-2 read KV head 0, and 3-5 KV head 1; each cache is of one norm and one number of query heads.
+    assert manifest.cache.heads == (1, 1, 1, 1, 1, 1, 1, 2)
+    (completion,) = LLM(out).generate([[5, 17, 30]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    assert len(completion.token_ids) == 8
+
+
+def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):
+    source, out = checkpoint("softmax"), tmp_path / "out"
+    mapped = norm_map(json.dumps({"norms": [{"layers": [1], "norm": "ssa", "ssa_b": 0.7}]}), "map.json")
+    options = ("--norm", "softmax", "--norm-map", mapped, "--untrained-norm", "--cache", "contiguous")
+    result = sharp_export(source, *options, "--target", "portable", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert len(ContiguousSession(out, kernels=False).past_shapes) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[norms]]\nlayers = [2]\nnorm = 'ssa'", "entry 0: there is no layer 2; the model has 2, from 0"),
+        ("[[norms]]\nheads = [6]\nnorm = 'ssa'", "entry 0: there is no head 6; the model has 6, from 0"),
+        ("[[norms]]\nnorm = 'ssa'\n[[norms]]\nlayers = [0]\nnorm = 'relu'", "layer 0, head 0 has a norm from entry 0"),
+        ("[[norms]]\nnorm = 'ssa'\nalpha = 2.0", "entry 0: --alpha is for the norms"),
+        ("[[norms]]\nnorm = 'asentmax'", "entry 0: norm asentmax learns its scale in training"),
+        ("[[norms]]\nnorm = 'fixed-temperature'", "entry 0: fixed-temperature needs a temperature"),
+        ("[[norms]]\nnorm = 'soft'", "entry 0: norm 'soft' is not known"),
+        ("[[norms]]\nname = 'ssa'", "is not valid: norms.0.norm: Field required"),
+        ("norms = ", "is not valid: "),
+    ],
+)
+def test_a_map_that_cannot_work_is_refused_in_one_sentence(checkpoint, sharp_export, norm_map, tmp_path, text, message):
+    options = ("--norm", "softmax", "--norm-map", norm_map(text), "--untrained-norm", "--dry-run")
+    result = sharp_export(checkpoint("softmax"), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_an_untrained_map_must_be_allowed(checkpoint, sharp_export, norm_map, tmp_path):
+    source = checkpoint("softmax")
+    result = sharp_export(source, "--norm", "softmax", "--norm-map", norm_map(MAP), "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "pass --untrained-norm" in " ".join(result.output.split())

@@ -1,0 +1,161 @@
+"""`--dtype`, `--kv-dtype`, `--quantize`, `--block-size`, `--max-context` and `--opset`: what a user gets."""
+
+import json
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from sharp import LLM, SamplingParams
+from sharp.exporter.lowering import OPSETS
+from sharp.models.checkpoint import save_checkpoint
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
+from sharp.serving.config import BackendConfig
+from sharp.serving.errors import InputError
+from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
+
+PROMPT = [5, 17, 30, 44, 8, 61, 72, 19, 3, 88, 12]
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """A checkpoint whose rows are whole blocks of weights, so that its embedding can share the output layer's."""
+
+    def save(norm: str = "softmax", positions: str = "rope"):
+        save_checkpoint(tmp_path / "wide.safetensors", tiny_model(norm, positions, hidden_size=64))
+        return tmp_path / "wide.safetensors"
+
+    return save
+
+
+def answer(folder) -> list[int]:
+    llm = LLM(folder)
+    (completion,) = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    return completion.token_ids
+
+
+def stored_types(folder) -> dict[int, int]:
+    """Bytes of the external data by the type of their numbers; what two tensors share counts once."""
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    parts = {}
+    for tensor in model.graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            parts[entries["offset"]] = (tensor.data_type, int(entries["length"]))
+    return {kind: sum(size for one, size in parts.values() if one == kind) for kind, _ in parts.values()}
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_quantized_model_is_verified_and_served(wide, sharp_export, tmp_path, quantization):
+    source = wide("ssa", "nape")
+    result = sharp_export(source, "--norm", "ssa", "--quantize", quantization, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.quantization, manifest.dtype, manifest.cache.dtype) == (quantization, "float32", "float32")
+    found = {one["runtime"] for one in manifest.verification["comparisons"]}
+    assert found == {"kernels", "inlined", f"kernels {quantization}", f"inlined {quantization}"}
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    limit = {"int8": 0.01, "int4": 0.08}[quantization]
+    assert [abs(one["relative_error"]) <= limit for one in report["perplexity"]["runtimes"]] == [True, True]
+    sizes = stored_types(tmp_path / "out")
+    assert sizes[TensorProto.UINT8] > sizes[TensorProto.FLOAT]
+    model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    kinds = {(node.domain, node.op_type) for node in model.graph.node}
+    assert {("com.microsoft", "MatMulNBits"), ("com.microsoft", "GatherBlockQuantized")} <= kinds
+    assert not {("", "MatMul"), ("", "Gemm")} & kinds
+    assert [(function.domain, function.name) for function in model.functions] == [("ai.sharp", "PagedAttention")]
+    assert len(answer(tmp_path / "out")) == 12
+
+
+def test_another_form_can_be_quantized(wide, sharp_export, tmp_path):
+    options = ("--norm", "softmax", "--cache", "contiguous", "--quantize", "int8")
+    result = sharp_export(wide(), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert stored_types(tmp_path / "out")[TensorProto.UINT8] > 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "positions", "dtype", "kv_dtype", "cached"),
+    [
+        ("asentmax", "nape", "float16", None, "float16"),
+        ("softmax", "rope", "float16", "int8", "int8"),
+        ("ssa", "rope", "float32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_types_of_weights_and_cache(wide, sharp_export, tmp_path, norm, positions, dtype, kv_dtype, cached):
+    source = wide(norm, positions)
+    options = ("--norm", norm, "--dtype", dtype, *(() if kv_dtype is None else ("--kv-dtype", kv_dtype)))
+    result = sharp_export(source, *options, "--block-size", 32, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.dtype, manifest.cache.dtype, manifest.cache.block_size) == (dtype, cached, 32)
+    wanted = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
+    sizes = stored_types(tmp_path / "out")
+    assert max(sizes, key=sizes.__getitem__) == wanted
+    model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    logits = next(value for value in model.graph.output if value.name == "logits")
+    assert logits.type.tensor_type.elem_type == TensorProto.FLOAT
+    assert len(answer(tmp_path / "out")) == 12
+
+
+def test_an_int8_cache_is_not_run_without_kernels(wide, sharp_export, tmp_path):
+    result = sharp_export(wide("entmax", "alibi"), "--norm", "entmax", "--kv-dtype", "int8", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    manifest = read_manifest(tmp_path / "out")
+    assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
+    with pytest.raises(InputError, match=r"has an int8 cache, which needs Sharp's kernels"):
+        OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
+
+
+def test_another_form_in_half_precision(sharp_export, tmp_path):
+    source = save(tiny("gemma2"), tmp_path / "gemma2")  # its norms keep float32 scales
+    options = ("--norm", "softmax", "--cache", "contiguous", "--dtype", "float16")
+    result = sharp_export(source, *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert TensorProto.FLOAT16 in stored_types(tmp_path / "out")
+
+
+@pytest.mark.parametrize("opset", [OPSETS[0], OPSETS[-1]])
+def test_both_ends_of_the_opsets(wide, sharp_export, tmp_path, opset):
+    result = sharp_export(wide("ssa", "nape"), "--norm", "ssa", "--opset", opset, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "out" / "model.onnx"
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path, load_external_data=False)
+    assert {one.domain: one.version for one in model.opset_import}[""] == opset
+    assert read_manifest(tmp_path / "out").opset == opset
+
+
+def test_the_longest_context_is_the_users(wide, sharp_export, tmp_path):
+    result = sharp_export(wide(), "--norm", "softmax", "--max-context", 40, "--dry-run", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "context 40" in result.output
+
+
+def test_learned_positions_end_the_context(sharp_export, tmp_path):
+    source = save(tiny("gpt2"), tmp_path / "gpt2")
+    result = sharp_export(source, "--norm", "softmax", "--max-context", 129, "--dry-run", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "the model has learned 128 positions" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--block-size", 24), "--block-size is 24, but must be a multiple of 16 up to 1024"),
+        (("--max-context", 0), "--max-context is 0, but must be from 1 to 16777216"),
+        (("--opset", 17), "--opset is 17, but must be from 18 to"),
+        (("--cache", "none", "--kv-dtype", "int8"), "--kv-dtype is for --cache paged"),
+        (("--target", "portable", "--kv-dtype", "int8"), "--kv-dtype int8 needs Sharp's kernels"),
+        (("--target", "portable", "--quantize", "int4"), "--quantize int4 uses ONNX Runtime's own op MatMulNBits"),
+        (("--dtype", "float16", "--quantize", "int4"), "--quantize is for --dtype float32"),
+        (("--dtype", "bfloat16"), "--dtype bfloat16 cannot be verified"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(checkpoint, sharp_export, tmp_path, options, message):
+    result = sharp_export(checkpoint("softmax"), "--norm", "softmax", *options, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
