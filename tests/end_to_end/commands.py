@@ -33,7 +33,7 @@ class Server:
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     program, *arguments = map(str, command)
     return subprocess.run(
-        [SCRIPTS / program, *arguments], capture_output=True, text=True, timeout=280, check=False, cwd="/tmp"
+        [SCRIPTS / program, *arguments], capture_output=True, text=True, timeout=800, check=False, cwd="/tmp"
     )
 
 
