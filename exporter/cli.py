@@ -70,11 +70,12 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
 )
 @click.option(
     "--target",
-    type=click.Choice(["onnxruntime", "portable"]),
+    type=click.Choice(["onnxruntime", "tensorrt", "portable"]),
     default="onnxruntime",
     show_default=True,
     help="Who runs the model: onnxruntime keeps attention as one node, for Sharp's kernels (without them, ONNX Runtime "
-    "replaces it by standard ops); portable has standard ops only, for every other tool.",
+    "replaces it by standard ops); tensorrt keeps only the node, for Sharp's TensorRT plugin; portable has "
+    "standard ops only, for every other tool.",
 )
 @click.option(
     "-o",

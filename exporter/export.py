@@ -17,7 +17,7 @@ from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form, make_form
 from sharp.exporter.genai import write_genai_config
 from sharp.exporter.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptions
-from sharp.exporter.half_precision import weights_as
+from sharp.exporter.half_precision import weights_as, widen_bfloat16
 from sharp.exporter.mapped_decoder import MappedDecoder, with_norm_map
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
 from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens, text_losses
@@ -26,7 +26,7 @@ from sharp.exporter.quantization import quantize
 from sharp.exporter.reading import read_source
 from sharp.exporter.source import Source
 from sharp.exporter.tolerance import tolerance_of
-from sharp.exporter.verification import Runtime, runtimes_of
+from sharp.exporter.verification import WIDENED, Runtime, runtimes_of
 from sharp.exporter.verification_report import REPORT_FILE, summary, verification_report
 from sharp.exporter.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
@@ -148,8 +148,15 @@ def _export_into(
         graph = lowering.lower(tracing, settings.graph.opset)
         phase("Writing the model", 1)
         lowering.write(graph, staging, tracing.defaults, settings.target)
+        checked = staging
+        if settings.graph.dtype == "bfloat16":
+            checked = Path(tempfile.mkdtemp(dir=staging))
+            widen_bfloat16(graph)
+            lowering.write(graph, checked, tracing.defaults, settings.target)
     del graph, tracing  # they hold the weights too
-    verification = _verify(staging, form, settings, text, phase)
+    verification = _verify(checked, form, settings, text, phase)
+    if checked != staging:
+        shutil.rmtree(checked)
     tolerance = tolerance_of(settings.graph, quantized=True)
     report = verification_report(source, form, settings.target, verification, measured, tolerance)
     described = describe(
@@ -162,20 +169,22 @@ def _export_into(
     return described, verification, measured, report
 
 
-def _verify(staging: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase) -> Verification:
-    """Compare the written model with PyTorch; then quantize it, if that is wanted, and compare it again."""
+def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase) -> Verification:
+    """Compare the model in `folder` with PyTorch; then quantize it, if that is wanted, and compare it again."""
     verifier, options = form.verifier(), settings.graph
     runtimes = runtimes_of(settings.target, form.cache)
+    if options.dtype == "bfloat16":
+        runtimes = tuple(Runtime(f"{name} {WIDENED}", kernels) for name, kernels in runtimes)
     only = text if options.quantize is None else None  # reading a text takes longer than all the rest
     on_check = phase("Verifying against PyTorch", number_of_checks(verifier, runtimes, only))
-    found = verify(verifier, staging, runtimes, only, on_check, tolerance_of(options, quantized=False))
+    found = verify(verifier, folder, runtimes, only, on_check, tolerance_of(options, quantized=False))
     if options.quantize is None:
         return found
     phase(f"Quantizing to {options.quantize}", 1)
-    quantize(staging, options.quantize)
+    quantize(folder, options.quantize)
     runtimes = tuple(Runtime(f"{name} {options.quantize}", kernels) for name, kernels in runtimes)
     on_check = phase(f"Verifying the {options.quantize} model", number_of_checks(verifier, runtimes, text))
-    return found + verify(verifier, staging, runtimes, text, on_check, tolerance_of(options, quantized=True))
+    return found + verify(verifier, folder, runtimes, text, on_check, tolerance_of(options, quantized=True))
 
 
 def _norm_name(source: Source) -> str:

@@ -55,15 +55,15 @@ class GraphOptions:
             raise InputError(
                 "--kv-dtype int8 needs Sharp's kernels, which --target portable leaves out; choose float16"
             )
-        if target == "portable" and self.quantize:
+        if target != "onnxruntime" and self.quantize:
             raise InputError(
                 f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "
-                "leave --target portable out"
+                f"leave --target {target} out"
             )
-        if self.dtype == "bfloat16":
+        if target == "tensorrt" and cache != "paged":
             raise InputError(
-                "--dtype bfloat16 cannot be verified, as ONNX Runtime computes nothing in bfloat16 on a CPU; "
-                "choose float16, or float32 with --kv-dtype bfloat16"
+                f"--target tensorrt is for --cache paged: TensorRT takes the node of --cache {cache} for ONNX's own "
+                "Attention; choose --target portable"
             )
         if self.quantize and self.dtype != "float32":
             raise InputError(f"--quantize is for --dtype float32; leave --dtype {self.dtype} out")

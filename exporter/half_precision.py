@@ -1,13 +1,17 @@
-"""`--dtype float16|bfloat16`: a module with its weights in half precision, as long as it is lowered and written."""
+"""`--dtype float16|bfloat16`: weights in half precision while a module is lowered, and a float32 copy of a graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import onnx_ir
 import torch
+from onnx_ir import DataType
 from torch import nn
 
 from sharp.models.normalizers import SsaParameters
 from sharp.models.query_scale import QueryScale
+from sharp.plugins.ops import schema
 
 # The op takes the parameters of a norm in float32.
 FLOAT32_MODULES = (SsaParameters, QueryScale)
@@ -35,3 +39,43 @@ def weights_as(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     finally:
         for parameter, data in zip(changed, before, strict=True):
             parameter.data = data
+
+
+def widen_bfloat16(graph: onnx_ir.Model) -> None:
+    """Make every bfloat16 number of `graph` a float32 of the same value, but for those of paged caches.
+
+    So the weights keep their rounding and activations lose it. ONNX Runtime computes next to nothing in bfloat16 on a
+    CPU; this copy is what can be compared with PyTorch there.
+    """
+    kept = {value for node in graph.graph for value in _caches(node)}
+    produced = (output for node in graph.graph for output in node.outputs)
+    for value in (*graph.graph.inputs, *graph.graph.initializers.values(), *produced):
+        if value.dtype == DataType.BFLOAT16 and value not in kept:
+            value.dtype = DataType.FLOAT
+        if value.const_value is not None:
+            value.const_value = _widened(value.const_value)
+    for node in graph.graph:
+        for name, attribute in node.attributes.items():
+            if attribute.type == onnx_ir.AttributeType.TENSOR:
+                node.attributes[name] = onnx_ir.AttrTensor(name, _widened(attribute.as_tensor()))
+            elif name == "to" and attribute.as_int() == DataType.BFLOAT16:
+                node.attributes[name] = onnx_ir.AttrInt64(name, DataType.FLOAT)
+
+
+def _caches(node: onnx_ir.Node) -> list[onnx_ir.Value | None]:
+    op = schema.PAGED_ATTENTION
+    if (node.domain, node.op_type) != (schema.DOMAIN, op.name):
+        return []
+    pairs = (*zip(op.input_names, node.inputs, strict=False), *zip(op.output_names, node.outputs, strict=False))
+    return [value for name, value in pairs if "_cache" in name]
+
+
+def _widened(tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
+    if tensor.dtype != DataType.BFLOAT16:
+        return tensor
+    return onnx_ir.LazyTensor(
+        lambda: onnx_ir.Tensor(tensor.numpy().astype(np.float32)),
+        dtype=DataType.FLOAT,
+        shape=onnx_ir.Shape(tensor.shape.numpy()),
+        name=tensor.name,
+    )

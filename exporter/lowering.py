@@ -150,7 +150,8 @@ def caches_of(node: onnx_ir.Node) -> str:
 def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], target: Target) -> None:
     """Write `model.onnx` and its external data into `folder`; attach the attention's function body and the defaults.
 
-    For the target `portable` the body takes the place of every attention node, so that only standard ops are left.
+    For the target `portable` the body takes the place of every attention node, so that only standard ops are left. For
+    `tensorrt` there is no body: its parser would import a local function before it looks for a plugin.
     """
     path = folder / MODEL_FILE
     onnx_ir.save(graph, path, external_data=DATA_FILE)
@@ -158,6 +159,8 @@ def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], targ
     function_body.attach_function(model)
     if target == "portable":
         model = inline(model)
+    if target == "tensorrt":
+        del model.functions[:]
     for name, value in defaults.items():
         model.graph.initializer.append(numpy_helper.from_array(torch.tensor(value).numpy(), name))
     onnx.save(model, path)

@@ -15,7 +15,7 @@ from sharp.exporter.export import Export
 from sharp.exporter.perplexity import Perplexity
 from sharp.exporter.plan import Plan
 from sharp.exporter.source import Source
-from sharp.exporter.verification import Comparison
+from sharp.exporter.verification import WIDENED, Comparison
 from sharp.exporter.verifier import ROUNDING_FACTOR
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
@@ -57,6 +57,8 @@ def report(result: Export) -> None:
     )
     if not facts.verified:
         console.print("UNVERIFIED: a check failed", **PLAIN)
+    elif facts.dtype == "bfloat16":
+        console.print("Build an engine of it with sharp build; a CPU cannot serve it", **PLAIN)
     elif facts.cache.form == "paged":
         console.print(f"Serve it with: sharp-serve {result.folder}", **PLAIN)
     else:
@@ -80,6 +82,11 @@ def print_verification(console: Console, result: Export) -> None:
         console.print(
             "* against PyTorch in float64: this model amplifies rounding, so it may differ by "
             f"{ROUNDING_FACTOR} times what PyTorch in float32 does",
+            **PLAIN,
+        )
+    if any(one.runtime.endswith(WIDENED) for one in found.comparisons):
+        console.print(
+            "Computed in float32 with the weights rounded to bfloat16: no runtime of a CPU computes in bfloat16",
             **PLAIN,
         )
     heads = max(

@@ -41,6 +41,11 @@ def build_engine(folder: Path, manifest: Manifest, compute_capability: int, limi
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     path = folder / manifest.model_file
+    if manifest.target == "tensorrt":
+        raise InputError(
+            f"{path} was exported with --target tensorrt and needs a plugin, which TensorRT-RTX does not take; "
+            "export the model again with --target portable"
+        )
     model = onnx.load(path, load_external_data=False)
     if model.functions:
         model = inline(model)  # its parser takes a node Attention of any domain for ONNX's own

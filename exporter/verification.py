@@ -22,6 +22,7 @@ class Runtime(NamedTuple):
 
 
 KERNELS, INLINED = Runtime("kernels", True), Runtime("inlined", False)
+WIDENED = "in float32"  # behind the name of a runtime that had a bfloat16 model's copy in float32
 
 
 def runtimes_of(target: Target, cache: Cache) -> tuple[Runtime, ...]:
@@ -29,7 +30,7 @@ def runtimes_of(target: Target, cache: Cache) -> tuple[Runtime, ...]:
     if target == "portable":
         return (INLINED,)
     # There is no body for what a cache has beside it.
-    return (KERNELS,) if cache.beside else (KERNELS, INLINED)
+    return (KERNELS,) if cache.beside or target == "tensorrt" else (KERNELS, INLINED)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.3"
+FORMAT_VERSION = "1.4"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
-Target = Literal["onnxruntime", "portable"]
+Target = Literal["onnxruntime", "tensorrt", "portable"]
 CacheForm = Literal["paged", "contiguous", "none"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 CacheDtype = Literal["float32", "float16", "bfloat16", "int8"]
@@ -183,7 +183,8 @@ class Manifest(_Frozen):
     positions: PositionScheme
     norm: Norm
     target: Target = Field(
-        "onnxruntime", description="portable has standard ops only; else attention is a node that kernels take over"
+        "onnxruntime",
+        description="attention is a node, for onnxruntime with its function body too; portable has standard ops only",
     )
     cache: Cache = Cache()
     inputs: tuple[Port, ...] = Field((), description="of the graph, in order; those of a paged model are the design's")

@@ -70,6 +70,16 @@ class OnnxRuntimeBackend:
         if library is not None:
             options.register_custom_ops_library(str(library))
         path = folder / manifest.model_file
+        if manifest.dtype == "bfloat16":
+            raise InputError(
+                f"{path} computes in bfloat16, which ONNX Runtime does not do on a CPU; export the model again with "
+                "--dtype float16, or with float32 and --kv-dtype bfloat16"
+            )
+        if library is None and manifest.target == "tensorrt":
+            raise InputError(
+                f"{path} was exported with --target tensorrt and needs Sharp's kernels; "
+                "install or enable them, or export the model again with --target onnxruntime"
+            )
         if library is None and manifest.cache.beside:
             raise InputError(
                 f"{path} has an {manifest.cache.dtype} cache, which needs Sharp's kernels; "

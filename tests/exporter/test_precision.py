@@ -117,6 +117,49 @@ def test_another_form_in_half_precision(sharp_export, tmp_path):
     assert TensorProto.FLOAT16 in stored_types(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("norm", "cache"), [("ssa", "paged"), ("asentmax", "contiguous")])
+def test_bfloat16_is_verified_in_float32(wide, sharp_export, tmp_path, norm, cache):
+    options = ("--norm", norm, "--cache", cache, "--dtype", "bfloat16")
+    result = sharp_export(wide(norm, "nape"), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "no runtime of a CPU computes in bfloat16" in " ".join(result.output.split())
+    sizes = stored_types(tmp_path / "out")
+    assert max(sizes, key=sizes.__getitem__) == TensorProto.BFLOAT16
+    manifest = read_manifest(tmp_path / "out")
+    found = {one["runtime"] for one in manifest.verification["comparisons"]}
+    assert (manifest.dtype, found) == ("bfloat16", {"kernels in float32", "inlined in float32"})
+    assert all(path.is_file() for path in (tmp_path / "out").iterdir())  # nothing is left of the copy
+    onnx.checker.check_model(tmp_path / "out" / "model.onnx", full_check=True)
+    # It is right only to rounding: another weight shows.
+    errors = [one["logits_error"] for one in manifest.verification["comparisons"]]
+    assert 1e-5 < max(errors) < 8e-2
+
+
+def test_a_cpu_does_not_serve_bfloat16(wide, sharp_export, tmp_path):
+    options = ("--norm", "softmax", "--dtype", "bfloat16")
+    assert sharp_export(wide(), *options, "-o", tmp_path / "out").exit_code == 0
+    with pytest.raises(InputError, match="computes in bfloat16, which ONNX Runtime does not do on a CPU"):
+        OnnxRuntimeBackend.load(tmp_path / "out", read_manifest(tmp_path / "out"), BackendConfig())
+
+
+def test_the_target_tensorrt_has_only_nodes_for_a_plugin(wide, sharp_export, tmp_path):
+    options = ("--norm", "ssa", "--target", "tensorrt", "--kv-dtype", "float16")
+    result = sharp_export(wide("ssa", "nape"), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    assert not model.functions  # TensorRT's parser would take a function, and leave the plugin
+    for node in nodes:
+        attributes = {attribute.name for attribute in node.attribute}
+        assert {"plugin_version", "plugin_namespace", "normalizer", "causal"} <= attributes
+        assert all(node.input)
+    manifest = read_manifest(tmp_path / "out")
+    assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
+    assert len(answer(tmp_path / "out")) == 12
+    with pytest.raises(InputError, match="was exported with --target tensorrt and needs Sharp's kernels"):
+        OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
+
+
 @pytest.mark.parametrize("opset", [OPSETS[0], OPSETS[-1]])
 def test_both_ends_of_the_opsets(wide, sharp_export, tmp_path, opset):
     result = sharp_export(wide("ssa", "nape"), "--norm", "ssa", "--opset", opset, "-o", tmp_path / "out")
@@ -151,7 +194,8 @@ def test_learned_positions_end_the_context(sharp_export, tmp_path):
         (("--target", "portable", "--kv-dtype", "int8"), "--kv-dtype int8 needs Sharp's kernels"),
         (("--target", "portable", "--quantize", "int4"), "--quantize int4 uses ONNX Runtime's own op MatMulNBits"),
         (("--dtype", "float16", "--quantize", "int4"), "--quantize is for --dtype float32"),
-        (("--dtype", "bfloat16"), "--dtype bfloat16 cannot be verified"),
+        (("--target", "tensorrt", "--quantize", "int8"), "leave --target tensorrt out"),
+        (("--target", "tensorrt", "--cache", "none"), "--target tensorrt is for --cache paged"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(checkpoint, sharp_export, tmp_path, options, message):

@@ -16,11 +16,16 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("norm", "positions", "cache"),
-    [("softmax", "rope", "paged"), ("ssa", "nape", "contiguous"), ("asentmax", "nape", "none")],
+    ("norm", "positions", "cache", "dtype"),
+    [
+        ("softmax", "rope", "paged", "bfloat16"),
+        ("ssa", "nape", "contiguous", "float32"),
+        ("asentmax", "nape", "none", "float16"),
+    ],
 )
-def test_engines_of_every_form(checkpoint, sharp_export, tmp_path, norm, positions, cache):
-    result = sharp_export(checkpoint(norm, positions), "--norm", norm, "--cache", cache, "-o", tmp_path / "out")
+def test_engines_of_every_form(checkpoint, sharp_export, tmp_path, norm, positions, cache, dtype):
+    options = ("--norm", norm, "--cache", cache, "--dtype", dtype)
+    result = sharp_export(checkpoint(norm, positions), *options, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     result = run(tmp_path / "out", *BACKEND, 89, "--max-context", 96, "-o", tmp_path / "engine")
     assert result.exit_code == 0, result.output
@@ -34,6 +39,15 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(checkpoint, sharp_export,
     longest = json.loads((out / "sharp.json").read_text())["max_context"]
     result = run(out, *BACKEND, 89, "--max-context", longest + 1)
     assert (result.exit_code, f"is {longest + 1}, but" in result.output) == (2, True)
+    written = (out / "sharp.json").read_text()
+    (out / "sharp.json").write_text(written.replace('"verified": true', '"verified": false'))
+    result = run(out, *BACKEND, 89)
+    assert (result.exit_code, "--allow-unverified" in result.output) == (2, True)
+    assert run(out, *BACKEND, 89, "--allow-unverified", "-o", tmp_path / "engine").exit_code == 0
+    (out / "sharp.json").write_text(written.replace('"target": "onnxruntime"', '"target": "tensorrt"'))
+    result = run(out, *BACKEND, 89)
+    assert (result.exit_code, "export the model again with --target portable" in result.output) == (2, True)
+    (out / "sharp.json").write_text(written)
     result = run(out, *BACKEND, 42)
     assert (result.exit_code, "but must be one of: 75" in result.output) == (2, True)
     (out / "model.onnx").write_bytes(b"")
