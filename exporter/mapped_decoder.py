@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.head_parts import Part, split
 from sharp.exporter.norm_map import HeadMap, map_heads, read_norm_map
+from sharp.exporter.norm_options import norm_parameters
 from sharp.exporter.source import Source
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.normalizers import SSA_START
@@ -58,15 +59,16 @@ class MappedDecoder(Decoder):
         """The length scale of the heads with norm ssmax."""
         config = self.config
         scaled = torch.zeros(config.q_heads, dtype=torch.bool)
-        offset = LOG_LENGTH_OFFSET
+        offsets = torch.full((config.q_heads,), LOG_LENGTH_OFFSET)
         for norm, entry in zip(self.heads.layers[layer], self.heads.entries[layer], strict=True):
             if entry is not None and norm.config.scheme.scale_kind == "length":
                 scaled[list(norm.heads)] = True
-                offset = entry.options.log_length_offset or offset
+                if entry.options.log_length_offset is not None:
+                    offsets[list(norm.heads)] = entry.options.log_length_offset
         if not scaled.any():
             return nn.Identity()
         scale = QueryScale("length", config.hidden_size, scaled, config.trained_context)
-        scale.log_length_offset = offset
+        scale.log_length_offset = offsets
         return scale
 
     def head_norms(self) -> tuple[manifest.HeadNorm, ...]:
@@ -81,6 +83,7 @@ class MappedDecoder(Decoder):
                 temperature_coefficients=norm.config.temperature_coefficients,
                 entropy_threshold=norm.config.entropy_threshold,
                 temperature=norm.config.temperature,
+                parameters=norm_parameters(norm.config, entry.options, trained=False),
             )
             for layer, (norms, entries) in enumerate(zip(self.heads.layers, self.heads.entries, strict=True))
             for norm, entry in zip(norms, entries, strict=True)

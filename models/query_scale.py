@@ -46,7 +46,7 @@ class QueryScale(nn.Module):
         super().__init__()
         self.kind = kind
         self.gamma = gamma
-        self.log_length_offset = LOG_LENGTH_OFFSET
+        self.log_length_offset: int | Tensor = LOG_LENGTH_OFFSET  # a tensor [q_heads] where heads differ
         q_heads = scaled_heads.numel()
         self.register_buffer("scaled_heads", scaled_heads, persistent=False)
         if kind == "length":
@@ -65,7 +65,7 @@ class QueryScale(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """The factors [batch, tokens, q_heads] for hidden [batch, tokens, hidden_size], positions [batch, tokens]."""
-        log_length = torch.log(positions.unsqueeze(-1).float() + self.log_length_offset)  # [batch, tokens, 1]
+        log_length = torch.log(positions.unsqueeze(-1).float() + self.log_length_offset)  # [batch, tokens, 1 or q_heads]
         if self.kind == "length":
             factor = self.s * log_length + self.b
         else:

@@ -66,6 +66,7 @@ class HeadNorm(_Frozen):
     temperature_coefficients: tuple[float, ...]
     entropy_threshold: float
     temperature: float
+    parameters: tuple[NormParameter, ...] = ()
 
 
 class Norm(_Frozen):

@@ -22,6 +22,12 @@ norm = "ssmax"
 
 [[norms]]
 layers = [1]
+heads = [4]
+norm = "ssmax"
+log_length_offset = 40
+
+[[norms]]
+layers = [1]
 heads = [2, 3]
 norm = "adaptive-temperature"
 """
@@ -47,10 +53,13 @@ def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_ma
     assert named == [
         (0, (0, 4, 5), "entmax", "entmax", 1.7),
         (1, (1,), "ssmax", "softmax", 1.5),
+        (1, (4,), "ssmax", "softmax", 1.5),
         (1, (2, 3), "adaptive-temperature", "adaptive_softmax", 1.5),
     ]
+    offsets = [one.value for head in manifest.norm.heads for one in head.parameters if one.name == "log_length_offset"]
+    assert offsets == [2, 40]
     # Query heads 0-2 read KV head 0, and 3-5 KV head 1; each cache is of one norm and one number of query heads.
-    assert manifest.cache.heads == (1, 1, 1, 1, 1, 1, 1, 2)
+    assert manifest.cache.heads == (1, 1, 1, 1, 2, 1, 1, 2)
     (completion,) = LLM(out).generate([[5, 17, 30]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     assert len(completion.token_ids) == 8
 
