@@ -20,7 +20,7 @@ from sharp.exporter.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptio
 from sharp.exporter.half_precision import weights_as, widen_bfloat16
 from sharp.exporter.mapped_decoder import MappedDecoder, with_norm_map
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
-from sharp.exporter.perplexity import Perplexity, perplexity, read_tokens, text_losses
+from sharp.exporter.perplexity import MOST_TOKENS, QUANTIZED_TOKENS, Perplexity, perplexity, read_tokens, text_losses
 from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.quantization import quantize
 from sharp.exporter.reading import read_source
@@ -140,7 +140,8 @@ def _export_into(
         source.write_tokenizer(staging)
     measured, text = None, None
     if _reads_text(source) and not (source.trained and settings.text is None and settings.graph.quantize is None):
-        name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json")
+        most = MOST_TOKENS if settings.graph.quantize is None else QUANTIZED_TOKENS
+        name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json", most)
         measured, text = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 + (not source.trained)))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()

@@ -102,8 +102,8 @@ def print_verification(console: Console, result: Export) -> None:
         console.print(f"Greedy answer, tokens of {tokens} that are PyTorch's: {', '.join(said)}", **PLAIN)
     if (measured := result.perplexity) is not None:
         written = [
-            f"{one.perplexity:.3f} with {column(one.runtime)} ({one.torch_perplexity:.3f} in PyTorch, "
-            f"{one.tokens} tokens)"
+            f"{one.perplexity:.3f} with {column(one.runtime)} ({one.reference_perplexity:.3f} "
+            f"{'in PyTorch' if one.reference == 'PyTorch' else f'with {column(one.reference)}'}, {one.tokens} tokens)"
             for one in found.predictions
         ]
         console.print(f"Perplexity of {measured.text}, {measured.tokens} tokens: {perplexity_line(measured)}", **PLAIN)

@@ -17,7 +17,7 @@ from sharp.exporter.verifier import ROUNDING_FACTOR, Verification
 from sharp.plugins import manifest
 
 REPORT_FILE = "report.json"
-REPORT_VERSION = "1.1"
+REPORT_VERSION = "2.0"
 
 
 def verification_report(

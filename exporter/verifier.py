@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sharp.exporter.continuation import Append, Continuation, check_continuation, continue_greedily
 from sharp.exporter.parking import parked
-from sharp.exporter.perplexity import TextPrediction, predict_text
+from sharp.exporter.perplexity import TextPrediction, perplexity, runtime_losses, window_of
 from sharp.exporter.precision import in_float64
 from sharp.exporter.tolerance import PLAIN, Tolerance
 from sharp.exporter.verification import Answer, Comparison, Difference, Floats, Runtime, Tokens, compare
@@ -146,7 +146,7 @@ def verify(
     found: list[Comparison] = []
     failed: dict[int, list[Answer]] = {}  # by the index in `found`
     answers: dict[str, Tokens] = {}
-    predictions: list[TextPrediction] = []
+    losses: dict[str, Tensor] = {}
     expected = {case: verifier.expected(case) for case in verifier.cases}
     longest = verifier.config.max_context
     drawn = np.random.default_rng(1).integers(0, verifier.config.vocab_size, PROMPT_TOKENS)
@@ -168,10 +168,7 @@ def verify(
             if text is not None:
                 begin = partial(verifier.begin, session)
                 tokens = text.tokens if kernels else text.tokens[:INLINED_TEXT_TOKENS]
-                window, step = verifier.config.trained_context, verifier.text_step
-                predictions.append(
-                    predict_text(runtime, begin, tokens, window, step, text.losses, tolerance.perplexity)
-                )
+                losses[runtime] = runtime_losses(begin, tokens, window_of(verifier.config), verifier.text_step)
                 on_check()
             del session  # its weights, before the next one takes as much
     if failed:
@@ -179,7 +176,24 @@ def verify(
             found[index] = comparison
     allowed = max(comparison.tolerance.logits for comparison in found)
     continuations = check_continuation(answers, prompt, verifier.logits, allowed)
-    return Verification(tuple(found), continuations, tuple(predictions))
+    return Verification(tuple(found), continuations, () if text is None else _predictions(text, losses, tolerance))
+
+
+def _predictions(text: Text, losses: Mapping[str, Tensor], tolerance: Tolerance) -> tuple[TextPrediction, ...]:
+    """What the runtimes' `losses` say, of all the text or of its first tokens."""
+    between = tolerance.between_runtimes
+    first = next(iter(losses))
+    judged: list[TextPrediction] = []
+    for runtime, found in losses.items():
+        reference, expected, allowed = "PyTorch", text.losses, tolerance.perplexity
+        if between is not None and runtime != first:
+            reference, expected, allowed = first, losses[first], between
+        ours, theirs = perplexity(found), perplexity(expected[: len(found)])
+        may_fall = between is not None and runtime == first
+        judged.append(
+            TextPrediction(runtime, len(found), ours, reference, theirs, ours / theirs - 1, allowed, may_fall)
+        )
+    return tuple(judged)
 
 
 def against_float64(

@@ -58,7 +58,11 @@ def test_a_quantized_model_is_verified_and_served(wide, sharp_export, tmp_path, 
     assert found == {"kernels", "inlined", f"kernels {quantization}", f"inlined {quantization}"}
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     limit = {"int8": 0.01, "int4": 0.08}[quantization]
-    assert [abs(one["relative_error"]) <= limit for one in report["perplexity"]["runtimes"]] == [True, True]
+    by_kernels, inlined = report["perplexity"]["runtimes"]
+    assert abs(by_kernels["relative_error"]) <= limit
+    # Few tokens are read by standard ops, so they are compared with the kernels on the same weights.
+    assert (by_kernels["reference"], inlined["reference"]) == ("PyTorch", f"kernels {quantization}")
+    assert abs(inlined["relative_error"]) <= 1e-3
     sizes = stored_types(tmp_path / "out")
     assert sizes[TensorProto.UINT8] > sizes[TensorProto.FLOAT]
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)

@@ -1,6 +1,7 @@
 """What verification found: `report.json`, `--json` and `-q`; and what an interrupted export leaves behind."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export
+from sharp.exporter.perplexity import TextPrediction
 from sharp.exporter.verification import Answer, compare
 
 
@@ -37,8 +39,8 @@ def test_the_report_has_every_case(checkpoint, sharp_export, tmp_path, cache, ca
     for greedy in report["greedy"]:
         assert (greedy["tokens"], greedy["same"], greedy["first_difference"]) == (64, 64, None)
     for runtime in report["perplexity"]["runtimes"]:
-        assert runtime["perplexity"] == pytest.approx(runtime["torch_perplexity"], rel=1e-3)
-    assert report["perplexity"]["runtimes"][0]["torch_perplexity"] == report["perplexity"]["after"]
+        assert runtime["perplexity"] == pytest.approx(runtime["reference_perplexity"], rel=1e-3)
+    assert report["perplexity"]["runtimes"][0]["reference_perplexity"] == report["perplexity"]["after"]
     assert "Greedy answer, tokens of 64 that are PyTorch's: 64 with Sharp's kernels" in " ".join(result.output.split())
 
 
@@ -88,3 +90,19 @@ def test_an_interrupted_export_leaves_nothing_behind(checkpoint, tmp_path, numbe
     result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, timeout=60, check=False)
     assert result.returncode not in (0, 2)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "may_fall", "passed"),
+    [
+        (0.08, True, True),
+        (0.081, True, False),
+        (-0.2, True, True),
+        (-0.2, False, False),
+        (-0.08, False, True),
+        (math.nan, True, False),
+        (math.nan, False, False),
+    ],
+)
+def test_what_a_texts_perplexity_may_differ_by(error, may_fall, passed):
+    assert TextPrediction("kernels", 9, 1.0, "PyTorch", 1.0, error, 0.08, may_fall).passed == passed
