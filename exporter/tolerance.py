@@ -23,7 +23,9 @@ class Tolerance:
 # little: errors are both ways. SmolLM2's largest errors of logits were 0.07 in int8 and 0.45 in int4; the bounds are
 # about twice that. Those of the other types were only tried on small models; int4's perplexity is what is asked of it.
 PLAIN = Tolerance(FLOAT32, perplexity=1e-3)
-BETWEEN_RUNTIMES = 1e-3
+# Quantized products round activations to 8 bits, which turns the last bit of a sum into a step: SmolLM2 in int4 differed
+# by 0.5 % on 255 tokens.
+BETWEEN_RUNTIMES = 2e-2
 OF_PRECISION = {
     "float32": PLAIN,
     "float16": Tolerance(Difference(logits=1e-2, entropy=5e-2), perplexity=5e-3),

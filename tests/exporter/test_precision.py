@@ -62,7 +62,7 @@ def test_a_quantized_model_is_verified_and_served(wide, sharp_export, tmp_path, 
     assert abs(by_kernels["relative_error"]) <= limit
     # Few tokens are read by standard ops, so they are compared with the kernels on the same weights.
     assert (by_kernels["reference"], inlined["reference"]) == ("PyTorch", f"kernels {quantization}")
-    assert abs(inlined["relative_error"]) <= 1e-3
+    assert abs(inlined["relative_error"]) <= 2e-2
     sizes = stored_types(tmp_path / "out")
     assert sizes[TensorProto.UINT8] > sizes[TensorProto.FLOAT]
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
