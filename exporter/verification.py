@@ -1,5 +1,6 @@
 """Does the model folder compute what PyTorch computes? One case on one runtime, compared."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,10 +36,12 @@ def runtimes_of(target: Target, cache: Cache) -> tuple[Runtime, ...]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of logits, relative to the largest logit of the case; of entropies, in nats."""
+    """The largest of logits, relative to the largest logit of the case, and of entropies, in nats; and their means."""
 
     logits: float
     entropy: float
+    mean_logits: float = math.inf
+    mean_entropy: float = math.inf
 
 
 # Float32 sums in another order differ by some 1e-6 a layer.
@@ -68,7 +71,7 @@ class Comparison:
     """One case on one runtime, against PyTorch.
 
     `logits_error` is max |difference| / max |PyTorch logit|, `mean_logits_error` the mean of that; `entropy_error` and
-    its mean are in nats, over all layers and heads. `tolerance` is what the largest errors may be. `rounding` is there
+    its mean are in nats, over all layers and heads. `tolerance` is what they may be. `rounding` is there
     where the reference is PyTorch in float64: what PyTorch in float32 differs from it by. A layer whose entropies
     differ by more than its `layer_tolerances` attends to something else.
     """
@@ -88,15 +91,28 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Both errors are within their tolerance (a nan is not)."""
-        return self.logits_error <= self.tolerance.logits and self.entropy_error <= self.tolerance.entropy
+        """The errors are within their tolerance (a nan is not)."""
+        allowed = self.tolerance
+        return (
+            self.logits_error <= allowed.logits
+            and self.entropy_error <= allowed.entropy
+            and self.mean_logits_error <= allowed.mean_logits
+            and self.mean_entropy_error <= allowed.mean_entropy
+        )
 
     @property
     def difference(self) -> str:
         """What differs where, for a message."""
+        allowed = self.tolerance
+        said = (
+            f"{self.case!r} ({self.runtime}): logits by {self.logits_error:.1e} ({allowed.logits:.1e} allowed), "
+            f"entropy by {self.entropy_error:.1e} ({allowed.entropy:.1e} allowed)"
+        )
+        if allowed.mean_logits == math.inf:
+            return said
         return (
-            f"{self.case!r} ({self.runtime}): logits by {self.logits_error:.1e} ({self.tolerance.logits:.1e} allowed), "
-            f"entropy by {self.entropy_error:.1e} ({self.tolerance.entropy:.1e} allowed)"
+            f"{said}, their means by {self.mean_logits_error:.1e} ({allowed.mean_logits:.1e} allowed) and "
+            f"{self.mean_entropy_error:.1e} ({allowed.mean_entropy:.1e} allowed)"
         )
 
     @property
