@@ -15,21 +15,23 @@ FILE = "parked.safetensors"
 
 
 @contextmanager
-def parked(model: nn.Module, folder: Path) -> Iterator[None]:
+def parked(model: nn.Module, folder: Path) -> Iterator[bool]:
     """Inside, a model of `LEAST_BYTES` or more holds no weights; afterwards they are the same bits, mapped from a file.
+
+    Gives whether the model is that large.
 
     The file is in `folder` while the block runs and takes as much disk as the weights.
     """
     tensors = {str(number): one for number, one in enumerate(chain(model.parameters(), model.buffers()))}
     if sum(one.nbytes for one in tensors.values()) < LEAST_BYTES:
-        yield
+        yield False
         return
     path = folder / FILE
     save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path)
     for one in tensors.values():
         one.data = torch.empty(0, dtype=one.dtype)
     try:
-        yield
+        yield True
     finally:
         with safe_open(path, framework="pt") as file:
             for name, one in tensors.items():

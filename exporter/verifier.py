@@ -1,9 +1,11 @@
 """The order of verification: every case, then a greedy answer and the prediction of a text, in every runtime."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 
 import numpy as np
@@ -124,6 +126,16 @@ class Verification:
         )
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What one runtime said: compared case by case, and whole where a case failed; its greedy answer and its losses."""
+
+    found: list[Comparison]
+    failed: dict[str, list[Answer]]
+    answer: Tokens | None
+    losses: Tensor | None
+
+
 def number_of_checks(verifier: Verifier, runtimes: Sequence[Runtime], text: Text | None) -> int:
     """How often `verify` calls `on_check`."""
     in_runtime = len(verifier.cases) + verifier.writes_text + (text is not None)
@@ -138,39 +150,56 @@ def verify(
     on_check: Callable[[], None],
     tolerance: Tolerance = PLAIN,
 ) -> Verification:
-    """Compare the written model with PyTorch in every runtime.
+    """Compare the written model with PyTorch in every runtime; at the same time, unless the model is large.
 
     The greedy answer goes on from the start of `text`, or from drawn tokens where there is none. Cases that differ by
     more than `tolerance` are judged anew, see `against_float64`.
     """
-    found: list[Comparison] = []
-    failed: dict[int, list[Answer]] = {}  # by the index in `found`
-    answers: dict[str, Tokens] = {}
-    losses: dict[str, Tensor] = {}
     expected = {case: verifier.expected(case) for case in verifier.cases}
     longest = verifier.config.max_context
     drawn = np.random.default_rng(1).integers(0, verifier.config.vocab_size, PROMPT_TOKENS)
     prompt = (drawn if text is None else text.tokens)[: max(1, min(PROMPT_TOKENS, longest // 2))]
     answered = min(CONTINUATION_TOKENS, longest - len(prompt) + 1)
-    with parked(verifier.model, folder):
-        for runtime, kernels in runtimes:
-            session = verifier.open(folder, kernels=kernels)
-            for case in verifier.cases:
-                said = verifier.run(session, case)
-                found.append(compare(runtime, case, said, expected[case], tolerance.difference))
-                if not found[-1].passed:
-                    failed[len(found) - 1] = said
-                on_check()
-            if verifier.writes_text:
-                append = verifier.begin(session, len(prompt) + answered)
-                answers[runtime] = continue_greedily(append, prompt, answered)
-                on_check()
-            if text is not None:
-                begin = partial(verifier.begin, session)
-                tokens = text.tokens if kernels else text.tokens[:INLINED_TEXT_TOKENS]
-                losses[runtime] = runtime_losses(begin, tokens, window_of(verifier.config), verifier.text_step)
-                on_check()
-            del session  # its weights, before the next one takes as much
+
+    interrupted = Event()
+
+    def checked() -> None:
+        on_check()
+        if interrupted.is_set():
+            raise CancelledError
+
+    def run_in(runtime: Runtime) -> _Run:
+        session = verifier.open(folder, kernels=runtime.kernels)
+        found: list[Comparison] = []
+        failed: dict[str, list[Answer]] = {}
+        answer = losses = None
+        for case in verifier.cases:
+            said = verifier.run(session, case)
+            found.append(compare(runtime.name, case, said, expected[case], tolerance.difference))
+            if not found[-1].passed:
+                failed[case] = said
+            checked()
+        if verifier.writes_text:
+            append = verifier.begin(session, len(prompt) + answered)
+            answer = continue_greedily(append, prompt, answered)
+            checked()
+        if text is not None:
+            begin = partial(verifier.begin, session)
+            tokens = text.tokens if runtime.kernels else text.tokens[:INLINED_TEXT_TOKENS]
+            losses = runtime_losses(begin, tokens, window_of(verifier.config), verifier.text_step)
+            checked()
+        return _Run(found, failed, answer, losses)
+
+    with parked(verifier.model, folder) as large, ThreadPoolExecutor(1 if large else len(runtimes)) as pool:
+        try:
+            runs = dict(zip((name for name, _ in runtimes), pool.map(run_in, runtimes), strict=True))
+        except BaseException:  # Ctrl-C arrives here, and the pool waits for its threads
+            interrupted.set()
+            raise
+    found = [comparison for run in runs.values() for comparison in run.found]
+    failed = {index: runs[one.runtime].failed[one.case] for index, one in enumerate(found) if not one.passed}
+    answers = {name: run.answer for name, run in runs.items() if run.answer is not None}
+    losses = {name: run.losses for name, run in runs.items() if run.losses is not None}
     if failed and tolerance.between_runtimes is None:  # quantization is no rounding of sums
         for index, comparison in against_float64(verifier, expected, found, failed).items():
             found[index] = comparison
