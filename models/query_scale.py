@@ -65,7 +65,7 @@ class QueryScale(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """The factors [batch, tokens, q_heads] for hidden [batch, tokens, hidden_size], positions [batch, tokens]."""
-        log_length = torch.log(positions.unsqueeze(-1).float() + self.log_length_offset)  # [batch, tokens, 1 or q_heads]
+        log_length = torch.log(positions.unsqueeze(-1).float() + self.log_length_offset)  # [batch, tokens, 1 | q_heads]
         if self.kind == "length":
             factor = self.s * log_length + self.b
         else:
