@@ -8,6 +8,7 @@ from sharp.serving.errors import InputError
 from sharp.serving.tls import TlsConfig
 
 MIB = 2**20
+ATTENTION_LEVELS = ("off", "layer", "head")
 
 
 def available_cpus() -> int:
@@ -78,16 +79,33 @@ class MetricsConfig:
     """What `/metrics` shows of attention.
 
     Attributes:
+        attention_metrics: a series per "head" or per "layer", or "off": no statistics but those that a request asks for.
         attention_series_limit: most heads (of all layers) with series of their own; past it there is one per layer.
         attention_window: collected steps that the gauges are means over.
+        dispersion_threshold: a head is dispersed while its smoothed normalized entropy is at least this ...
+        dispersion_tokens: ... and has been for so many collected tokens. Tokens, not seconds: without traffic there is
+            nothing to say about a head.
+        dispersion_half_life: collected tokens after which a token has half its weight in the smoothed entropy.
     """
 
+    attention_metrics: str = "head"
     attention_series_limit: int = 2048
     attention_window: int = 64
+    dispersion_threshold: float = 0.9
+    dispersion_tokens: int = 1024
+    dispersion_half_life: int = 1024
 
     def __post_init__(self) -> None:
+        if self.attention_metrics not in ATTENTION_LEVELS:
+            raise InputError(
+                f"attention_metrics is {self.attention_metrics!r}; it must be one of: {', '.join(ATTENTION_LEVELS)}"
+            )
         _at_least("attention_series_limit", self.attention_series_limit, 0)
         _at_least("attention_window", self.attention_window, 1)
+        if not 0 < self.dispersion_threshold <= 1:
+            raise InputError(f"dispersion_threshold is {self.dispersion_threshold}; it must be above 0 and at most 1")
+        _at_least("dispersion_tokens", self.dispersion_tokens, 0)
+        _at_least("dispersion_half_life", self.dispersion_half_life, 1)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,10 @@ async def run_server(
     tokens = None if config.token_file is None else Tokens(config.token_file)
     template = load_chat_template(path)
     # In a thread, or a signal would find nobody to hear it.
-    model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, settings.engine)
+    engine_config = settings.engine
+    if settings.metrics.attention_metrics == "off":
+        engine_config = replace(engine_config, attention_interval=0)
+    model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
     if stop.is_set():
         return
     info = control_pb2.GetServerInfoResponse(
@@ -83,13 +86,15 @@ async def run_server(
         max_waiting_requests=settings.engine.max_waiting_requests,
         max_waiting_tokens=settings.engine.max_waiting_tokens,
     )
-    metrics = Metrics(model.manifest, settings.metrics)
+    metrics = Metrics()
+    model_metrics = metrics.add_model(model.manifest, settings.metrics)
 
     def observe(report: EngineReport) -> None:
-        metrics.observe(report)
+        model_metrics.observe(report)
         service.observe(report)
 
     thread = EngineThread(engine, observe)
+    model_metrics.watch_step(lambda: thread.seconds_in_step)
     service = GenerationService(model, thread, config.max_unread_messages, config.stall_seconds)
     grpc_server = GrpcServer(service, info, config, tls, tokens)
     app = make_app(service, template, metrics.registry, config.max_message_bytes, tokens)
@@ -119,7 +124,7 @@ async def run_server(
     finally:
         # Not in the event loop: the last step may take a while, and its events are delivered to this loop.
         await asyncio.to_thread(thread.stop)
-        metrics.close()
+        model_metrics.close()
 
 
 def _signal() -> asyncio.Event:

@@ -14,7 +14,14 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from sharp.serving.backends import BACKENDS
-from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, available_cpus
+from sharp.serving.config import (
+    ATTENTION_LEVELS,
+    BackendConfig,
+    EngineConfig,
+    MetricsConfig,
+    ServerConfig,
+    available_cpus,
+)
 from sharp.serving.errors import InputError
 from sharp.serving.server import Settings
 from sharp.serving.tls import TlsConfig
@@ -63,9 +70,16 @@ class ServeSettings(BaseSettings):
     attention_interval: int = Field(
         8, description="Collect attention statistics on every n-th step; 1 is every step, 0 never."
     )
+    attention_metrics: str = Field(
+        "head", description=f"Attention metrics per head or per layer; one of: {', '.join(ATTENTION_LEVELS)}."
+    )
     attention_series_limit: int = Field(
         2048, description="Most heads with metrics of their own; past it they are per layer."
     )
+    dispersion_threshold: float = Field(
+        0.9, description="A head is dispersed from this normalized entropy on, of at most 1 ..."
+    )
+    dispersion_tokens: int = Field(1024, description="... once it has been there for so many collected tokens.")
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -149,6 +163,11 @@ def _settings(found: ServeSettings) -> Settings:
             prefix_cache=found.prefix_cache,
             prefill_chunk_tokens=found.prefill_chunk_tokens,
         ),
-        MetricsConfig(found.attention_series_limit),
+        MetricsConfig(
+            found.attention_metrics,
+            found.attention_series_limit,
+            dispersion_threshold=found.dispersion_threshold,
+            dispersion_tokens=found.dispersion_tokens,
+        ),
         BackendConfig(found.backend, found.threads, kernels=found.kernels, allow_unverified=found.allow_unverified),
     )

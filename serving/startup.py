@@ -19,6 +19,9 @@ def print_startup(started: Started) -> None:
     interval = engine.attention_interval
     scheme = "http" if settings.server.tls is None else "https"
     every = f"every {interval} steps" if interval > 1 else "every step" if interval else "never"
+    attention = (
+        f"statistics {every}, series per {metrics.attention_metrics}, of at most {metrics.attention_series_limit} heads"
+    )
     precision = manifest.dtype if manifest.quantization is None else f"{manifest.quantization} weights"
     rows = {
         "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {precision})",
@@ -32,7 +35,7 @@ def print_startup(started: Started) -> None:
         "queue": f"at most {engine.max_waiting_requests} requests and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)"),
-        "attention": f"statistics {every}, series of at most {metrics.attention_series_limit} heads",
+        "attention": "no statistics" if metrics.attention_metrics == "off" else attention,
         "security": _security(settings.server),
         "gRPC": started.grpc_address,
         "OpenAI": f"{scheme}://{started.http_address}/v1"

@@ -18,7 +18,7 @@ from sharp.serving.engine.events import Accepted, Delta, Event, Failed, FinishRe
 from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
 from sharp.serving.engine.prefix import PrefixChain, chain_start
 from sharp.serving.engine.queue_limit import QueueLimit
-from sharp.serving.engine.report import EngineReport, Tally
+from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
 from sharp.serving.engine.sampler import NO_TOKEN, Sampler
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Sequence
@@ -158,7 +158,7 @@ class Engine:
             return
         sequence.started = now
         self._queue_limit.admitted(sequence, now)
-        self._tally.queue_seconds.append(now - sequence.arrived)
+        self._tally.queue.append(Timed(now - sequence.arrived, sequence.request_id))
         if sequence.index == 0:
             self._tally.prefix_cache_queries += len(sequence.request.prompt_ids)
             self._tally.prefix_cache_hits += sequence.cached_tokens or 0
@@ -237,9 +237,9 @@ class Engine:
         self._tally.generated_tokens += 1
         if sequence.first_token is None or sequence.last_token is None:
             sequence.first_token = now
-            self._tally.first_token_seconds.append(now - sequence.arrived)
+            self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
         else:
-            self._tally.inter_token_seconds.append(now - sequence.last_token)
+            self._tally.inter_token.append(Timed(now - sequence.last_token, sequence.request_id))
         sequence.last_token = now
         text, ending = sequence.append(token)
         delta = Delta(sequence.request_id, text, (token,), sequence.index, (logprobs,) if logprobs else None)
@@ -271,7 +271,7 @@ class Engine:
         self.scheduler.remove(sequence)
         if not unfinished:
             del self._answers[sequence.request_id]
-            self._tally.finished.append((str(reason), now - sequence.arrived))
+            self._tally.finished.append(Ended(str(reason), now - sequence.arrived, sequence.request_id))
         return sequence.finished(reason, matched, now, last=not unfinished)
 
     def _fail(self, request_id: str, error: SharpError) -> Event:
@@ -279,7 +279,7 @@ class Engine:
         answers = list(self._answers.pop(request_id).unfinished.values())
         for sequence in answers:
             self.scheduler.remove(sequence)
-        self._tally.finished.append(("error", time.perf_counter() - answers[0].arrived))
+        self._tally.finished.append(Ended("error", time.perf_counter() - answers[0].arrived, request_id))
         return Failed(request_id, error)
 
     def check_integrity(self) -> None:

@@ -1,141 +1,196 @@
-"""The attention metrics: statistics of every layer and head, from the kernels' own numbers.
+"""The attention metrics as Prometheus families, made from the sums of `HeadStatistics` when they are read.
 
-A Prometheus object per head would cost a Python call per head and token. Here everything is one array over
-layers and heads, and series are made from it when `/metrics` is read.
+A Prometheus object per head would cost a Python call per head and token.
 """
 
-import logging
-import queue
-import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from numpy.typing import NDArray
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.attention import ENTROPY, AttentionRows, AttentionTotals, add_up
 from sharp.serving.config import MetricsConfig
+from sharp.serving.metrics.dispersion import LEAST_CONTEXT
+from sharp.serving.metrics.heads import HeadSnapshot, HeadStatistics
 
-logger = logging.getLogger(__name__)
-
-ENTROPY_BUCKETS = np.array([0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10])
-LABELS = ("model", "layer", "head")
-QUEUED_STEPS = 4
+HEAD = ("model", "layer", "head")
 FLUSH_SECONDS = 2.0
+ALL_HEADS = "all"
 
 
-class AttentionMetrics(Collector):
-    """Adds up attention statistics in a thread of its own and shows them when asked."""
+@dataclass(frozen=True)
+class AttentionModel:
+    """A model whose attention is watched; `config.attention_metrics` is not "off"."""
 
-    def __init__(self, manifest: Manifest, config: MetricsConfig) -> None:
-        self._model = manifest.name
-        self._per_head = manifest.layers * manifest.q_heads <= config.attention_series_limit
-        heads = manifest.q_heads if self._per_head else 1
-        self._counts = np.zeros((manifest.layers, heads, len(ENTROPY_BUCKETS) + 1), np.int64)
-        self._entropy = np.zeros((manifest.layers, heads))
-        self._window: deque[AttentionTotals] = deque(maxlen=config.attention_window)
-        self._lock = threading.Lock()
-        # A full queue makes the engine wait: no row is ever left out, and memory stays bounded.
-        self._queue: queue.Queue[AttentionRows | None] = queue.Queue(QUEUED_STEPS)
-        self._idle = threading.Condition()
-        self._pending = 0
-        self._thread = threading.Thread(target=self._run, name="attention-metrics", daemon=True)
-        self._thread.start()
+    manifest: Manifest
+    config: MetricsConfig
+    heads: HeadStatistics
 
-    def put(self, rows: AttentionRows) -> None:
-        """Add the rows of a step, later."""
-        with self._idle:
-            self._pending += 1
-        self._queue.put(rows)
+    @property
+    def limited(self) -> bool:
+        """There are more heads than may have series of their own, though they were asked for."""
+        heads = self.manifest.layers * self.manifest.q_heads
+        return self.config.attention_metrics == "head" and heads > self.config.attention_series_limit
 
-    def close(self) -> None:
-        """End the thread after what is queued."""
-        self._queue.put(None)
-        self._thread.join()
+    @property
+    def per_head(self) -> bool:
+        """Every head has series of its own; else they are per layer."""
+        return self.config.attention_metrics == "head" and not self.limited
 
-    def _run(self) -> None:
-        while (rows := self._queue.get()) is not None:
-            try:
-                self._add(rows)
-            except Exception:
-                logger.exception("attention statistics of a step could not be added up")
-            with self._idle:
-                self._pending -= 1
-                self._idle.notify_all()
 
-    def _add(self, rows: AttentionRows) -> None:
-        layers, heads, buckets = self._counts.shape
-        entropy = rows.stats[..., ENTROPY]  # [layers, tokens, q_heads]
-        bucket = np.searchsorted(ENTROPY_BUCKETS, entropy, side="left")  # le: a value on the bound is inside
-        series = np.arange(layers)[:, None, None] * heads + (np.arange(heads) if self._per_head else 0)
-        counts = np.bincount((series * buckets + bucket).ravel(), minlength=self._counts.size)
-        totals = add_up(rows)
-        if not self._per_head:
-            width = rows.stats.shape[2]
-            totals = AttentionTotals(
-                totals.tokens * width, totals.tokens_past_first * width, totals.sums.sum(-1, keepdims=True)
-            )
-        with self._lock:
-            self._counts += counts.reshape(self._counts.shape)
-            self._entropy += totals.sums[0]
-            self._window.append(totals)
+class AttentionCollector(Collector):
+    """Shows the attention statistics of all models."""
 
-    def collect(self) -> Iterator[HistogramMetricFamily | GaugeMetricFamily]:
-        """The metrics now, with everything that was put before."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._pending == 0, FLUSH_SECONDS)
-        with self._lock:
-            counts, entropy, window = self._counts.copy(), self._entropy.copy(), list(self._window)
-        limited = GaugeMetricFamily(
-            "sharp_attention_series_limited",
-            "1 when there are more heads than --attention-series-limit, and series are per layer with head=all.",
-            labels=LABELS[:1],
-        )
-        limited.add_metric([self._model], float(not self._per_head))
-        yield limited
-        yield self._histogram(counts, entropy)
-        yield from self._gauges(window)
+    def __init__(self) -> None:
+        self.models: list[AttentionModel] = []
 
-    def describe(self) -> Iterator[HistogramMetricFamily | GaugeMetricFamily]:
+    def describe(self) -> Iterator[Metric]:
         """Nothing: the registry needs no names in advance, and must not wait for them."""
         return iter(())
 
-    def _histogram(self, counts: np.ndarray, entropy: np.ndarray) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(
-            "sharp_attention_entropy_nats", "Entropy of the attention weights of a token.", labels=LABELS
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now, with everything that was put before."""
+        if not self.models:
+            return
+        views = []
+        for model in self.models:
+            model.heads.flush(FLUSH_SECONDS)
+            views.append(_View(model, model.heads.snapshot()))
+        yield self._gauge(
+            "sharp_attention_series_limited",
+            "1 when there are more heads than --attention-series-limit, and series are per layer with head=all.",
+            (([view.name], float(view.model.limited)) for view in views),
+            labels=HEAD[:1],
         )
-        bounds = [*(str(float(bound)) for bound in ENTROPY_BUCKETS), "+Inf"]
-        cumulative = counts.cumsum(-1).tolist()
-        for layer, head, labels in self._series():
-            family.add_metric(labels, list(zip(bounds, cumulative[layer][head], strict=True)), entropy[layer, head])
+        left_out = CounterMetricFamily(
+            "sharp_attention_left_out_tokens",
+            "Tokens of collected steps that no attention metric counts: adding up was behind, or they were not finite.",
+            labels=HEAD[:1],
+            unit="tokens",
+        )
+        for view in views:
+            left_out.add_metric([view.name], view.snapshot.left_out_tokens)
+        yield left_out
+        yield self._histogram(views)
+        yield from self._gauges(views)
+        yield from self._dispersion(views)
+
+    def _histogram(self, views: "list[_View]") -> Metric:
+        family = HistogramMetricFamily(
+            "sharp_attention_entropy_nats", "Entropy of the attention weights of a token.", labels=HEAD, unit="nats"
+        )
+        for view in views:
+            bounds = [*(str(float(bound)) for bound in view.model.heads.bounds), "+Inf"]
+            cumulative = view.summed(view.snapshot.counts).cumsum(-1).tolist()
+            entropy = view.summed(view.snapshot.entropy)
+            for layer, head, labels in view.series():
+                buckets = list(zip(bounds, cumulative[layer][head], strict=True))
+                family.add_metric(labels, buckets, entropy[layer, head])
         return family
 
-    def _gauges(self, window: list[AttentionTotals]) -> Iterator[GaugeMetricFamily]:
-        if not window:
-            return
-        total = window[0]
-        for totals in window[1:]:
-            total = total + totals
-        summary = total.summary()
-        for name, description, values in (
-            ("normalized_entropy", "Mean of entropy / ln(visible keys): 1 is uniform.", summary.normalized_entropy),
-            ("support_ratio", "Mean share of the visible keys that have weight.", summary.support_ratio),
-            ("inverse_temperature", "Mean factor on the logits.", summary.inverse_temperature),
-            ("logit_spread", "Mean of the largest minus the smallest logit.", summary.logit_spread),
+    def _gauges(self, views: "list[_View]") -> Iterator[Metric]:
+        for name, description, unit in (
+            ("normalized_entropy", "Mean of entropy / ln(visible keys): 1 is uniform.", ""),
+            ("support_ratio", "Mean share of the visible keys that have weight.", "ratio"),
+            ("inverse_temperature", "Mean factor on the logits.", ""),
+            ("logit_spread", "Mean of the largest minus the smallest logit.", ""),
         ):
-            family = GaugeMetricFamily(
-                f"sharp_attention_{name}", f"{description} Over the last collected steps.", labels=LABELS
+            values = (
+                sample
+                for view in views
+                if view.snapshot.recent is not None
+                for sample in view.samples(getattr(view.snapshot.recent, name))
             )
-            for layer, head, labels in self._series():
-                value = values[layer, head]
-                if not np.isnan(value):  # no token saw more than one key yet
-                    family.add_metric(labels, float(value))
-            yield family
+            yield self._gauge(f"sharp_attention_{name}", f"{description} Over the last collected steps.", values, unit)
 
-    def _series(self) -> Iterator[tuple[int, int, list[str]]]:
-        layers, heads, _ = self._counts.shape
-        for layer in range(layers):
+    def _dispersion(self, views: "list[_View]") -> Iterator[Metric]:
+        yield self._gauge(
+            "sharp_attention_smoothed_normalized_entropy",
+            f"Exponentially weighted mean of entropy / ln(visible keys) of tokens that see over {LEAST_CONTEXT} keys.",
+            (sample for view in views for sample in view.samples(view.snapshot.smoothed)),
+        )
+        yield self._gauge(
+            "sharp_attention_dispersion_context_tokens",
+            "Context length beyond which the smoothed normalized entropy is above --dispersion-threshold.",
+            (sample for view in views for sample in view.samples(view.snapshot.crossing, "shortest")),
+            "tokens",
+        )
+        yield self._gauge(
+            "sharp_attention_dispersed_heads",
+            "Heads whose smoothed normalized entropy has been above --dispersion-threshold for --dispersion-tokens.",
+            (
+                ([view.name, str(layer)], float(count))
+                for view in views
+                for layer, count in enumerate(view.snapshot.dispersed.sum(-1))
+            ),
+            labels=HEAD[:2],
+        )
+        family = SummaryMetricFamily(
+            "sharp_attention_context_normalized_entropy",
+            "Entropy / ln(visible keys) of a token and head, by visible keys: up to `context`, over half of it.",
+            labels=("model", "layer", "context"),
+        )
+        for view in views:
+            snapshot = view.snapshot
+            for (layer, index), total in np.ndenumerate(snapshot.context_sums):
+                labels = [view.name, str(layer), str(view.model.heads.contexts[index])]
+                family.add_metric(labels, int(snapshot.context_counts[index]), float(total))
+        yield family
+
+    def _gauge(
+        self,
+        name: str,
+        description: str,
+        samples: Iterable[tuple[list[str], float]],
+        unit: str = "",
+        labels: tuple[str, ...] = HEAD,
+    ) -> Metric:
+        family = GaugeMetricFamily(name, description, labels=labels, unit=unit)
+        for values, value in samples:
+            family.add_metric(values, value)
+        return family
+
+
+@dataclass(frozen=True)
+class _View:
+    """The numbers of a model at the level of its series: a head, or a layer whose heads are one."""
+
+    model: AttentionModel
+    snapshot: HeadSnapshot
+
+    @property
+    def name(self) -> str:
+        return self.model.manifest.name
+
+    def summed(self, values: NDArray[Any]) -> NDArray[Any]:
+        """[layers, heads, ...] -> [layers, series, ...]."""
+        return values if self.model.per_head else values.sum(1, keepdims=True)
+
+    def samples(self, values: NDArray[np.float64], over_heads: str = "mean") -> Iterator[tuple[list[str], float]]:
+        """(labels, value) of [layers, heads], without those that are NaN: nothing is known of them yet."""
+        if not self.model.per_head:
+            values = (
+                values.mean(-1, keepdims=True)
+                if over_heads == "mean"
+                else np.fmin.reduce(values, axis=-1, keepdims=True)
+            )
+        for layer, head, labels in self.series():
+            value = float(values[layer, head])
+            if not np.isnan(value):
+                yield labels, value
+
+    def series(self) -> Iterator[tuple[int, int, list[str]]]:
+        heads = self.model.manifest.q_heads if self.model.per_head else 1
+        for layer in range(self.model.manifest.layers):
             for head in range(heads):
-                yield layer, head, [self._model, str(layer), str(head) if self._per_head else "all"]
+                yield layer, head, [self.name, str(layer), str(head) if self.model.per_head else ALL_HEADS]
