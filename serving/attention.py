@@ -1,6 +1,8 @@
 """Sums and means of the attention statistics that the kernels write."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,3 +77,10 @@ def add_up(rows: AttentionRows) -> AttentionTotals:
         ]
     )
     return AttentionTotals(len(visible), int((visible > 1).sum()), sums)
+
+
+def json_numbers(values: NDArray[Any]) -> list[Any]:
+    """An array as nested lists for JSON, which has no NaN: null where there was no token."""
+    if values.ndim > 1:
+        return [json_numbers(row) for row in values]
+    return [None if math.isnan(value) else value for value in values.tolist()]

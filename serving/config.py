@@ -79,7 +79,7 @@ class MetricsConfig:
     """What `/metrics` shows of attention.
 
     Attributes:
-        attention_metrics: a series per "head" or per "layer", or "off": no statistics but those that a request asks for.
+        attention_metrics: a series per "head" or per "layer"; "off" collects nothing but what a request asks for.
         attention_series_limit: most heads (of all layers) with series of their own; past it there is one per layer.
         attention_window: collected steps that the gauges are means over.
         dispersion_threshold: a head is dispersed while its smoothed normalized entropy is at least this ...

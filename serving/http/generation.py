@@ -99,6 +99,7 @@ class Generation:
                 request_id,
                 prompt,
                 params,
+                attention=request.attention_stats,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 special_tokens=not isinstance(request, ChatRequest),  # the template has written them
