@@ -16,6 +16,7 @@ from sharp.serving.engine.thread import EngineThread
 from sharp.serving.errors import EngineError
 from sharp.serving.grpc.server import GrpcServer
 from sharp.serving.http.app import make_app
+from sharp.serving.http.live import LiveState
 from sharp.serving.http.server import HttpServer
 from sharp.serving.metrics import Metrics
 from sharp.serving.model_folder import ModelFolder, load_model_folder
@@ -97,7 +98,8 @@ async def run_server(
     model_metrics.watch_step(lambda: thread.seconds_in_step)
     service = GenerationService(model, thread, config.max_unread_messages, config.stall_seconds)
     grpc_server = GrpcServer(service, info, config, tls, tokens)
-    app = make_app(service, template, metrics.registry, config.max_message_bytes, tokens)
+    live = LiveState(model, metrics, model_metrics)
+    app = make_app(service, template, metrics.registry, live, config.max_message_bytes, tokens)
     http_server = HttpServer(app, config.host, config.http_port, tls)
     thread.start()
     try:

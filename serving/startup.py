@@ -41,6 +41,7 @@ def print_startup(started: Started) -> None:
         "OpenAI": f"{scheme}://{started.http_address}/v1"
         + ("" if started.chat else " (no chat template: completions only)"),
         "metrics": f"{scheme}://{started.http_address}/metrics",
+        "page": f"{scheme}://{started.http_address}/",
     }
     table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)
     for name, value in rows.items():
