@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.prometheus import program
 from tests.serving.metric_families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -132,11 +132,8 @@ def test_every_metric_is_documented_as_it_is():
 
 
 def promtool(*arguments):
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not there; get it with: apt-get install prometheus")
-    result = subprocess.run(
-        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [program("promtool"), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -162,10 +159,9 @@ def test_every_alert_is_tested():
 
 
 def test_promtool_accepts_the_metrics(start_server, counting):
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not there; get it with: apt-get install prometheus")
+    command = [program("promtool"), "check", "metrics"]
     started = start_server(counting)
     with urllib.request.urlopen(f"http://{started.http_address}/metrics", timeout=10) as response:
         text = response.read()
-    result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)
+    result = subprocess.run(command, input=text, capture_output=True, timeout=60, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
