@@ -8,6 +8,7 @@ from sharp.serving.errors import InputError
 from sharp.serving.tls import TlsConfig
 
 MIB = 2**20
+LOG_FORMATS = ("text", "json")
 ATTENTION_LEVELS = ("off", "layer", "head")
 
 
@@ -122,6 +123,9 @@ class ServerConfig:
         stall_seconds: a step of the engine that takes longer makes health say that the server does not serve.
         tls: certificate and key of both ports; None is plain text.
         token_file: file of the bearer tokens that may ask; None lets everyone ask.
+        log_format: "text", or "json": every line is an object.
+        log_prompts: write prompts into the log.
+        otlp_traces_endpoint: where traces are sent to, over OTLP (gRPC); None makes none.
     """
 
     host: str = "127.0.0.1"
@@ -133,8 +137,13 @@ class ServerConfig:
     stall_seconds: float = 120.0
     tls: TlsConfig | None = None
     token_file: Path | None = None
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise InputError(f"log_format is {self.log_format!r}; it must be one of: {', '.join(LOG_FORMATS)}")
         for name in ("grpc_port", "http_port"):
             _at_least(name, getattr(self, name), 0)
             if getattr(self, name) > 65535:

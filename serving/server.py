@@ -23,6 +23,7 @@ from sharp.serving.model_folder import ModelFolder, load_model_folder
 from sharp.serving.service import GenerationService
 from sharp.serving.tls import Tls
 from sharp.serving.tokens import Tokens
+from sharp.serving.tracing import otlp_tracing
 from sharp.v1 import control_pb2
 
 
@@ -64,6 +65,8 @@ async def run_server(
     stop = stop or _signal()
     tls = None if config.tls is None else Tls(config.tls)
     tokens = None if config.token_file is None else Tokens(config.token_file)
+    endpoint = config.otlp_traces_endpoint
+    tracing = None if endpoint is None else otlp_tracing(endpoint, sharp_version())
     template = load_chat_template(path)
     # In a thread, or a signal would find nobody to hear it.
     engine_config = settings.engine
@@ -96,7 +99,9 @@ async def run_server(
 
     thread = EngineThread(engine, observe)
     model_metrics.watch_step(lambda: thread.seconds_in_step)
-    service = GenerationService(model, thread, config.max_unread_messages, config.stall_seconds)
+    service = GenerationService(
+        model, thread, config.max_unread_messages, config.stall_seconds, tracing, config.log_prompts
+    )
     grpc_server = GrpcServer(service, info, config, tls, tokens)
     live = LiveState(model, metrics, model_metrics)
     app = make_app(service, template, metrics.registry, live, config.max_message_bytes, tokens)
@@ -127,6 +132,8 @@ async def run_server(
         # Not in the event loop: the last step may take a while, and its events are delivered to this loop.
         await asyncio.to_thread(thread.stop)
         model_metrics.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
 
 def _signal() -> asyncio.Event:

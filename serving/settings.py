@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sharp.serving.backends import BACKENDS
 from sharp.serving.config import (
     ATTENTION_LEVELS,
+    LOG_FORMATS,
     BackendConfig,
     EngineConfig,
     MetricsConfig,
@@ -48,6 +49,11 @@ class ServeSettings(BaseSettings):
     )
     grace_seconds: float = Field(5.0, ge=0, description="How long running requests may go on after SIGTERM.")
     stall_seconds: float = Field(120.0, gt=0, description="A step that takes longer makes health say 'not serving'.")
+    log_format: str = Field("text", description=f"Lines of the log; one of: {', '.join(LOG_FORMATS)}.")
+    log_prompts: bool = Field(False, description="Write the prompts of requests into the log.")
+    otlp_traces_endpoint: str | None = Field(
+        None, description="Send OpenTelemetry traces to this address, as http://127.0.0.1:4317.  [default: none]"
+    )
     backend: str = Field("onnxruntime", description=f"One of: {', '.join(BACKENDS)}.")
     threads: int = Field(
         default_factory=available_cpus, description="Threads of the backend.  [default: one per processor]"
@@ -152,6 +158,9 @@ def _settings(found: ServeSettings) -> Settings:
             stall_seconds=found.stall_seconds,
             tls=tls,
             token_file=found.token_file,
+            log_format=found.log_format,
+            log_prompts=found.log_prompts,
+            otlp_traces_endpoint=found.otlp_traces_endpoint,
         ),
         EngineConfig(
             found.cache_tokens,

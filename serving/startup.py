@@ -36,6 +36,10 @@ def print_startup(started: Started) -> None:
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)"),
         "attention": "no statistics" if metrics.attention_metrics == "off" else attention,
+        "log": f"a line of {settings.server.log_format} for every request, "
+        + ("with" if settings.server.log_prompts else "without")
+        + " its prompt; traces "
+        + (f"to {settings.server.otlp_traces_endpoint}" if settings.server.otlp_traces_endpoint else "off"),
         "security": _security(settings.server),
         "gRPC": started.grpc_address,
         "OpenAI": f"{scheme}://{started.http_address}/v1"

@@ -14,7 +14,16 @@ from sharp.serving.backends import Backend, StepOutput
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.batch import pack, wanted_outputs
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.events import Accepted, Delta, Event, Failed, FinishReason, PromptComputed, TokenLogprobs
+from sharp.serving.engine.events import (
+    Accepted,
+    Delta,
+    Event,
+    Failed,
+    FinishReason,
+    PromptChunk,
+    PromptComputed,
+    TokenLogprobs,
+)
 from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
 from sharp.serving.engine.prefix import PrefixChain, chain_start
 from sharp.serving.engine.queue_limit import QueueLimit
@@ -134,7 +143,7 @@ class Engine:
             failure = EngineError(f"a step of the engine failed: {error}")
             failed = dict.fromkeys(chunk.sequence.request_id for chunk in plan.chunks)
             return events + [self._fail(request_id, failure) for request_id in failed]
-        events += self._commit(plan, result)
+        events += self._commit(plan, result, began)
         self._tally.step_seconds.append(time.perf_counter() - began)
         return events
 
@@ -180,7 +189,7 @@ class Engine:
             prompt_logprobs(plan.chunks, outputs, output.logits),
         )
 
-    def _commit(self, plan: Plan, result: _Result) -> list[Event]:
+    def _commit(self, plan: Plan, result: _Result, began: float) -> list[Event]:
         if result.output.stats is not None:
             self._observe(plan.chunks, AttentionRows(result.output.stats, result.positions))
         events: list[Event] = []
@@ -189,6 +198,8 @@ class Engine:
             request_id = chunk.sequence.request_id
             if request_id not in self._answers:  # another answer of the request has failed
                 continue
+            if not chunk.sequence.prompt_read:
+                chunk.sequence.prompt_chunks.append(PromptChunk(chunk.tokens, began, now))
             try:
                 events += self._commit_chunk(row, chunk, result, now)
             except Exception as error:  # say a defect of a tokenizer: nobody else must suffer
@@ -231,7 +242,8 @@ class Engine:
         answers.held = []
         wanted = sequence.request.params.prompt_logprobs is not None
         logprobs = tuple(sequence.prompt_logprobs) if wanted else None
-        return [PromptComputed(sequence.request_id, sequence.cached_tokens or 0, logprobs)]
+        chunks = tuple(sequence.prompt_chunks)
+        return [PromptComputed(sequence.request_id, sequence.cached_tokens or 0, chunks, logprobs)]
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
         self._tally.generated_tokens += 1
