@@ -87,6 +87,8 @@ class MetricsConfig:
         dispersion_tokens: ... and has been for so many collected tokens. Tokens, not seconds: without traffic there is
             nothing to say about a head.
         dispersion_half_life: collected tokens after which a token has half its weight in the smoothed entropy.
+        attention_baseline: file of `sharp baseline` to compare with; None compares with nothing.
+        drift_half_life: collected tokens after which a token has half its weight in that comparison.
     """
 
     attention_metrics: str = "head"
@@ -95,6 +97,8 @@ class MetricsConfig:
     dispersion_threshold: float = 0.9
     dispersion_tokens: int = 1024
     dispersion_half_life: int = 1024
+    attention_baseline: Path | None = None
+    drift_half_life: int = 4096
 
     def __post_init__(self) -> None:
         if self.attention_metrics not in ATTENTION_LEVELS:
@@ -107,6 +111,7 @@ class MetricsConfig:
             raise InputError(f"dispersion_threshold is {self.dispersion_threshold}; it must be above 0 and at most 1")
         _at_least("dispersion_tokens", self.dispersion_tokens, 0)
         _at_least("dispersion_half_life", self.dispersion_half_life, 1)
+        _at_least("drift_half_life", self.drift_half_life, 1)
 
 
 @dataclass(frozen=True)

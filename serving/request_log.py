@@ -1,6 +1,8 @@
 """The log of requests: one line for each, when it has ended."""
 
+import json
 import logging
+import re
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
@@ -27,7 +29,7 @@ def set_up_logging(log_format: str) -> None:
 def log_request(served: ServedRequest, model: str, trace_id: str | None) -> None:
     """Write the line of a request that has ended; JSON has each of its fields by name."""
     fields = _fields(served, model, trace_id)
-    line = " ".join(f"{name}={value}" for name, value in fields.items())
+    line = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
     logger.info("request %s", line, extra=fields)
 
 
@@ -57,6 +59,12 @@ def _fields(served: ServedRequest, model: str, trace_id: str | None) -> dict[str
     if served.error is not None:
         fields["error"] = served.error
     return fields
+
+
+def _plain(value: Any) -> str:
+    """A value as one word: ids and messages may hold what clients wrote, and must not look like lines of their own."""
+    text = str(value)
+    return text if re.fullmatch(r"[\w.,:/-]+", text, re.ASCII) else json.dumps(text)
 
 
 def _seconds(value: float | None) -> float | None:

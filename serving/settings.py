@@ -86,6 +86,9 @@ class ServeSettings(BaseSettings):
         0.9, description="A head is dispersed from this normalized entropy on, of at most 1 ..."
     )
     dispersion_tokens: int = Field(1024, description="... once it has been there for so many collected tokens.")
+    attention_baseline: Path | None = Field(
+        None, description="File of sharp baseline; metrics say how far entropies are from it."
+    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -177,6 +180,7 @@ def _settings(found: ServeSettings) -> Settings:
             found.attention_series_limit,
             dispersion_threshold=found.dispersion_threshold,
             dispersion_tokens=found.dispersion_tokens,
+            attention_baseline=found.attention_baseline,
         ),
         BackendConfig(found.backend, found.threads, kernels=found.kernels, allow_unverified=found.allow_unverified),
     )

@@ -79,6 +79,7 @@ def _attention(model: AttentionModel) -> dict[str, Any]:
         "smoothed": _rounded(snapshot.smoothed),
         "crossing": _rounded(snapshot.crossing),
         "dispersed": snapshot.dispersed.tolist(),
+        "drift": None if snapshot.drift is None else _rounded(snapshot.drift),
     }
     if recent is not None:
         state |= {

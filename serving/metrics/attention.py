@@ -3,7 +3,7 @@
 A Prometheus object per head would cost a Python call per head and token.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class AttentionCollector(Collector):
         yield self._gauge(
             "sharp_attention_dispersion_context_tokens",
             "Context length beyond which the smoothed normalized entropy is above --dispersion-threshold.",
-            (sample for view in views for sample in view.samples(view.snapshot.crossing, "shortest")),
+            (sample for view in views for sample in view.samples(view.snapshot.crossing, np.fmin.reduce)),
             "tokens",
         )
         yield self._gauge(
@@ -134,6 +134,16 @@ class AttentionCollector(Collector):
                 for layer, count in enumerate(view.snapshot.dispersed.sum(-1))
             ),
             labels=HEAD[:2],
+        )
+        yield self._gauge(
+            "sharp_attention_drift_psi",
+            "Population stability index of entropy / ln(visible keys) against --attention-baseline; 0.25 is large.",
+            (
+                sample
+                for view in views
+                if view.snapshot.drift is not None
+                for sample in view.samples(view.snapshot.drift, np.fmax.reduce)
+            ),
         )
         family = SummaryMetricFamily(
             "sharp_attention_context_normalized_entropy",
@@ -176,14 +186,12 @@ class _View:
         """[layers, heads, ...] -> [layers, series, ...]."""
         return values if self.model.per_head else values.sum(1, keepdims=True)
 
-    def samples(self, values: NDArray[np.float64], over_heads: str = "mean") -> Iterator[tuple[list[str], float]]:
+    def samples(
+        self, values: NDArray[np.float64], over_heads: Callable[..., Any] = np.mean
+    ) -> Iterator[tuple[list[str], float]]:
         """(labels, value) of [layers, heads], without those that are NaN: nothing is known of them yet."""
         if not self.model.per_head:
-            values = (
-                values.mean(-1, keepdims=True)
-                if over_heads == "mean"
-                else np.fmin.reduce(values, axis=-1, keepdims=True)
-            )
+            values = over_heads(values, axis=-1, keepdims=True)
         for layer, head, labels in self.series():
             value = float(values[layer, head])
             if not np.isnan(value):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sharp.plugins.manifest import Manifest
 from sharp.serving.attention import ENTROPY, AttentionRows, AttentionSummary, AttentionTotals, add_up, normalized
 from sharp.serving.config import MIB, MetricsConfig
+from sharp.serving.metrics.baseline import Drift, read_baseline
 from sharp.serving.metrics.dispersion import Dispersion, context_bounds
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class HeadSnapshot:
         context_counts: int64 [ranges], how many values each of them is the sum of.
         recent: means over the last collected steps; None before the first.
         smoothed: float64 [layers, heads], see `Dispersion`; so are `dispersed` and `crossing`.
+        drift: float64 [layers, heads], see `Drift`; None without a baseline.
         left_out_tokens: tokens that are in none of these.
     """
 
@@ -47,6 +49,7 @@ class HeadSnapshot:
     smoothed: NDArray[np.float64]
     dispersed: NDArray[np.bool_]
     crossing: NDArray[np.float64]
+    drift: NDArray[np.float64] | None
     left_out_tokens: int
 
 
@@ -59,6 +62,11 @@ class HeadStatistics:
     """
 
     def __init__(self, manifest: Manifest, config: MetricsConfig) -> None:
+        """Begin.
+
+        Raises:
+            SharpError: the baseline cannot be used.
+        """
         self.bounds = entropy_buckets(manifest.max_context)
         self.contexts = context_bounds(manifest.max_context)
         layers, heads = manifest.layers, manifest.q_heads
@@ -68,6 +76,8 @@ class HeadStatistics:
         self._context_counts = np.zeros(len(self.contexts), np.int64)
         self._recent: deque[AttentionTotals] = deque(maxlen=config.attention_window)
         self._dispersion = Dispersion(layers, heads, self.contexts, config)
+        path = config.attention_baseline
+        self._drift = None if path is None else Drift(read_baseline(path, manifest), config.drift_half_life)
         self._not_finite_tokens = 0
         self._sums_lock = threading.Lock()
 
@@ -120,6 +130,7 @@ class HeadStatistics:
                 self._dispersion.smoothed(),
                 self._dispersion.dispersed(),
                 self._dispersion.crossing(),
+                None if self._drift is None else self._drift.index(),
                 refused + self._not_finite_tokens,
             )
 
@@ -161,6 +172,8 @@ class HeadStatistics:
             self._context_sums += context_sums.sum(1)
             self._context_counts += context_tokens * heads
             self._dispersion.add(context_sums, context_tokens)
+            if self._drift is not None:
+                self._drift.add(rows)
 
     def _by_context(self, rows: AttentionRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Sums of H / ln n [layers, heads, ranges] by visible keys, and how many tokens [ranges] they are over."""

@@ -22,7 +22,7 @@ from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import load_checkpoint, read_checkpoint
 from sharp.models.normalizers import entropy
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from tests.end_to_end.commands import CHECKPOINT, Server, serve
+from tests.end_to_end.commands import CHECKPOINT, Server, run, serve
 from tests.prometheus import program
 
 ROOT = Path(__file__).parents[2]
@@ -142,8 +142,12 @@ def measured(request, export, tmp_path_factory):
     folder = export(request.param, read_checkpoint(request.param).model.config.norm)
     text = (ROOT / "LICENSE").read_text()
     prompts = [text[start : start + PROMPT_BYTES] for start in range(0, REQUESTS * PROMPT_BYTES, PROMPT_BYTES)]
+    baseline = folder.parent / f"{folder.name}-baseline.json"
+    result = run("sharp", "baseline", folder, ROOT / "LICENSE", "-o", baseline, "--threads", "1", "--tokens", "4096")
+    assert result.returncode == 0, result.stderr
+    options = ("--attention-interval", "1", "--dispersion-tokens", "256", "--attention-baseline", str(baseline))
     with (
-        serve(folder, "--attention-interval", "1", "--threads", "1", "--dispersion-tokens", "256") as server,
+        serve(folder, "--threads", "1", *options) as server,
         prometheus(tmp_path_factory.mktemp("prometheus"), server) as found,
     ):
         # A rate needs the zeros from before the load.
@@ -192,6 +196,13 @@ def test_counts_are_those_of_the_requests(measured):
     per_layer = found.query("sharp_attention_dispersed_heads", "layer")
     above = found.query("count(sharp_attention_smoothed_normalized_entropy >= 0.9) or vector(0)")
     assert 0 <= sum(per_layer.values()) <= above[()]
+
+
+def test_the_text_of_the_baseline_has_not_drifted(measured):
+    found, (_, by_head) = measured
+    drift = found.query("sharp_attention_drift_psi", "layer", "head")
+    assert set(drift) == set(by_head)
+    assert sum(drift.values()) / len(drift) < 0.1
 
 
 def test_exemplars_lead_to_the_requests(measured):

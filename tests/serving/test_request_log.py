@@ -53,6 +53,13 @@ def test_a_refused_request_has_its_reason_and_not_its_prompt(client, lines, capl
     assert SECRET not in caplog.text
 
 
+def test_an_id_cannot_write_lines_of_its_own(client, lines, caplog):
+    client.answer("a", max_tokens=1, request_id="x\n2026 INFO sharp.requests: request outcome=length")
+    wait_for(lines)
+    (record,) = [record for record in caplog.records if record.name == "sharp.requests"]
+    assert "\n" not in record.getMessage()
+
+
 def test_a_client_that_goes_has_cancelled(client, lines, steps):
     stream = client.stream("a", max_tokens=100, request_id="gone")
     next(iter(stream))
