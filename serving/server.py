@@ -104,7 +104,7 @@ async def run_server(
     )
     grpc_server = GrpcServer(service, info, config, tls, tokens)
     live = LiveState(model, metrics, model_metrics)
-    app = make_app(service, template, metrics.registry, live, config.max_message_bytes, tokens)
+    app = make_app(service, template, metrics, live, config.max_message_bytes, tokens)
     http_server = HttpServer(app, config.host, config.http_port, tls)
     thread.start()
     try:

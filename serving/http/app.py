@@ -2,8 +2,6 @@
 
 import time
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,6 +15,7 @@ from sharp.serving.http.errors import error_response
 from sharp.serving.http.generation import Generation
 from sharp.serving.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest
+from sharp.serving.metrics import Metrics
 from sharp.serving.service import GenerationService
 from sharp.serving.tokens import Tokens
 
@@ -24,7 +23,7 @@ from sharp.serving.tokens import Tokens
 def make_app(
     service: GenerationService,
     template: ChatTemplate | None,
-    registry: CollectorRegistry,
+    shown: Metrics,
     live: LiveState,
     max_body_bytes: int,
     tokens: Tokens | None = None,
@@ -34,8 +33,8 @@ def make_app(
     entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sharp"}
 
     def metrics(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        text, content_type = shown.text(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
 
     def state(_request: Request) -> Response:  # in a thread, too
         return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})

@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 from sharp.plugins.manifest import Manifest
 from sharp.serving.config import MetricsConfig
 from sharp.serving.engine.report import EngineReport
-from sharp.serving.metrics.attention import AttentionCollector, AttentionModel
+from sharp.serving.metrics.attention import AttentionModel, attention_families
+from sharp.serving.metrics.exposition import encode
 from sharp.serving.metrics.heads import HeadStatistics
 from sharp.serving.metrics.requests import RequestFamilies, RequestMetrics
 
@@ -41,18 +42,21 @@ class ModelMetrics:
 
 
 class Metrics:
-    """The registry of a server and the families in it, which its models share."""
+    """The metric families of a server, which its models share."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry()  # of all but attention
         self._requests = RequestFamilies(self.registry)
-        self._attention = AttentionCollector()
-        self.registry.register(self._attention)
+        self._attention: list[AttentionModel] = []
 
     def add_model(self, manifest: Manifest, config: MetricsConfig) -> ModelMetrics:
         """The metrics of a model; its name is their label `model`."""
         attention = None
         if config.attention_metrics != "off":
             attention = AttentionModel(manifest, config, HeadStatistics(manifest, config))
-            self._attention.models.append(attention)
+            self._attention.append(attention)
         return ModelMetrics(RequestMetrics(self._requests, manifest.name), attention)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """All of them in the format that an `Accept` header asks for, and its content type."""
+        return encode(self.registry, attention_families(self._attention), accept)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.attention import AttentionRows
@@ -111,8 +112,9 @@ def test_metrics_compare_with_the_file(file, counting):
     metrics = Metrics()
     model = metrics.add_model(read_manifest(counting), MetricsConfig(attention_baseline=file))
     model.attention.heads.put(rows(np.full((1, 300, 2), 0.7)))
-    (family,) = [family for family in metrics.registry.collect() if family.name == "sharp_attention_drift_psi"]
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text("")[0].decode())}
     model.close()
+    family = families["sharp_attention_drift_psi"]
     assert [sample.labels["head"] for sample in family.samples] == ["0", "1"]
 
 

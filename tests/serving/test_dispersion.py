@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.attention import AttentionRows
@@ -94,7 +95,7 @@ def series(counting):
         model.attention.heads.put(AttentionRows(stats, positions))
     yield {
         (sample.name, *(sample.labels[name] for name in sample.labels if name != "model")): sample.value
-        for family in metrics.registry.collect()
+        for family in text_string_to_metric_families(metrics.text("")[0].decode())
         for sample in family.samples
     }
     model.close()

@@ -4,7 +4,6 @@ import urllib.request
 import grpc
 import numpy as np
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -218,14 +217,18 @@ def rows(entropy, positions, layers=1, heads=2):
     return AttentionRows(stats, np.array(positions))
 
 
+def parsed(metrics):
+    return {family.name: family for family in text_string_to_metric_families(metrics.text("")[0].decode())}
+
+
 @pytest.fixture
 def metrics(counting):
-    """(registry's attention families by name, a function that puts rows) of a model without a server."""
+    """(a function that gives the families by name, a function that puts rows) of a model without a server."""
     made = Metrics()
     model = made.add_model(read_manifest(counting), MetricsConfig(attention_window=2))
 
     def families():
-        return {family.name: family for family in made.registry.collect()}
+        return parsed(made)
 
     yield families, model.attention.heads
     model.close()
@@ -269,7 +272,7 @@ def test_models_share_families(counting, hashing):
     metrics = Metrics()
     models = [metrics.add_model(read_manifest(folder), MetricsConfig()) for folder in (counting, hashing)]
     models[1].attention.heads.put(rows(0, [7]))
-    text = generate_latest(metrics.registry).decode()
+    text = metrics.text("")[0].decode()
     for model in models:
         model.close()
     assert text.count("# TYPE sharp_attention_entropy_nats histogram") == 1
@@ -310,3 +313,15 @@ def test_a_step_that_runs_is_seen(start_server, counting, monkeypatch):
 def test_settings_are_checked(settings, message):
     with pytest.raises(InputError, match=message):
         MetricsConfig(**settings)
+
+
+def test_names_of_models_are_escaped(counting):
+    metrics = Metrics()
+    name = 'a "b" \\ c'
+    model = metrics.add_model(read_manifest(counting).model_copy(update={"name": name}), MetricsConfig())
+    model.attention.heads.put(rows(0, [7]))
+    for accept, parse in (("", text_string_to_metric_families), (OPENMETRICS, openmetrics)):
+        text = metrics.text(accept)[0].decode()
+        labels = {sample.labels["model"] for family in parse(text) for sample in family.samples}
+        assert labels == {name}
+    model.close()
