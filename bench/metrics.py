@@ -4,7 +4,7 @@ python bench/metrics.py FOLDER [--streams 16] [--context 4096] [--output bench/r
 
 All streams share a prompt, which the prefix cache computes once, and decode together. Every second step collects
 statistics for a metrics thread as the server has it, so steps with and without are neighbours in time, and what else
-the machine does slows both. "cost_of_every_8th_step" is what the server's default takes of the throughput. Then a thread
+the machine does slows both. "cost_of_every_8th_step" is what the default takes of the throughput. Then a thread
 reads /metrics four times a second; "delay_ms" is how much longer steps beside a reading are than the others (medians).
 """
 

@@ -1,7 +1,7 @@
 """`/metrics` as text: `prometheus_client` writes what few series have, this writes arrays with a value per head.
 
-30 layers of 9 heads are 7,000 lines. As samples of `prometheus_client` they took 20 times as long to write, with the
-interpreter held, so that tokens came late; see bench/metrics.py.
+30 layers of 9 heads are 7,000 lines. As samples of `prometheus_client` they took 91 ms to write (OpenMetrics: 155 ms)
+where this takes 4 ms, best of ten on the same busy machine; all of it with the interpreter held, so tokens came late.
 """
 
 from collections.abc import Iterable, Iterator
