@@ -4,16 +4,18 @@ python bench/metrics.py FOLDER [--streams 16] [--context 4096] [--output bench/r
 
 All streams share a prompt, which the prefix cache computes once, and decode together. Every second step collects
 statistics for a metrics thread as the server has it, so steps with and without are neighbours in time, and what else
-the machine does slows both. "cost_of_every_8th_step" is what the default takes of the throughput. Then a thread
-reads /metrics four times a second; "delay_ms" is how much longer steps beside a reading are than the others (medians).
+the machine does slows both. "cost_of_every_8th_step" is what the default takes of the throughput. Then a thread reads
+/metrics beside every fifth step; "delay_ms" is how much longer these steps are than the others (medians).
 """
 
 import json
 import os
 import platform
 import statistics
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -27,37 +29,46 @@ from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ava
 from sharp.serving.metrics import Metrics, ModelMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-READ_EVERY_SECONDS = 0.25
+READ_EVERY_STEPS = 5
 DEFAULT_INTERVAL = EngineConfig.attention_interval
 
 
-def decode(llm: LLM, observed: ModelMetrics, streams: int, context: int, steps: int) -> list[tuple[bool, float, float]]:
-    """(collects statistics, began, seconds) of every step in which all streams decode."""
+@dataclass(frozen=True)
+class Step:
+    """A step in which all streams decoded."""
+
+    collects: bool
+    read: bool  # /metrics was read meanwhile
+    seconds: float
+
+
+def decode(
+    llm: LLM, observed: ModelMetrics, streams: int, context: int, steps: int, read: Callable[[], None] | None = None
+) -> list[Step]:
+    """The steps in which all streams decode; beside every fifth of them `read` runs in another thread."""
     engine = llm._engine
     vocab = llm.model.manifest.vocab_size
     prompt = [3 + (7 * i * i + 3 * i) % (vocab - 3) for i in range(context)]
     for number in range(streams):
         params = SamplingParams(seed=number, max_tokens=steps + 8, ignore_eos=True)
         engine.add(llm.model.prepare(str(number), prompt, params))
-    found = []
-    while engine.has_work:
-        running = engine.scheduler.running
-        decoding = len(running) == streams and all(one.remaining == 1 for one in running)
-        collects = engine._steps % 2 == 0
-        began = time.perf_counter()
-        engine.step()
-        observed.observe(engine.report())
-        if decoding:
-            found.append((collects, began, time.perf_counter() - began))
+    found: list[Step] = []
+    with ThreadPoolExecutor(1) as pool:
+        while engine.has_work:
+            running = engine.scheduler.running
+            decoding = len(running) == streams and all(one.remaining == 1 for one in running)
+            collects = engine._steps % 2 == 0
+            # Chosen by count: of readings at fixed times the longer steps would meet more.
+            reading = None if read is None or len(found) % READ_EVERY_STEPS else pool.submit(read)
+            began = time.perf_counter()
+            engine.step()
+            observed.observe(engine.report())
+            seconds = time.perf_counter() - began
+            if reading is not None:
+                reading.result()
+            if decoding:
+                found.append(Step(collects, reading is not None, seconds))
     return found
-
-
-def read(metrics: Metrics, stop: threading.Event, readings: list[tuple[float, float]]) -> None:
-    """Read the metrics again and again; note when each reading began and ended."""
-    while not stop.wait(READ_EVERY_SECONDS):
-        began = time.perf_counter()
-        metrics.text(OPENMETRICS)
-        readings.append((began, time.perf_counter()))
 
 
 @click.command(cls=SharpCommand)
@@ -81,31 +92,29 @@ def main(folder: str, streams: int, context: int, steps: int, threads: int, outp
     decode(llm, observed, streams, context, 8)  # the first steps take memory from the system
 
     found = decode(llm, observed, streams, context, steps)
-    with_it, without = (statistics.median(one[2] for one in found if one[0] == collects) for collects in (True, False))
+    with_it, without = (
+        statistics.median(one.seconds for one in found if one.collects == flag) for flag in (True, False)
+    )
     row: dict[str, Any] = {
         "step_ms": round(without * 1e3, 3),
         "collecting_step_ms": round(with_it * 1e3, 3),
         "cost_of_every_8th_step": round((with_it / without - 1) / DEFAULT_INTERVAL, 5),
     }
 
-    stop, readings = threading.Event(), list[tuple[float, float]]()
-    reader = threading.Thread(target=read, args=(metrics, stop, readings))
-    reader.start()
-    found = decode(llm, observed, streams, context, steps)
-    stop.set()
-    reader.join()
-    beside = [
-        seconds
-        for _, began, seconds in found
-        if any(began < read_ended and read_began < began + seconds for read_began, read_ended in readings)
-    ]
-    alone = [seconds for _, _, seconds in found if seconds not in beside]
+    readings: list[float] = []
+
+    def read() -> None:
+        began = time.perf_counter()
+        metrics.text(OPENMETRICS)
+        readings.append(time.perf_counter() - began)
+
+    found = decode(llm, observed, streams, context, steps, read)
+    beside, alone = ([one.seconds for one in found if one.read == flag] for flag in (True, False))
     row |= {
         "readings": len(readings),
-        "reading_ms": round(statistics.median(ended - began for began, ended in readings) * 1e3, 2),
-        "slowest_reading_ms": round(max(ended - began for began, ended in readings) * 1e3, 2),
+        "reading_ms": round(statistics.median(readings) * 1e3, 2),
+        "slowest_reading_ms": round(max(readings) * 1e3, 2),
         "delay_ms": round((statistics.median(beside) - statistics.median(alone)) * 1e3, 2),
-        "slowest_delay_ms": round((max(beside) - max(alone)) * 1e3, 2),
         "lines": metrics.text(OPENMETRICS)[0].count(b"\n"),
     }
     observed.close()
