@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.config import BackendConfig, EngineConfig, available_cpus
 from sharp.serving.errors import InputError
-from sharp.serving.metrics.baseline import LEAST_TOKENS, make_baseline, normalized_beyond_least
+from sharp.serving.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.metrics.dispersion import LEAST_CONTEXT
 from sharp.serving.model_folder import load_model_folder
 from sharp.serving.request import tokenize
@@ -36,7 +36,7 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     """Record how the attention entropy of every head of the model FOLDER is distributed on TEXT.
 
     `sharp-serve --attention-baseline FILE` compares what it serves with it: sharp_attention_drift_psi. Take a text like
-    those that the server will see, in sequences as long as theirs.
+    those that the server will see, and --context as long as theirs: longer contexts are not compared.
     """
     backend = BackendConfig(threads=threads or available_cpus())
     # One sequence at a time, all of it in one step; nothing comes from a cache, so every token is collected.
@@ -49,23 +49,28 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
         raise InputError(f"{text} is not text in UTF-8") from error
     ids = tokenize(start, model.manifest, model.tokenizer)[:tokens]
 
-    def sequences() -> Iterator[NDArray[np.float64]]:
+    def sequences() -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
         for number, first in enumerate(range(0, len(ids), length)):
             params = SamplingParams(max_tokens=0)
             engine.add(model.prepare(str(number), ids[first : first + length], params))
             while engine.has_work:
                 engine.step()
                 for rows in engine.report().attention:
-                    yield normalized_beyond_least(rows)
+                    yield ranged(rows)
 
-    values = np.concatenate([np.zeros((model.manifest.layers, 0, model.manifest.q_heads)), *sequences()], axis=1)
-    if values.shape[1] < LEAST_TOKENS:
-        raise InputError(
-            f"{text} has {values.shape[1]} tokens that see over {LEAST_CONTEXT} keys; a baseline needs {LEAST_TOKENS}"
-        )
+    parts = list(sequences())
+    empty = np.zeros((model.manifest.layers, 0, model.manifest.q_heads))
+    values = np.concatenate([empty, *(part for part, _ in parts)], axis=1)
+    ranges = np.concatenate([np.zeros(0, np.int64), *(part for _, part in parts)])
     if not np.isfinite(values).all():
         raise InputError(f"{folder} gives entropies on {text} that are not finite")
-    made = make_baseline(model.manifest, text.name, values)
+    made = make_baseline(model.manifest, text.name, values, ranges)
+    if made is None:
+        raise InputError(
+            f"{text} has {values.shape[1]} tokens that see over {LEAST_CONTEXT} keys; a baseline needs "
+            f"{LEAST_RANGE_TOKENS} of similar context"
+        )
     made.write(output)
     click.echo(f"{output}: entropy of {values.shape[0]} x {values.shape[2]} heads on {made.tokens} tokens of {text}")
+    click.echo(f"Contexts of up to {made.contexts[-1]} tokens; longer ones are not compared")
     click.echo(f"Compare with it: sharp-serve {folder} --attention-baseline {output}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 MISSING = "traces need OpenTelemetry; install it with: pip install 'sharp-attention[tracing]'"
-TRACE_HEADERS = ("traceparent", "tracestate")
+EXPORT_SECONDS = 2  # a server that ends waits so long for a collector that is away
 # The same moment on both clocks: spans are in nanoseconds since 1970.
 EPOCH_NANOSECONDS = time.time_ns() - time.perf_counter_ns()
 
@@ -133,7 +133,7 @@ def otlp_tracing(endpoint: str, version: str) -> Tracing:
         raise InputError(MISSING) from error
     if not endpoint.startswith(("http://", "https://")):
         raise InputError(f"otlp_traces_endpoint is {endpoint!r}; it must be as http://127.0.0.1:4317")
-    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint)), version)
+    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=EXPORT_SECONDS)), version)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -13,7 +13,7 @@ from sharp.serving.baseline import baseline as command
 from sharp.serving.config import MetricsConfig
 from sharp.serving.errors import InputError, NotFoundError
 from sharp.serving.metrics import Metrics
-from sharp.serving.metrics.baseline import Drift, count, make_baseline, read_baseline
+from sharp.serving.metrics.baseline import Drift, make_baseline, read_baseline
 
 
 def values(mean, tokens=2000, seed=0):
@@ -32,7 +32,7 @@ def rows(normalized, visible=100):
 
 @pytest.fixture
 def recorded(counting):
-    return make_baseline(read_manifest(counting), "corpus", values(0.5))
+    return make_baseline(read_manifest(counting), "corpus", values(0.5), np.full(2000, 128))
 
 
 def index(recorded, *steps, half_life=10**9):
@@ -43,9 +43,10 @@ def index(recorded, *steps, half_life=10**9):
 
 
 def test_bins_are_deciles_of_the_corpus(recorded):
-    assert recorded.counts[0][0] == [200] * 10
-    assert recorded.edges[0][1] == [0] * 9
-    assert recorded.counts[0][1] == [2000, *[0] * 9]  # all on one edge: below it
+    assert recorded.contexts == [128]
+    assert recorded.counts[0][0] == [[pytest.approx(200, abs=2)] * 10]  # edges are rounded
+    assert recorded.edges[0][1] == [[0] * 9]
+    assert recorded.counts[0][1] == [[2000, *[0] * 9]]  # all on one edge: below it
 
 
 def test_the_same_text_has_not_drifted(recorded):
@@ -56,11 +57,24 @@ def test_the_same_text_has_not_drifted(recorded):
 
 def test_the_index_is_the_sum_of_its_definition(recorded):
     live = values(0.53, tokens=500, seed=2)
-    stored = ((live * np.log(100)).astype(np.float32) / np.log(100)).round(3)  # as the kernels write it
-    counts = count(stored, np.array(recorded.edges))[0, 0]
-    p, q = (counts + 0.5) / 505, np.full(10, 200.5 / 2005)
+    stored = ((live * np.log(100)).astype(np.float32) / np.log(100)).round(3)[0, :, 0]  # as the kernels write it
+    counts = np.histogram(stored, [-np.inf, *np.nextafter(recorded.edges[0][0][0], 1), np.inf])[0]
+    p, q = (counts + 0.5) / 505, (np.array(recorded.counts[0][0][0]) + 0.5) / 2005
     assert index(recorded, live)[0] == pytest.approx(((p - q) * np.log(p / q)).sum(), rel=1e-6)
     assert index(recorded, live)[0] > 0.25
+
+
+def test_longer_contexts_than_before_are_no_drift(counting):
+    """Entropy / ln n differs by length; a corpus mostly of short contexts, a server mostly of long ones."""
+    both = np.concatenate([values(0.5), values(0.8, seed=1)], axis=1)
+    recorded = make_baseline(read_manifest(counting), "corpus", both, np.repeat([64, 128], 2000))
+    drift = Drift(recorded, 10**9)
+    drift.add(rows(values(0.5, tokens=100, seed=2), visible=50))
+    drift.add(rows(values(0.8, tokens=1500, seed=3), visible=100))
+    drift.add(rows(values(0.1, tokens=5000, seed=4), visible=500))  # the corpus had none of that length
+    assert drift.index().max() < 0.02
+    drift.add(rows(values(0.8, tokens=400, seed=5), visible=50))
+    assert drift.index()[0, 0] > 0.1
 
 
 def test_a_head_that_was_always_sharp_and_no_longer_is(recorded):
@@ -98,8 +112,9 @@ def file(counting, tmp_path):
 def test_the_command_records_what_the_model_does(file, counting):
     made = read_baseline(file, read_manifest(counting))
     assert (made.model, made.corpus, made.norm) == ("counting", "text.txt", "softmax")
-    assert made.edges[0][0] == pytest.approx([1] * 9)
-    assert made.edges[0][1] == pytest.approx([0.5] * 9)
+    assert made.contexts == [64, 128]
+    assert made.edges == [[[[1] * 9] * 2, [[0.5] * 9] * 2]]
+    assert [sum(bins) for bins in made.counts[0][0]] == [6 * 32, 6 * 64]
 
 
 def test_rounding_errors_are_no_drift(file, counting):
@@ -120,10 +135,10 @@ def test_metrics_compare_with_the_file(file, counting):
 
 def test_a_text_that_is_too_short_is_refused(counting, tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("a" * 200)
+    text.write_text("a" * 100)
     result = CliRunner().invoke(command, [str(counting), str(text), "-o", str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert "has 136 tokens that see over 32 keys; a baseline needs 256" in result.output
+    assert "has 68 tokens that see over 32 keys; a baseline needs 100 of similar context" in result.output
     assert not (tmp_path / "out").exists()
     text.write_bytes(b"\xff\xfe\x00")
     result = CliRunner().invoke(command, [str(counting), str(text), "-o", str(tmp_path / "out")])
@@ -139,10 +154,11 @@ def test_a_baseline_of_another_model_or_none_is_refused(file, counting, tmp_path
         read_baseline(file, other)
     content = json.loads(file.read_text())
     for damage, message in (
-        ({"edges": [[[0.1]]]}, "9 edges each"),
-        ({"counts": [[[1]]]}, "10 bins"),
-        ({"format_version": 2}, "format_version"),
-        ({"edges": []}, "edges"),
+        ({"edges": [[[[0.1]]]]}, "edges must have 9 numbers"),
+        ({"counts": [[[[1]]]]}, "counts must have 10 numbers"),
+        ({"format_version": 1}, "format_version"),
+        ({"edges": [], "counts": []}, "edges must have"),
+        ({"contexts": [64]}, "edges must have"),
     ):
         file.write_text(json.dumps(content | damage))
         with pytest.raises(InputError, match=message):
