@@ -13,8 +13,8 @@ from sharp.serving.errors import InputError, NotFoundError
 from sharp.serving.metrics.dispersion import LEAST_CONTEXT, context_bounds
 
 BINS = 10
-# Fewer live tokens than this say nothing: ten bins of chance alone make an index of 9 / tokens.
-LEAST_TOKENS = 256
+# Fewer live tokens than this say nothing: those of one text are alike, and one text is no distribution.
+LEAST_TOKENS = 1024
 # A range of contexts of which a corpus has fewer tokens has no deciles.
 LEAST_RANGE_TOKENS = 100
 # Of a head whose entropy never changes, deciles would sort rounding errors.
@@ -134,8 +134,8 @@ def count(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np
 class Drift:
     """The population stability index of live tokens against a baseline, sum of (p - q) ln(p / q) over bins.
 
-    A live token's weight halves with every `half_life` tokens after it. Tokens of contexts that the corpus had none of do
-    not count. By custom an index up to 0.1 is no change and one from 0.25 on a large one.
+    A live token's weight halves with every `half_life` tokens after it. Tokens of contexts that the corpus had none of
+    do not count. By custom an index up to 0.1 is no change and one from 0.25 on a large one.
     """
 
     def __init__(self, baseline: Baseline, half_life: int) -> None:

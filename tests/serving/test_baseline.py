@@ -56,10 +56,10 @@ def test_the_same_text_has_not_drifted(recorded):
 
 
 def test_the_index_is_the_sum_of_its_definition(recorded):
-    live = values(0.53, tokens=500, seed=2)
+    live = values(0.53, tokens=1500, seed=2)
     stored = ((live * np.log(100)).astype(np.float32) / np.log(100)).round(3)[0, :, 0]  # as the kernels write it
     counts = np.histogram(stored, [-np.inf, *np.nextafter(recorded.edges[0][0][0], 1), np.inf])[0]
-    p, q = (counts + 0.5) / 505, (np.array(recorded.counts[0][0][0]) + 0.5) / 2005
+    p, q = (counts + 0.5) / 1505, (np.array(recorded.counts[0][0][0]) + 0.5) / 2005
     assert index(recorded, live)[0] == pytest.approx(((p - q) * np.log(p / q)).sum(), rel=1e-6)
     assert index(recorded, live)[0] > 0.25
 
@@ -86,7 +86,7 @@ def test_a_head_that_was_always_sharp_and_no_longer_is(recorded):
 
 
 def test_few_tokens_and_short_contexts_say_nothing(recorded):
-    assert np.isnan(index(recorded, values(0.5, tokens=255))).all()
+    assert np.isnan(index(recorded, values(0.5, tokens=1023))).all()
     drift = Drift(recorded, 10**9)
     drift.add(rows(values(0.5), visible=32))
     assert np.isnan(drift.index()).all()
@@ -119,14 +119,14 @@ def test_the_command_records_what_the_model_does(file, counting):
 
 def test_rounding_errors_are_no_drift(file, counting):
     manifest = read_manifest(counting)
-    live = np.array([1, 0.5]) + np.random.default_rng(0).normal(0, 1e-6, (1, 400, 2))
+    live = np.array([1, 0.5]) + np.random.default_rng(0).normal(0, 1e-6, (1, 1100, 2))
     assert max(index(read_baseline(file, manifest), live)) < 0.01
 
 
 def test_metrics_compare_with_the_file(file, counting):
     metrics = Metrics()
     model = metrics.add_model(read_manifest(counting), MetricsConfig(attention_baseline=file))
-    model.attention.heads.put(rows(np.full((1, 300, 2), 0.7)))
+    model.attention.heads.put(rows(np.full((1, 1100, 2), 0.7)))
     families = {family.name: family for family in text_string_to_metric_families(metrics.text("")[0].decode())}
     model.close()
     family = families["sharp_attention_drift_psi"]
