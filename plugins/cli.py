@@ -13,6 +13,7 @@ from sharp.plugins.errors import SharpError, VerificationError
 
 # Name of a subcommand -> where it is, and the extra of the package that brings what it imports.
 COMMANDS = {
+    "baseline": ("sharp.serving.baseline:baseline", "serve"),
     "bench": ("sharp.serving.bench.cli:bench", "serve"),
     "build": ("sharp.exporter.build:build", "export,tensorrt-rtx"),
     "export": ("sharp.exporter.cli:export", "export"),

@@ -1,6 +1,8 @@
 """Sums and means of the attention statistics that the kernels write."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,19 +55,32 @@ class AttentionTotals:
         return AttentionSummary(self.tokens, *(self.sums / counts[:, None, None]))
 
 
+def normalized(rows: AttentionRows) -> NDArray[np.float64]:
+    """H / ln n of every token [layers, tokens, q_heads]; 0 for the first, of which ln 1 = 0 makes none."""
+    visible = (rows.positions + 1).astype(np.float64)
+    by_log = np.where(visible > 1, 1 / np.log(np.maximum(visible, 2)), 0)
+    values: NDArray[np.float64] = rows.stats[..., ENTROPY].astype(np.float64) * by_log[:, None]
+    return values
+
+
 def add_up(rows: AttentionRows) -> AttentionTotals:
     """The sums over `rows`. A causal query at position p sees p + 1 keys."""
     stats = rows.stats.astype(np.float64)  # [layers, tokens, q_heads, 4]
     visible = (rows.positions + 1).astype(np.float64)
-    past_first = visible > 1  # ln 1 = 0: the first token has no normalized entropy
-    by_log = np.where(past_first, 1 / np.log(np.maximum(visible, 2)), 0)
     sums = np.stack(
         [
             stats[..., ENTROPY].sum(1),
-            np.einsum("lth,t->lh", stats[..., ENTROPY], by_log),
+            normalized(rows).sum(1),
             np.einsum("lth,t->lh", stats[..., SUPPORT], 1 / visible),
             stats[..., INVERSE_TEMPERATURE].sum(1),
             stats[..., LOGIT_SPREAD].sum(1),
         ]
     )
-    return AttentionTotals(len(visible), int(past_first.sum()), sums)
+    return AttentionTotals(len(visible), int((visible > 1).sum()), sums)
+
+
+def json_numbers(values: NDArray[Any]) -> list[Any]:
+    """An array as nested lists for JSON, which has no NaN: null where there was no token."""
+    if values.ndim > 1:
+        return [json_numbers(row) for row in values]
+    return [None if math.isnan(value) else value for value in values.tolist()]

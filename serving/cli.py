@@ -1,7 +1,6 @@
 """The commands `sharp serve` (also `sharp-serve`) and `sharp generate`."""
 
 import asyncio
-import logging
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ from sharp.serving.client.options import connection_options
 from sharp.serving.engine.events import Delta
 from sharp.serving.errors import InputError
 from sharp.serving.request import Prompt
+from sharp.serving.request_log import set_up_logging
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.server import Started, run_server
 from sharp.serving.settings import CONFIG_VARIABLE, ServeSettings, read_settings
@@ -64,8 +64,9 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
     Every setting can also be given as a variable of the environment, SHARP_GRPC_PORT, or in the file of --config. Flags
     count before the environment, and both before the file.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    set_up_logging("text")
     settings = read_settings({name: value for name, value in flags.items() if value is not None}, config)
+    set_up_logging(settings.server.log_format)
     asyncio.run(run_server(folder, settings, _announce))
 
 

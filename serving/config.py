@@ -8,6 +8,8 @@ from sharp.serving.errors import InputError
 from sharp.serving.tls import TlsConfig
 
 MIB = 2**20
+LOG_FORMATS = ("text", "json")
+ATTENTION_LEVELS = ("off", "layer", "head")
 
 
 def available_cpus() -> int:
@@ -78,16 +80,38 @@ class MetricsConfig:
     """What `/metrics` shows of attention.
 
     Attributes:
+        attention_metrics: a series per "head" or per "layer"; "off" collects nothing but what a request asks for.
         attention_series_limit: most heads (of all layers) with series of their own; past it there is one per layer.
         attention_window: collected steps that the gauges are means over.
+        dispersion_threshold: a head is dispersed while its smoothed normalized entropy is at least this ...
+        dispersion_tokens: ... and has been for so many collected tokens. Tokens, not seconds: without traffic there is
+            nothing to say about a head.
+        dispersion_half_life: collected tokens after which a token has half its weight in the smoothed entropy.
+        attention_baseline: file of `sharp baseline` to compare with; None compares with nothing.
+        drift_half_life: collected tokens after which a token has half its weight in that comparison.
     """
 
+    attention_metrics: str = "head"
     attention_series_limit: int = 2048
     attention_window: int = 64
+    dispersion_threshold: float = 0.9
+    dispersion_tokens: int = 1024
+    dispersion_half_life: int = 1024
+    attention_baseline: Path | None = None
+    drift_half_life: int = 4096
 
     def __post_init__(self) -> None:
+        if self.attention_metrics not in ATTENTION_LEVELS:
+            raise InputError(
+                f"attention_metrics is {self.attention_metrics!r}; it must be one of: {', '.join(ATTENTION_LEVELS)}"
+            )
         _at_least("attention_series_limit", self.attention_series_limit, 0)
         _at_least("attention_window", self.attention_window, 1)
+        if not 0 < self.dispersion_threshold <= 1:
+            raise InputError(f"dispersion_threshold is {self.dispersion_threshold}; it must be above 0 and at most 1")
+        _at_least("dispersion_tokens", self.dispersion_tokens, 0)
+        _at_least("dispersion_half_life", self.dispersion_half_life, 1)
+        _at_least("drift_half_life", self.drift_half_life, 1)
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,9 @@ class ServerConfig:
         stall_seconds: a step of the engine that takes longer makes health say that the server does not serve.
         tls: certificate and key of both ports; None is plain text.
         token_file: file of the bearer tokens that may ask; None lets everyone ask.
+        log_format: "text", or "json": every line is an object.
+        log_prompts: write prompts into the log.
+        otlp_traces_endpoint: where traces are sent to, over OTLP (gRPC); None makes none.
     """
 
     host: str = "127.0.0.1"
@@ -115,8 +142,13 @@ class ServerConfig:
     stall_seconds: float = 120.0
     tls: TlsConfig | None = None
     token_file: Path | None = None
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise InputError(f"log_format is {self.log_format!r}; it must be one of: {', '.join(LOG_FORMATS)}")
         for name in ("grpc_port", "http_port"):
             _at_least(name, getattr(self, name), 0)
             if getattr(self, name) > 65535:

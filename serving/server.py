@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from sharp.serving.engine.thread import EngineThread
 from sharp.serving.errors import EngineError
 from sharp.serving.grpc.server import GrpcServer
 from sharp.serving.http.app import make_app
+from sharp.serving.http.live import LiveState
 from sharp.serving.http.server import HttpServer
 from sharp.serving.metrics import Metrics
 from sharp.serving.model_folder import ModelFolder, load_model_folder
 from sharp.serving.service import GenerationService
 from sharp.serving.tls import Tls
 from sharp.serving.tokens import Tokens
+from sharp.serving.tracing import otlp_tracing
 from sharp.v1 import control_pb2
 
 
@@ -63,9 +65,14 @@ async def run_server(
     stop = stop or _signal()
     tls = None if config.tls is None else Tls(config.tls)
     tokens = None if config.token_file is None else Tokens(config.token_file)
+    endpoint = config.otlp_traces_endpoint
+    tracing = None if endpoint is None else otlp_tracing(endpoint, sharp_version())
     template = load_chat_template(path)
     # In a thread, or a signal would find nobody to hear it.
-    model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, settings.engine)
+    engine_config = settings.engine
+    if settings.metrics.attention_metrics == "off":
+        engine_config = replace(engine_config, attention_interval=0)
+    model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
     if stop.is_set():
         return
     info = control_pb2.GetServerInfoResponse(
@@ -83,16 +90,21 @@ async def run_server(
         max_waiting_requests=settings.engine.max_waiting_requests,
         max_waiting_tokens=settings.engine.max_waiting_tokens,
     )
-    metrics = Metrics(model.manifest, settings.metrics)
+    metrics = Metrics()
+    model_metrics = metrics.add_model(model.manifest, settings.metrics)
 
     def observe(report: EngineReport) -> None:
-        metrics.observe(report)
+        model_metrics.observe(report)
         service.observe(report)
 
     thread = EngineThread(engine, observe)
-    service = GenerationService(model, thread, config.max_unread_messages, config.stall_seconds)
+    model_metrics.watch_step(lambda: thread.seconds_in_step)
+    service = GenerationService(
+        model, thread, config.max_unread_messages, config.stall_seconds, tracing, config.log_prompts
+    )
     grpc_server = GrpcServer(service, info, config, tls, tokens)
-    app = make_app(service, template, metrics.registry, config.max_message_bytes, tokens)
+    live = LiveState(model, metrics, model_metrics)
+    app = make_app(service, template, metrics, live, config.max_message_bytes, tokens)
     http_server = HttpServer(app, config.host, config.http_port, tls)
     thread.start()
     try:
@@ -119,7 +131,9 @@ async def run_server(
     finally:
         # Not in the event loop: the last step may take a while, and its events are delivered to this loop.
         await asyncio.to_thread(thread.stop)
-        metrics.close()
+        model_metrics.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
 
 def _signal() -> asyncio.Event:

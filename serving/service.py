@@ -1,8 +1,9 @@
 """`GenerationService`: what every edge does with a request, whatever protocol it came by."""
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from sharp.serving.engine.events import Event, Failed, Finished
@@ -11,6 +12,9 @@ from sharp.serving.engine.thread import EngineThread
 from sharp.serving.errors import DrainingError, EngineError, NotFoundError, SharpError, SlowReaderError, StalledError
 from sharp.serving.model_folder import ModelFolder
 from sharp.serving.request import Request
+from sharp.serving.request_log import log_prompt, log_request
+from sharp.serving.served import Call, ServedRequest
+from sharp.serving.tracing import Tracing
 
 
 class EventStream:
@@ -19,8 +23,13 @@ class EventStream:
     It is bounded: when the client does not read, the request fails instead of filling the memory.
     """
 
-    def __init__(self, request: Request, engine: EngineThread, limit: int) -> None:
+    def __init__(
+        self, request: Request, engine: EngineThread, limit: int, served: ServedRequest, headers: Mapping[str, str]
+    ) -> None:
+        """`headers` are for the answer: the trace context of the request."""
         self.request = request
+        self.headers = headers
+        self._served = served
         self._engine = engine
         self._limit = limit
         self._loop = asyncio.get_running_loop()
@@ -39,9 +48,10 @@ class EventStream:
 
     def _receive(self, event: Event) -> None:
         """Add an event; called in the engine's thread."""
-        self._loop.call_soon_threadsafe(self._put, event)
+        self._loop.call_soon_threadsafe(self._put, event, time.perf_counter())
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: Event, now: float) -> None:
+        self._served.take(event, now)
         if self._overflowed:
             return
         if self._events.qsize() >= self._limit:
@@ -69,9 +79,17 @@ class GenerationService:
     """Takes requests for one model and streams what the engine says of them; lives in one event loop."""
 
     def __init__(
-        self, model: ModelFolder, engine: EngineThread, max_unread_messages: int, stall_seconds: float
+        self,
+        model: ModelFolder,
+        engine: EngineThread,
+        max_unread_messages: int,
+        stall_seconds: float,
+        tracing: Tracing | None = None,
+        log_prompts: bool = False,
     ) -> None:
         self.model = model
+        self._tracing = tracing
+        self._log_prompts = log_prompts
         self.engine = engine
         self._stall_seconds = stall_seconds
         self.draining = False
@@ -119,19 +137,44 @@ class GenerationService:
             raise NotFoundError(f"model {name!r} is not served here; the server has {served!r}")
 
     @asynccontextmanager
-    async def stream(self, prepare: Callable[[], Request]) -> AsyncIterator[EventStream]:
+    async def stream(self, call: Call, prepare: Callable[[], Request]) -> AsyncIterator[EventStream]:
         """Run the request that `prepare` gives. However the block is left, the request ends and its blocks are free.
+
+        Its end is logged and traced.
 
         Raises:
             SharpError: what `check_serving` and `prepare` raise.
         """
+        served = ServedRequest(call)
+        span = None if self._tracing is None else self._tracing.start(call, served.arrived)
+        try:
+            async with self._run(served, prepare, {} if span is None else span.headers) as stream:
+                yield stream
+        except Exception as error:
+            served.error = str(error) or type(error).__name__
+            raise
+        finally:
+            served.ended = time.perf_counter()
+            name = self.model.manifest.name
+            log_request(served, name, None if span is None else span.trace_id)
+            if self._log_prompts:
+                log_prompt(served, self.model.tokenizer)
+            if span is not None:
+                span.end(served, name)
+
+    @asynccontextmanager
+    async def _run(
+        self, served: ServedRequest, prepare: Callable[[], Request], headers: Mapping[str, str]
+    ) -> AsyncIterator[EventStream]:
         self.check_serving()
         self._open += 1
         self._idle.clear()
         try:
             # Tokenizing a long text takes a while, and the event loop serves everyone.
-            stream = EventStream(await asyncio.to_thread(prepare), self.engine, self._max_unread_messages)
+            served.request = await asyncio.to_thread(prepare)
+            stream = EventStream(served.request, self.engine, self._max_unread_messages, served, headers)
             self._streams.add(stream)
+            served.submitted = time.perf_counter()
             stream.start()
             try:
                 yield stream

@@ -14,7 +14,15 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from sharp.serving.backends import BACKENDS
-from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, available_cpus
+from sharp.serving.config import (
+    ATTENTION_LEVELS,
+    LOG_FORMATS,
+    BackendConfig,
+    EngineConfig,
+    MetricsConfig,
+    ServerConfig,
+    available_cpus,
+)
 from sharp.serving.errors import InputError
 from sharp.serving.server import Settings
 from sharp.serving.tls import TlsConfig
@@ -41,6 +49,11 @@ class ServeSettings(BaseSettings):
     )
     grace_seconds: float = Field(5.0, ge=0, description="How long running requests may go on after SIGTERM.")
     stall_seconds: float = Field(120.0, gt=0, description="A step that takes longer makes health say 'not serving'.")
+    log_format: str = Field("text", description=f"Lines of the log; one of: {', '.join(LOG_FORMATS)}.")
+    log_prompts: bool = Field(False, description="Write the prompts of requests into the log.")
+    otlp_traces_endpoint: str | None = Field(
+        None, description="Send OpenTelemetry traces to this address, as http://127.0.0.1:4317.  [default: none]"
+    )
     backend: str = Field("onnxruntime", description=f"One of: {', '.join(BACKENDS)}.")
     threads: int = Field(
         default_factory=available_cpus, description="Threads of the backend.  [default: one per processor]"
@@ -63,8 +76,18 @@ class ServeSettings(BaseSettings):
     attention_interval: int = Field(
         8, description="Collect attention statistics on every n-th step; 1 is every step, 0 never."
     )
+    attention_metrics: str = Field(
+        "head", description=f"Attention metrics per head or per layer; one of: {', '.join(ATTENTION_LEVELS)}."
+    )
     attention_series_limit: int = Field(
         2048, description="Most heads with metrics of their own; past it they are per layer."
+    )
+    dispersion_threshold: float = Field(
+        0.9, description="A head is dispersed from this normalized entropy on, of at most 1 ..."
+    )
+    dispersion_tokens: int = Field(1024, description="... once it has been there for so many collected tokens.")
+    attention_baseline: Path | None = Field(
+        None, description="File of sharp baseline; metrics say how far entropies are from it."
     )
 
     @model_validator(mode="after")
@@ -138,6 +161,9 @@ def _settings(found: ServeSettings) -> Settings:
             stall_seconds=found.stall_seconds,
             tls=tls,
             token_file=found.token_file,
+            log_format=found.log_format,
+            log_prompts=found.log_prompts,
+            otlp_traces_endpoint=found.otlp_traces_endpoint,
         ),
         EngineConfig(
             found.cache_tokens,
@@ -149,6 +175,12 @@ def _settings(found: ServeSettings) -> Settings:
             prefix_cache=found.prefix_cache,
             prefill_chunk_tokens=found.prefill_chunk_tokens,
         ),
-        MetricsConfig(found.attention_series_limit),
+        MetricsConfig(
+            found.attention_metrics,
+            found.attention_series_limit,
+            dispersion_threshold=found.dispersion_threshold,
+            dispersion_tokens=found.dispersion_tokens,
+            attention_baseline=found.attention_baseline,
+        ),
         BackendConfig(found.backend, found.threads, kernels=found.kernels, allow_unverified=found.allow_unverified),
     )

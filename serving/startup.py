@@ -19,6 +19,9 @@ def print_startup(started: Started) -> None:
     interval = engine.attention_interval
     scheme = "http" if settings.server.tls is None else "https"
     every = f"every {interval} steps" if interval > 1 else "every step" if interval else "never"
+    attention = (
+        f"statistics {every}, series per {metrics.attention_metrics}, of at most {metrics.attention_series_limit} heads"
+    )
     precision = manifest.dtype if manifest.quantization is None else f"{manifest.quantization} weights"
     rows = {
         "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {precision})",
@@ -32,12 +35,17 @@ def print_startup(started: Started) -> None:
         "queue": f"at most {engine.max_waiting_requests} requests and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)"),
-        "attention": f"statistics {every}, series of at most {metrics.attention_series_limit} heads",
+        "attention": "no statistics" if metrics.attention_metrics == "off" else attention,
+        "log": f"a line of {settings.server.log_format} for every request, "
+        + ("with" if settings.server.log_prompts else "without")
+        + " its prompt; traces "
+        + (f"to {settings.server.otlp_traces_endpoint}" if settings.server.otlp_traces_endpoint else "off"),
         "security": _security(settings.server),
         "gRPC": started.grpc_address,
         "OpenAI": f"{scheme}://{started.http_address}/v1"
         + ("" if started.chat else " (no chat template: completions only)"),
         "metrics": f"{scheme}://{started.http_address}/metrics",
+        "page": f"{scheme}://{started.http_address}/",
     }
     table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)
     for name, value in rows.items():

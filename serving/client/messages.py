@@ -81,7 +81,7 @@ def event_of(response: inference_pb2.GenerateResponse, request_id: str) -> Event
     """What a message of the stream says."""
     if response.HasField("prompt_info"):
         info = response.prompt_info
-        return PromptComputed(request_id, info.cached_tokens, _logprobs(info.prompt_logprobs) or None)
+        return PromptComputed(request_id, info.cached_tokens, logprobs=_logprobs(info.prompt_logprobs) or None)
     if response.HasField("delta"):
         delta = response.delta
         return Delta(request_id, delta.text, tuple(delta.token_ids), delta.index, _logprobs(delta.logprobs) or None)

@@ -14,11 +14,20 @@ from sharp.serving.backends import Backend, StepOutput
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.batch import pack, wanted_outputs
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.events import Accepted, Delta, Event, Failed, FinishReason, PromptComputed, TokenLogprobs
+from sharp.serving.engine.events import (
+    Accepted,
+    Delta,
+    Event,
+    Failed,
+    FinishReason,
+    PromptChunk,
+    PromptComputed,
+    TokenLogprobs,
+)
 from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
 from sharp.serving.engine.prefix import PrefixChain, chain_start
 from sharp.serving.engine.queue_limit import QueueLimit
-from sharp.serving.engine.report import EngineReport, Tally
+from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
 from sharp.serving.engine.sampler import NO_TOKEN, Sampler
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Sequence
@@ -134,7 +143,7 @@ class Engine:
             failure = EngineError(f"a step of the engine failed: {error}")
             failed = dict.fromkeys(chunk.sequence.request_id for chunk in plan.chunks)
             return events + [self._fail(request_id, failure) for request_id in failed]
-        events += self._commit(plan, result)
+        events += self._commit(plan, result, began)
         self._tally.step_seconds.append(time.perf_counter() - began)
         return events
 
@@ -158,7 +167,7 @@ class Engine:
             return
         sequence.started = now
         self._queue_limit.admitted(sequence, now)
-        self._tally.queue_seconds.append(now - sequence.arrived)
+        self._tally.queue.append(Timed(now - sequence.arrived, sequence.request_id))
         if sequence.index == 0:
             self._tally.prefix_cache_queries += len(sequence.request.prompt_ids)
             self._tally.prefix_cache_hits += sequence.cached_tokens or 0
@@ -180,7 +189,7 @@ class Engine:
             prompt_logprobs(plan.chunks, outputs, output.logits),
         )
 
-    def _commit(self, plan: Plan, result: _Result) -> list[Event]:
+    def _commit(self, plan: Plan, result: _Result, began: float) -> list[Event]:
         if result.output.stats is not None:
             self._observe(plan.chunks, AttentionRows(result.output.stats, result.positions))
         events: list[Event] = []
@@ -189,6 +198,8 @@ class Engine:
             request_id = chunk.sequence.request_id
             if request_id not in self._answers:  # another answer of the request has failed
                 continue
+            if not chunk.sequence.prompt_read:
+                chunk.sequence.prompt_chunks.append(PromptChunk(chunk.tokens, began, now))
             try:
                 events += self._commit_chunk(row, chunk, result, now)
             except Exception as error:  # say a defect of a tokenizer: nobody else must suffer
@@ -231,15 +242,16 @@ class Engine:
         answers.held = []
         wanted = sequence.request.params.prompt_logprobs is not None
         logprobs = tuple(sequence.prompt_logprobs) if wanted else None
-        return [PromptComputed(sequence.request_id, sequence.cached_tokens or 0, logprobs)]
+        chunks = tuple(sequence.prompt_chunks)
+        return [PromptComputed(sequence.request_id, sequence.cached_tokens or 0, chunks, logprobs)]
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
         self._tally.generated_tokens += 1
         if sequence.first_token is None or sequence.last_token is None:
             sequence.first_token = now
-            self._tally.first_token_seconds.append(now - sequence.arrived)
+            self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
         else:
-            self._tally.inter_token_seconds.append(now - sequence.last_token)
+            self._tally.inter_token.append(Timed(now - sequence.last_token, sequence.request_id))
         sequence.last_token = now
         text, ending = sequence.append(token)
         delta = Delta(sequence.request_id, text, (token,), sequence.index, (logprobs,) if logprobs else None)
@@ -271,7 +283,7 @@ class Engine:
         self.scheduler.remove(sequence)
         if not unfinished:
             del self._answers[sequence.request_id]
-            self._tally.finished.append((str(reason), now - sequence.arrived))
+            self._tally.finished.append(Ended(str(reason), now - sequence.arrived, sequence.request_id))
         return sequence.finished(reason, matched, now, last=not unfinished)
 
     def _fail(self, request_id: str, error: SharpError) -> Event:
@@ -279,7 +291,7 @@ class Engine:
         answers = list(self._answers.pop(request_id).unfinished.values())
         for sequence in answers:
             self.scheduler.remove(sequence)
-        self._tally.finished.append(("error", time.perf_counter() - answers[0].arrived))
+        self._tally.finished.append(Ended("error", time.perf_counter() - answers[0].arrived, request_id))
         return Failed(request_id, error)
 
     def check_integrity(self) -> None:

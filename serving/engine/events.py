@@ -64,17 +64,28 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class PromptChunk:
+    """Tokens of a prompt that were computed in one step; times in seconds of `time.perf_counter`."""
+
+    tokens: int
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
 class PromptComputed:
     """The prompt is computed; comes once, before the first Delta.
 
     Attributes:
         request_id: the request.
         cached_tokens: tokens of the prompt that the prefix cache had.
+        chunks: the steps that computed the others.
         logprobs: one entry per token of the prompt after the first, when asked for. Nothing predicts the first.
     """
 
     request_id: str
     cached_tokens: int
+    chunks: tuple[PromptChunk, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 

@@ -7,6 +7,23 @@ from sharp.serving.attention import AttentionRows
 
 
 @dataclass(frozen=True)
+class Timed:
+    """Something that took `seconds`, and the request that it happened to."""
+
+    seconds: float
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request that is over: why, and how long after its arrival."""
+
+    reason: str
+    seconds: float
+    request_id: str
+
+
+@dataclass(frozen=True)
 class EngineReport:
     """The state now and what happened since the last report; all times in seconds."""
 
@@ -18,10 +35,10 @@ class EngineReport:
     preemptions: int
     prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
     prefix_cache_hits: int  # those that it had
-    finished: tuple[tuple[str, float], ...]  # (finish reason, request duration)
-    queue_seconds: tuple[float, ...]
-    first_token_seconds: tuple[float, ...]
-    inter_token_seconds: tuple[float, ...]
+    finished: tuple[Ended, ...]
+    queue: tuple[Timed, ...]
+    first_token: tuple[Timed, ...]
+    inter_token: tuple[Timed, ...]
     step_seconds: tuple[float, ...]
     attention: tuple[AttentionRows, ...]
 
@@ -35,10 +52,10 @@ class Tally:
     preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    finished: list[tuple[str, float]] = field(default_factory=list)
-    queue_seconds: list[float] = field(default_factory=list)
-    first_token_seconds: list[float] = field(default_factory=list)
-    inter_token_seconds: list[float] = field(default_factory=list)
+    finished: list[Ended] = field(default_factory=list)
+    queue: list[Timed] = field(default_factory=list)
+    first_token: list[Timed] = field(default_factory=list)
+    inter_token: list[Timed] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     attention: list[AttentionRows] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from sharp.serving.attention import AttentionRows, AttentionTotals, add_up
 from sharp.serving.engine.answer import AnswerText
-from sharp.serving.engine.events import Finished, FinishReason, Timing, TokenLogprobs, Usage
+from sharp.serving.engine.events import Finished, FinishReason, PromptChunk, Timing, TokenLogprobs, Usage
 from sharp.serving.engine.prefix import PrefixChain
 from sharp.serving.engine.token_counts import TokenCounts
 from sharp.serving.request import Request
@@ -54,6 +54,7 @@ class Sequence:
         self.guide = request.guide.copy() if request.guide else None
         self.prompt_read = False
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.prompt_chunks: list[PromptChunk] = []
         self._chain = chain
         self._remembered = 0
         self._text = AnswerText(tokenizer, params.stop)

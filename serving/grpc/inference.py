@@ -4,6 +4,7 @@ import asyncio
 
 from sharp.serving.engine.events import Delta, Finished, PromptComputed
 from sharp.serving.errors import FieldError
+from sharp.serving.grpc.call import call_of
 from sharp.serving.grpc.convert import (
     PATHS,
     delta_message,
@@ -31,7 +32,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # noqa: N802
         """Stream the answers to one prompt."""
         self._service.check_model(request.model)
-        async with self._service.stream(lambda: self._prepare(request)) as stream:
+        async with self._service.stream(call_of(context, "grpc"), lambda: self._prepare(request)) as stream:
             await self._send(stream, context)
 
     def _prepare(self, request: inference_pb2.GenerateRequest) -> Request:
@@ -56,8 +57,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _send(self, stream: EventStream, context: Context) -> None:
         await anext(stream)  # accepted, or the error that says why not
         request, model = stream.request, self._service.model.manifest.name
+        metadata = list(stream.headers.items())
         if request.request_id.isascii() and request.request_id.isprintable():  # metadata can hold no other
-            await context.send_initial_metadata(((REQUEST_ID_METADATA, request.request_id),))
+            metadata.append((REQUEST_ID_METADATA, request.request_id))
+        await context.send_initial_metadata(metadata)
         informed = False
         async for event in stream:
             if not informed:

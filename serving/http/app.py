@@ -1,13 +1,11 @@
-"""The ASGI application: OpenAI's API, `/metrics` and `/health`."""
+"""The ASGI application: OpenAI's API, `/metrics`, `/health`, and a page to look at."""
 
 import time
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sharp.serving.chat_template import ChatTemplate
@@ -15,7 +13,9 @@ from sharp.serving.errors import SharpError
 from sharp.serving.http.authentication import TokenMiddleware
 from sharp.serving.http.errors import error_response
 from sharp.serving.http.generation import Generation
+from sharp.serving.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest
+from sharp.serving.metrics import Metrics
 from sharp.serving.service import GenerationService
 from sharp.serving.tokens import Tokens
 
@@ -23,7 +23,8 @@ from sharp.serving.tokens import Tokens
 def make_app(
     service: GenerationService,
     template: ChatTemplate | None,
-    registry: CollectorRegistry,
+    shown: Metrics,
+    live: LiveState,
     max_body_bytes: int,
     tokens: Tokens | None = None,
 ) -> Starlette:
@@ -32,8 +33,14 @@ def make_app(
     entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sharp"}
 
     def metrics(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        text, content_type = shown.text(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
+
+    def state(_request: Request) -> Response:  # in a thread, too
+        return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})
+
+    async def page(_request: Request) -> Response:
+        return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
     async def health(_request: Request) -> Response:
         try:
@@ -65,6 +72,8 @@ def make_app(
             Route("/v1/models/{model:path}", model),
             Route("/metrics", metrics),
             Route("/health", health),
+            Route("/", page),
+            Route("/live", state),
         ],
         exception_handlers={SharpError: failed},
         middleware=[] if tokens is None else [Middleware(TokenMiddleware, tokens=tokens)],

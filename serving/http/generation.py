@@ -21,6 +21,7 @@ from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, Ge
 from sharp.serving.request import Prompt
 from sharp.serving.request import Request as EngineRequest
 from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.served import Call
 from sharp.serving.service import EventStream, GenerationService, new_request_id
 
 logger = logging.getLogger(__name__)
@@ -69,12 +70,13 @@ class Generation:
         self._service.check_model(request.model)
         params = request.params()
         request_id = new_request_id()
+        call = Call("http", dict(Request(scope).headers))
         async with AsyncExitStack() as stack:
             streams = []
             for number, prompt in enumerate(await asyncio.to_thread(self._prompts, request)):
                 name = f"{request_id}-{number}"
                 prepare = self._preparation(request, name, prompt, params)
-                streams.append(await stack.enter_async_context(self._service.stream(prepare)))
+                streams.append(await stack.enter_async_context(self._service.stream(call, prepare)))
             for stream in streams:
                 await anext(stream)  # accepted, or the error that says why not
             shape = ChatAnswer if isinstance(request, ChatRequest) else TextAnswer
@@ -83,7 +85,8 @@ class Generation:
             if request.stream:
                 await _send_stream(request, params, answer, streams, send)
             else:
-                response = JSONResponse(answer.whole(await _completions(streams)))
+                whole = answer.whole(await _completions(streams))
+                response = JSONResponse(whole, headers=dict(streams[0].headers))
                 await response(scope, receive, send)
 
     def _prompts(self, request: GenerationRequest) -> list[Prompt]:
@@ -99,6 +102,7 @@ class Generation:
                 request_id,
                 prompt,
                 params,
+                attention=request.attention_stats,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 special_tokens=not isinstance(request, ChatRequest),  # the template has written them
@@ -118,7 +122,8 @@ async def _completions(streams: list[EventStream]) -> list[Any]:
 async def _send_stream(
     request: GenerationRequest, params: SamplingParams, answer: Answer, streams: list[EventStream], send: Send
 ) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+    trace = [(name.encode(), value.encode()) for name, value in streams[0].headers.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": [*SSE_HEADERS, *trace]})
     for chunk in answer.start(len(streams) * params.n):
         await _send_data(send, chunk)
     try:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sharp.serving.attention import AttentionSummary, json_numbers
 from sharp.serving.completion import Completion
 from sharp.serving.engine.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from sharp.serving.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ class Answer(ABC):
                 "logprobs": self._logprobs(answer.logprobs),
                 "finish_reason": REASONS[answer.finish_reason],
                 "stop_reason": answer.matched,
+                **_attention(answer.attention),
             }
             for index, answer in enumerate(answers)
         ]
@@ -59,7 +61,8 @@ class Answer(ABC):
 
     def finished(self, choice: int, event: Finished) -> dict[str, Any]:
         """The last chunk of a choice."""
-        return self._chunk(choice, self._delta_text(None), None, REASONS[event.reason], event.matched)
+        text = {**self._delta_text(None), **_attention(event.attention)}
+        return self._chunk(choice, text, None, REASONS[event.reason], event.matched)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The last chunk of a stream that was asked for it."""
@@ -156,6 +159,23 @@ class ChatAnswer(Answer):
         text = self._token(token_id)
         whole = "\ufffd" not in text  # else a part of a character, and its bytes are not known here
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
+    """The field `attention_stats` of a choice, where it was asked for; names are those of `sharp.v1`."""
+    if summary is None:
+        return {}
+    columns = {
+        "entropy_nats": summary.entropy,
+        "normalized_entropy": summary.normalized_entropy,
+        "support_ratio": summary.support_ratio,
+        "inverse_temperature": summary.inverse_temperature,
+        "logit_spread": summary.logit_spread,
+    }
+    layers = [
+        {name: json_numbers(values[layer]) for name, values in columns.items()} for layer in range(len(summary.entropy))
+    ]
+    return {"attention_stats": {"tokens": summary.tokens, "layers": layers}}
 
 
 def usage_of(prompts: Iterable[Usage], answers: Iterable[Usage]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class GenerationRequest(SamplingFields):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
+    attention_stats: bool = False
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

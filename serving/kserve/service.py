@@ -13,6 +13,7 @@ from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.completion import Answers
 from sharp.serving.engine.events import Delta, Finished
 from sharp.serving.errors import FieldError, NotFoundError, SharpError
+from sharp.serving.grpc.call import call_of
 from sharp.serving.grpc.status import Context, reports_errors
 from sharp.serving.kserve.tensors import (
     EXCLUDE_INPUT,
@@ -26,6 +27,7 @@ from sharp.serving.kserve.tensors import (
 )
 from sharp.serving.request import Request
 from sharp.serving.sampling_fields import SamplingFields, first_error
+from sharp.serving.served import Call
 from sharp.serving.service import GenerationService, new_request_id
 
 VERSION = "1"
@@ -99,13 +101,13 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     @reports_errors
     async def ModelInfer(  # noqa: N802
-        self, request: messages.ModelInferRequest, _context: Context
+        self, request: messages.ModelInferRequest, context: Context
     ) -> messages.ModelInferResponse:
         """Generate, and answer with the whole text."""
         wish = self._wish(request)
         if wish.stream:
             raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
-        return await self._whole(request, wish)
+        return await self._whole(request, wish, call_of(context, "kserve"))
 
     @reports_errors
     async def ModelStreamInfer(  # noqa: N802
@@ -121,7 +123,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
         async def answer(request: messages.ModelInferRequest) -> None:
             try:
-                async with aclosing(self._responses(request)) as responses:
+                async with aclosing(self._responses(request, call_of(context, "kserve"))) as responses:
                     async for response in responses:
                         await send(messages.ModelStreamInferResponse(infer_response=response))
             except SharpError as error:
@@ -136,15 +138,15 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 group.create_task(answer(request))
 
     async def _responses(
-        self, request: messages.ModelInferRequest
+        self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
         wish = self._wish(request)
         if not wish.stream:
-            whole = await self._whole(request, wish)
+            whole = await self._whole(request, wish, call)
             whole.parameters[FINAL].bool_param = True
             yield whole
             return
-        async with self._service.stream(lambda: self._prepare(wish)) as events:
+        async with self._service.stream(call, lambda: self._prepare(wish)) as events:
             async for event in events:
                 if isinstance(event, Delta) and event.text:
                     yield text_response(self._model, request.id, event.text)
@@ -154,8 +156,8 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                     last.parameters["finish_reason"].string_param = str(event.reason)
                     yield last
 
-    async def _whole(self, request: messages.ModelInferRequest, wish: _Wish) -> messages.ModelInferResponse:
-        async with self._service.stream(lambda: self._prepare(wish)) as events:
+    async def _whole(self, request: messages.ModelInferRequest, wish: _Wish, call: Call) -> messages.ModelInferResponse:
+        async with self._service.stream(call, lambda: self._prepare(wish)) as events:
             answers = Answers(events.request.params)
             async for event in events:
                 answers.take(event)

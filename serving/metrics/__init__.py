@@ -1,33 +1,62 @@
 """The Prometheus metrics of a server."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from sharp.plugins.manifest import Manifest
 from sharp.serving.config import MetricsConfig
 from sharp.serving.engine.report import EngineReport
-from sharp.serving.metrics.attention import AttentionMetrics
-from sharp.serving.metrics.requests import RequestMetrics
+from sharp.serving.metrics.attention import AttentionModel, attention_families
+from sharp.serving.metrics.exposition import encode
+from sharp.serving.metrics.heads import HeadStatistics
+from sharp.serving.metrics.requests import RequestFamilies, RequestMetrics
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "ModelMetrics"]
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
-    """All metrics of one model, in a registry of their own."""
+class ModelMetrics:
+    """What one model shows."""
 
-    def __init__(self, manifest: Manifest, config: MetricsConfig) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = RequestMetrics(self.registry, manifest.name)
-        self._attention = AttentionMetrics(manifest, config)
-        self.registry.register(self._attention)
+    def __init__(self, requests: RequestMetrics, attention: AttentionModel | None) -> None:
+        self._requests = requests
+        self.attention = attention  # None: off
+
+    def watch_step(self, seconds_in_step: Callable[[], float]) -> None:
+        """Ask how long the step that runs now has taken whenever the metrics are read."""
+        self._requests.watch_step(seconds_in_step)
 
     def observe(self, report: EngineReport) -> None:
         """Take a report of the engine, in the engine's thread; attention is added up in a thread of its own."""
         self._requests.observe(report)
-        for rows in report.attention:
-            self._attention.put(rows)
+        if self.attention is not None:
+            for rows in report.attention:
+                self.attention.heads.put(rows)
 
     def close(self) -> None:
         """End the thread."""
-        self._attention.close()
+        if self.attention is not None:
+            self.attention.heads.close()
+
+
+class Metrics:
+    """The metric families of a server, which its models share."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()  # of all but attention
+        self._requests = RequestFamilies(self.registry)
+        self._attention: list[AttentionModel] = []
+
+    def add_model(self, manifest: Manifest, config: MetricsConfig) -> ModelMetrics:
+        """The metrics of a model; its name is their label `model`."""
+        attention = None
+        if config.attention_metrics != "off":
+            attention = AttentionModel(manifest, config, HeadStatistics(manifest, config))
+            self._attention.append(attention)
+        return ModelMetrics(RequestMetrics(self._requests, manifest.name), attention)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """All of them in the format that an `Accept` header asks for, and its content type."""
+        return encode(self.registry, attention_families(self._attention), accept)

@@ -224,7 +224,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(harness, monkeypatch)
     assert some.engine.blocks.free == BLOCKS
     some.run()
     assert sorted(some.finished) == ["waiting 1", "waiting 2", "waiting 3"]
-    reasons = [reason for report in some.reports for reason, _ in report.finished]
+    reasons = [ended.reason for report in some.reports for ended in report.finished]
     assert sorted(reasons) == ["error"] * 2 + ["length"] * 3
 
 

@@ -3,6 +3,7 @@
 import json
 import urllib.request
 
+import numpy as np
 import openai
 import pytest
 
@@ -72,6 +73,29 @@ def test_completion(client):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (1, 4, 5)
     assert complete(client, stop="d").choices[0].finish_reason == "stop"
     assert complete(client, max_tokens=None).usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_attention_statistics_on_demand(client, stream):
+    fields = {"stream": stream, "extra_body": {"attention_stats": True, "cache_salt": str(stream)}}
+    # A prompt of 3 and of 4 tokens; the last new token is never attended from.
+    for answer in (complete(client, "abc", **fields), chat(client, "b", max_completion_tokens=3, **fields)):
+        answer = list(answer)[-1] if stream else answer
+        stats = answer.choices[0].model_extra["attention_stats"]
+        assert stats["tokens"] == 6
+        (layer,) = stats["layers"]
+        assert layer["normalized_entropy"] == pytest.approx([1, 0.5])
+        assert layer["entropy_nats"] == pytest.approx([np.log(range(1, 7)).mean(), np.log(range(1, 7)).mean() / 2])
+        assert layer["support_ratio"] == pytest.approx([1, 0.5])
+        assert layer["inverse_temperature"] == pytest.approx([1, 2])
+        assert layer["logit_spread"] == pytest.approx([1, 1])
+    assert "attention_stats" not in complete(client).choices[0].model_extra
+
+
+def test_a_number_that_does_not_exist_is_null(client):
+    answer = complete(client, "a", max_tokens=1, extra_body={"attention_stats": True, "cache_salt": "alone"})
+    stats = answer.choices[0].model_extra["attention_stats"]
+    assert (stats["tokens"], stats["layers"][0]["normalized_entropy"]) == (1, [None, None])  # ln 1 = 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,140 @@
+"""What attention metrics cost: throughput while decoding, and what reading /metrics does to tokens.
+
+python bench/metrics.py FOLDER [--streams 16] [--context 4096] [--output bench/results/metrics.json]
+
+All streams share a prompt, which the prefix cache computes once, and decode together. Every second step collects
+statistics for a metrics thread as the server has it, so steps with and without are neighbours in time, and what else
+the machine does slows both. "cost_of_every_8th_step" is what the default takes of the throughput. Then a thread reads
+/metrics beside every fifth step; "delay_ms" is how much longer these steps are than the others (medians).
+"""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sharp import LLM, SamplingParams
+from sharp.plugins.cli import SharpCommand
+from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, available_cpus
+from sharp.serving.metrics import Metrics, ModelMetrics
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+READ_EVERY_STEPS = 5
+DEFAULT_INTERVAL = EngineConfig.attention_interval
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step in which all streams decoded."""
+
+    collects: bool
+    read: bool  # /metrics was read meanwhile
+    seconds: float
+
+
+def decode(
+    llm: LLM, observed: ModelMetrics, streams: int, context: int, steps: int, read: Callable[[], None] | None = None
+) -> list[Step]:
+    """The steps in which all streams decode; beside every fifth of them `read` runs in another thread."""
+    engine = llm._engine
+    vocab = llm.model.manifest.vocab_size
+    prompt = [3 + (7 * i * i + 3 * i) % (vocab - 3) for i in range(context)]
+    for number in range(streams):
+        params = SamplingParams(seed=number, max_tokens=steps + 8, ignore_eos=True)
+        engine.add(llm.model.prepare(str(number), prompt, params))
+    found: list[Step] = []
+    with ThreadPoolExecutor(1) as pool:
+        while engine.has_work:
+            running = engine.scheduler.running
+            decoding = len(running) == streams and all(one.remaining == 1 for one in running)
+            collects = engine._steps % 2 == 0
+            # Chosen by count: of readings at fixed times the longer steps would meet more.
+            reading = None if read is None or len(found) % READ_EVERY_STEPS else pool.submit(read)
+            began = time.perf_counter()
+            engine.step()
+            observed.observe(engine.report())
+            seconds = time.perf_counter() - began
+            if reading is not None:
+                reading.result()
+            if decoding:
+                found.append(Step(collects, reading is not None, seconds))
+    return found
+
+
+@click.command(cls=SharpCommand)
+@click.argument("folder")
+@click.option("--streams", default=16, show_default=True, help="Requests that decode together.")
+@click.option("--context", default=4096, show_default=True, help="Tokens of their prompt.")
+@click.option("--steps", default=200, show_default=True, help="Steps of each part.")
+@click.option("--threads", type=int, default=available_cpus, show_default="one per processor", help="Threads.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(folder: str, streams: int, context: int, steps: int, threads: int, output: Path | None) -> None:
+    """Measure and write the results."""
+    tokens = 2 * context + streams * (steps + 64)
+    llm = LLM(
+        folder,
+        backend=BackendConfig(threads=threads),
+        engine=EngineConfig(tokens, max_sequences=max(64, streams), attention_interval=2),
+    )
+    manifest = llm.model.manifest
+    metrics = Metrics()
+    observed = metrics.add_model(manifest, MetricsConfig())
+    decode(llm, observed, streams, context, 8)  # the first steps take memory from the system
+
+    found = decode(llm, observed, streams, context, steps)
+    with_it, without = (
+        statistics.median(one.seconds for one in found if one.collects == flag) for flag in (True, False)
+    )
+    row: dict[str, Any] = {
+        "step_ms": round(without * 1e3, 3),
+        "collecting_step_ms": round(with_it * 1e3, 3),
+        "cost_of_every_8th_step": round((with_it / without - 1) / DEFAULT_INTERVAL, 5),
+    }
+
+    readings: list[float] = []
+
+    def read() -> None:
+        began = time.perf_counter()
+        metrics.text(OPENMETRICS)
+        readings.append(time.perf_counter() - began)
+
+    found = decode(llm, observed, streams, context, steps, read)
+    beside, alone = ([one.seconds for one in found if one.read == flag] for flag in (True, False))
+    row |= {
+        "readings": len(readings),
+        "reading_ms": round(statistics.median(readings) * 1e3, 2),
+        "slowest_reading_ms": round(max(readings) * 1e3, 2),
+        "delay_ms": round((statistics.median(beside) - statistics.median(alone)) * 1e3, 2),
+        "lines": metrics.text(OPENMETRICS)[0].count(b"\n"),
+    }
+    observed.close()
+    click.echo(row)
+    result = {
+        "benchmark": "metrics",
+        "model": Path(folder).name,
+        "heads": f"{manifest.layers} x {manifest.q_heads}",
+        "streams": streams,
+        "context": context,
+        "threads": threads,
+        "date": date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy", "prometheus-client")},
+        "row": row,
+    }
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

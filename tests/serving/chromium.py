@@ -1,0 +1,103 @@
+"""A headless Chromium that a test drives over its debugging pipe: commands are JSON texts that end with a zero byte."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Chromium:
+    """One tab."""
+
+    def __init__(self, folder: Path) -> None:
+        if CHROMIUM is None:
+            pytest.skip("Chromium is not there; get it with: apt-get install chromium")
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+        self._process = subprocess.Popen(  # it reads commands from 3 and writes answers to 4
+            [
+                *("bash", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "bash", CHROMIUM, *options),
+                *("--remote-debugging-pipe", f"--user-data-dir={folder}"),
+            ],
+            pass_fds=(commands, answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(commands)
+        os.close(answers)
+        self._read, self._number, self._session, self.errors = b"", 0, None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.call("Page.enable")
+        self.call("Runtime.enable")
+
+    def call(self, method: str, **params):
+        """The result of a command."""
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            command["sessionId"] = self._session
+        os.write(self._commands, json.dumps(command).encode() + b"\0")
+        while True:
+            message = self._next()
+            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.errors.append(message["params"])
+            if message.get("id") == self._number:
+                assert "error" not in message, message["error"]
+                return message["result"]
+
+    def _next(self):
+        while b"\0" not in self._read:
+            part = os.read(self._answers, 2**16)
+            assert part, "Chromium has ended"
+            self._read += part
+        message, _, self._read = self._read.partition(b"\0")
+        return json.loads(message)
+
+    def evaluate(self, script: str):
+        """The value of an expression on the page."""
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def wait_for(self, script: str, seconds: float = 20):
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(script):
+            assert time.monotonic() < deadline, script
+            time.sleep(0.05)
+
+    def open(self, url: str, *, width: int, height: int, scheme: str) -> None:
+        """Show a page in a window of a size, light or dark."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url="about:blank")
+        self.call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete' && document.URL !== 'about:blank'")
+
+    def point_at(self, selector: str) -> None:
+        """Move the mouse to the middle of an element."""
+        x, y = self.evaluate(
+            f"(() => {{ const box = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def screenshot(self, path: Path) -> None:
+        """A PNG of the window."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._commands)
+        os.close(self._answers)
