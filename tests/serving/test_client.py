@@ -138,7 +138,7 @@ def test_attempts_out_of_range(address):
 
 def test_a_request_id_that_runs_already(connect, counting, steps):
     with Client(connect(counting).address) as client:
-        running = client.stream("a", SamplingParams(max_tokens=100), request_id="mine")
+        running = client.stream("a", SamplingParams(max_tokens=100, ignore_eos=True), request_id="mine")
         next(running)
         with pytest.raises(AlreadyExistsError):
             client.generate("a", request_id="mine")

@@ -175,7 +175,7 @@ def test_off_shows_no_attention(start_server, counting):
     started = start_server(counting, metrics=MetricsConfig("off"))
     with grpc.insecure_channel(started.grpc_address) as channel:
         request = inference_pb2.GenerateRequest(
-            text="ab", response={"attention_stats": True}, stopping={"max_tokens": 2}
+            text="ab", response={"attention_stats": True}, stopping={"max_tokens": 2, "ignore_eos": True}
         )
         *_, last = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=20)
     assert last.finished.attention_stats.tokens == 3  # on demand they are there
