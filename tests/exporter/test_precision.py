@@ -65,6 +65,7 @@ def test_a_quantized_model_is_verified_and_served(wide, sharp_export, tmp_path, 
     assert abs(inlined["relative_error"]) <= 2e-2
     sizes = stored_types(tmp_path / "out")
     assert sizes[TensorProto.UINT8] > sizes[TensorProto.FLOAT]
+    assert len({(tmp_path / "out" / name).stat().st_mode for name in ("model.onnx", "model.onnx.data")}) == 1
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
     kinds = {(node.domain, node.op_type) for node in model.graph.node}
     assert {("com.microsoft", "MatMulNBits"), ("com.microsoft", "GatherBlockQuantized")} <= kinds
