@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -175,9 +176,13 @@ def export(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
+        disable=not console.is_terminal,
     ) as progress:
+        began = time.monotonic()
 
         def phase(name: str, steps: int) -> Callable[[], None]:
+            if not console.is_terminal:  # a log gets a line as a phase begins
+                console.print(f"{time.monotonic() - began:6.1f} s  {name}", highlight=False)
             for task in progress.tasks:
                 progress.update(task.id, completed=task.total)
             task_id = progress.add_task(name, total=steps)
@@ -186,6 +191,8 @@ def export(
         def on_source(read: Source) -> None:
             if not read.trained:
                 progress.console.print(untrained_warning(read))
+            if read.unused_weights:
+                progress.console.print(unused_warning(read))
 
         from sharp.exporter.export import Export, ExportSettings
         from sharp.exporter.export import dry_run as plan
@@ -193,7 +200,7 @@ def export(
         from sharp.exporter.graph_options import GraphOptions
         from sharp.exporter.norm_options import NormOptions
         from sharp.exporter.plan import Plan
-        from sharp.exporter.report import report, report_plan, untrained_warning
+        from sharp.exporter.report import report, report_plan, untrained_warning, unused_warning
         from sharp.plugins.manifest import NormParameter
 
         graph = {
@@ -210,9 +217,7 @@ def export(
             graph=GraphOptions(**graph),
         )
         try:
-            result = (
-                plan(source, settings, folder, phase) if dry_run else run(source, settings, folder, phase, on_source)
-            )
+            result = (plan if dry_run else run)(source, settings, folder, phase, on_source)
         except BaseException:
             progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
             raise

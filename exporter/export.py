@@ -20,7 +20,15 @@ from sharp.exporter.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptio
 from sharp.exporter.half_precision import weights_as, widen_bfloat16
 from sharp.exporter.mapped_decoder import MappedDecoder, with_norm_map
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
-from sharp.exporter.perplexity import MOST_TOKENS, QUANTIZED_TOKENS, Perplexity, perplexity, read_tokens, text_losses
+from sharp.exporter.perplexity import (
+    MOST_TOKENS,
+    QUANTIZED_TOKENS,
+    Perplexity,
+    check_text,
+    perplexity,
+    read_tokens,
+    text_losses,
+)
 from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.quantization import quantize
 from sharp.exporter.reading import read_source
@@ -102,14 +110,17 @@ def export(
     return Export(folder, *result)
 
 
-def dry_run(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> Plan:
+def dry_run(
+    path: Path, settings: ExportSettings, folder: Path, phase: Phase, on_source: Callable[[Source], None]
+) -> Plan:
     """What `export` would do; it refuses what `export` refuses before its long work, and writes nothing.
 
     Raises:
         InputError, NotFoundError: see `export`.
     """
     source, form = _prepare(path, settings, folder, phase)
-    parameters = norm_parameters(form.config, settings.norm_options, source.trained)
+    on_source(source)
+    parameters = norm_parameters(form.config, settings.norm_options, source.learned)
     return make_plan(source, form, settings.graph, settings.target, parameters)
 
 
@@ -128,6 +139,8 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
             f"{path} was trained with --norm {source.original.config.norm}, not with {_norm_name(source)}, which makes "
             "its answers worse; pass --untrained-norm to export it all the same"
         )
+    if settings.text is not None:
+        check_text(settings.text)
     if settings.text is not None and not _reads_text(source):
         raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
     return source, form
@@ -212,7 +225,7 @@ def describe(
 ) -> manifest.Manifest:
     """The manifest of an export, with what verification found."""
     config = form.config
-    parameters = norm_parameters(config, settings.norm_options, source.trained)
+    parameters = norm_parameters(config, settings.norm_options, source.learned)
     return manifest.Manifest(
         sharp_version=version("sharp-attention"),
         name=name,

@@ -51,6 +51,8 @@ class GraphOptions:
             raise InputError(f"--opset is {self.opset}, but must be from {OPSETS[0]} to {OPSETS[-1]}")
         if cache != "paged" and self.kv_dtype is not None:
             raise InputError(f"--kv-dtype is for --cache paged; with --cache {cache}, leave it out")
+        if cache != "paged" and self.block_size != BLOCK_MULTIPLE:
+            raise InputError(f"--block-size is for --cache paged; with --cache {cache}, leave it out")
         if target == "portable" and self.kv_dtype == "int8":
             raise InputError(
                 "--kv-dtype int8 needs Sharp's kernels, which --target portable leaves out; choose float16"

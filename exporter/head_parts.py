@@ -70,6 +70,7 @@ def attend_in_parts(
         params = head_params[q_heads] if head_params is not None and part.config.scheme.head_parameters else None
         slopes = None if alibi_slopes is None else alibi_slopes[q_heads]
         found.append(attend(index, *own, params, slopes, part.config))
-    order = torch.tensor([head for part in parts for head in part.q_heads]).argsort()
+    placed = [head for part in parts for head in part.q_heads]
+    order = torch.tensor([placed.index(head) for head in range(len(placed))])
     output, stats = (torch.cat(tensors, dim=1)[:, order] for tensors in zip(*found, strict=True))
     return output, stats

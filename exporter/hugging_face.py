@@ -27,10 +27,14 @@ from sharp.exporter.hook import HeadShape, probe_heads
 from sharp.exporter.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.source import Source
-from sharp.exporter.uncached import UncachedModel
+from sharp.exporter.uncached import UncachedDecoder, UncachedModel
+from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
+
+PROBED_TOKENS = 24
+MOST_DIFFERENCE = 1e-2  # another attention moves logits by far more, rounding by far less
 
 
 def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
@@ -81,14 +85,37 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
             raise InputError(f"{path}: the weights of {name} are not all finite; copy the checkpoint again")
     tokenizer = _read_tokenizer(path, where)
     exported = _hooked(path, model.eval(), architecture, norm, options)
+    original = exported if norm == "softmax" else _hooked(path, model, architecture, "softmax", NO_OPTIONS)
+    check_own_attention(path, original)
     return Source(
         name=path.stem if gguf else path.resolve().name,
         architecture=type(model).__name__,
         sha256=sha256([path] if gguf else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
         model=exported,
-        original=exported if norm == "softmax" else _hooked(path, model, architecture, "softmax", NO_OPTIONS),
+        original=original,
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
+        unused_weights=tuple(sorted(map(str, loading["unexpected_keys"]))),
     )
+
+
+@torch.no_grad()
+def check_own_attention(path: Path, original: Decoder | UncachedModel) -> None:
+    """Refuse a model whose attention is not what the hook makes of it: of another direction, say.
+
+    Verification under another norm would not show it, as transformers has only softmax to compare with.
+    """
+    model = UncachedDecoder(original) if isinstance(original, Decoder) else original
+    inputs = model.draw(1, min(PROBED_TOKENS, model.config.max_context), torch.Generator().manual_seed(0))
+    own = model.own_output(*inputs)
+    assert own is not None  # of softmax, which transformers has
+    attention = EagerAttention(model.config, attention_mask=model.attention_mask(*inputs))
+    error = (model.compute(attention, *inputs) - own).abs().max() / own.abs().max()
+    if not error <= MOST_DIFFERENCE:
+        sides = "to both sides" if model.kind == "encoder" else "backwards"
+        raise InputError(
+            f"{path} cannot be exported: with softmax attention that looks {sides} its logits differ from "
+            f"transformers' own by {error:.0e} of the largest, so it attends in another way"
+        )
 
 
 def _check_shards(path: Path) -> None:

@@ -71,8 +71,7 @@ def read_tokens(text: Path | None, tokenizer: Path, most: int = MOST_TOKENS) -> 
         InputError: it is not UTF-8, or has less than two tokens.
     """
     path = text or _licence()
-    if not path.is_file():
-        raise NotFoundError(f"text {path} does not exist; give a file with --text")
+    check_text(path)
     try:
         content = path.read_text(encoding="utf-8")
     except ValueError as error:
@@ -82,6 +81,17 @@ def read_tokens(text: Path | None, tokenizer: Path, most: int = MOST_TOKENS) -> 
     if len(ids) < 2:
         raise InputError(f"text {path} has less than two tokens; give a longer file with --text")
     return path.name, torch.tensor(ids)
+
+
+def check_text(path: Path) -> None:
+    """Check that there is a file.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    if not path.is_file():
+        what = "is no regular file" if path.exists() else "does not exist"
+        raise NotFoundError(f"text {path} {what}; give a file with --text")
 
 
 def _licence() -> Path:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form
 from sharp.exporter.graph_options import GraphOptions
 from sharp.exporter.quantization import choose_packings
@@ -64,7 +65,7 @@ def make_plan(
         name=source.name,
         architecture=source.architecture,
         kind=form.kind,
-        norm=config.norm,
+        norm=source.model.norm_name if isinstance(source.model, Decoder) else config.norm,
         trained=source.trained,
         parameters=parameters,
         cache=form.cache.form,

@@ -17,6 +17,7 @@ from sharp.exporter.plan import Plan
 from sharp.exporter.source import Source
 from sharp.exporter.verification import WIDENED, Comparison
 from sharp.exporter.verifier import ROUNDING_FACTOR
+from sharp.plugins.manifest import HeadNorm
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
 COLUMNS = {"kernels": "Sharp's kernels", "inlined": "standard ops"}  # of the runtimes
@@ -40,6 +41,15 @@ def untrained_warning(source: Source) -> Panel:
     )
 
 
+def unused_warning(source: Source) -> str:
+    """What is said of weights that are in the checkpoint and not in the model."""
+    first, more = source.unused_weights[:3], len(source.unused_weights) - 3
+    return (
+        f"{source.name} has weights that a {source.architecture} does not use, and that are left out: "
+        f"{', '.join(first)}{f' and {more} more' if more > 0 else ''}"
+    )
+
+
 def report(result: Export) -> None:
     """Print what was compared, and how to serve the model."""
     console = Console()
@@ -47,6 +57,8 @@ def report(result: Export) -> None:
         where = {"checkpoint": "from the checkpoint", "option": "from the command line", "default": "its start value"}
         value = "learned in every head" if parameter.value is None else parameter.value
         console.print(f"{result.manifest.norm.name}: {parameter.name} {value} ({where[parameter.origin]})", **PLAIN)
+    for line in mapped_heads(result.manifest.norm.heads):
+        console.print(line, **PLAIN)
     print_verification(console, result)
     facts = result.manifest
     size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6
@@ -63,6 +75,15 @@ def report(result: Export) -> None:
         console.print(f"Serve it with: sharp-serve {result.folder}", **PLAIN)
     else:
         console.print(f"Inputs: {ports({port.name: port.shape for port in facts.inputs})}", **PLAIN)
+
+
+def mapped_heads(heads: Sequence[HeadNorm]) -> list[str]:
+    """A line for each part of a norm map: which heads of which layer have which norm, with which parameters."""
+    lines: list[str] = []
+    for one in heads:
+        set_up = [f"{parameter.name} {parameter.value}" for parameter in one.parameters if parameter.value is not None]
+        lines.append(f"layer {one.layer}, heads {', '.join(map(str, one.heads))}: {', '.join((one.name, *set_up))}")
+    return lines
 
 
 def print_verification(console: Console, result: Export) -> None:
@@ -122,7 +143,7 @@ def _errors(one: Comparison) -> str:
 
 
 def _ties(one: Continuation) -> str:
-    return f" ({one.tied} as likely as PyTorch's)" if one.tied else ""
+    return f" ({one.tied} others within the tolerance)" if one.tied else ""
 
 
 def report_plan(plan: Plan) -> None:

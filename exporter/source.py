@@ -24,8 +24,14 @@ class Source:
     write_tokenizer: Callable[[Path], object] | None
     task: str | None = None
     task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
+    unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for
 
     @property
     def trained(self) -> bool:
         """The checkpoint was trained with the norm that the model now has."""
         return self.original is self.model
+
+    @property
+    def learned(self) -> bool:
+        """The parameters of the model's norm are the checkpoint's, even where some heads have another norm."""
+        return self.original.config.norm == self.model.config.norm

@@ -41,6 +41,11 @@ def build_engine(folder: Path, manifest: Manifest, compute_capability: int, limi
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     path = folder / manifest.model_file
+    if manifest.quantization is not None:
+        raise InputError(
+            f"{path} is quantized to {manifest.quantization} with ONNX Runtime's own ops, which TensorRT-RTX does not "
+            "have; export the model again without --quantize, and with --dtype float16 if it is to be smaller"
+        )
     if manifest.target == "tensorrt":
         raise InputError(
             f"{path} was exported with --target tensorrt and needs a plugin, which TensorRT-RTX does not take; "

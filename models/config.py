@@ -25,7 +25,7 @@ def check_norm_options(
         InputError: a value cannot work; the message names field, value and limit.
     """
     if not (math.isfinite(alpha) and alpha > 1):
-        raise InputError(f"alpha is {alpha}, but must be above 1")
+        raise InputError(f"alpha is {alpha}, but must be above 1 and finite")
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(f"temperature is {temperature}, but must be above 0")
     if not temperature_coefficients or not all(map(math.isfinite, temperature_coefficients)):

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import CodeGenConfig, CodeGenForCausalLM
 
 from sharp.exporter.architectures import ARCHITECTURES, Architecture
@@ -173,3 +174,29 @@ def test_contiguous_names_are_those_of_other_tools(sharp_export, tmp_path):
     assert {"logits", "present.0.key", "present.1.value"} <= {port.name for port in manifest.outputs}
     past = next(port for port in manifest.inputs if port.name == "past_key_values.0.key")
     assert past.shape == ("batch", 2, "past", 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "norm", "sees"),
+    [
+        ("gemma3_text", {"use_bidirectional_attention": True}, "ssa", "backwards"),
+        ("bert", {"is_decoder": True}, "entmax", "to both sides"),
+    ],
+)
+def test_a_model_that_attends_in_another_direction_is_refused(sharp_export, tmp_path, name, changes, norm, sees):
+    source = save(tiny(name, **changes), tmp_path / name)
+    options = ("--norm", norm, "--untrained-norm", *(("--cache", "none") if name == "bert" else ()))
+    result = sharp_export(source, *options, "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    said = f"with softmax attention that looks {sees} its logits differ from transformers' own"
+    assert said in " ".join(result.output.split())
+
+
+def test_weights_that_the_model_does_not_use_are_named(sharp_export, tmp_path):
+    source = save(tiny("llama"), tmp_path / "llama")
+    weights = load_file(source / "model.safetensors")
+    extra = {"model.layers.0.self_attn.q_proj.bias": torch.zeros(4)}
+    save_file(weights | extra, source / "model.safetensors", {"format": "pt"})
+    result = sharp_export(source, "--norm", "softmax", "--dry-run", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "that are left out: model.layers.0.self_attn.q_proj.bias" in " ".join(result.output.split())

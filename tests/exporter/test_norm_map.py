@@ -56,6 +56,12 @@ def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_ma
         (1, (4,), "ssmax", "softmax", 1.5),
         (1, (2, 3), "adaptive-temperature", "adaptive_softmax", 1.5),
     ]
+    # The other heads keep what they have learned.
+    assert [(one.name, one.value, one.origin) for one in manifest.norm.parameters] == [
+        ("b", None, "checkpoint"),
+        ("n", None, "checkpoint"),
+    ]
+    assert "layer 0, heads 0, 4, 5: entmax, alpha 1.7" in " ".join(result.output.split())
     offsets = [one.value for head in manifest.norm.heads for one in head.parameters if one.name == "log_length_offset"]
     assert offsets == [2, 40]
     # Query heads 0-2 read KV head 0, and 3-5 KV head 1; each cache is of one norm and one number of query heads.

@@ -192,6 +192,7 @@ def test_learned_positions_end_the_context(sharp_export, tmp_path):
         (("--max-context", 0), "--max-context is 0, but must be from 1 to 16777216"),
         (("--opset", 17), "--opset is 17, but must be from 18 to"),
         (("--cache", "none", "--kv-dtype", "int8"), "--kv-dtype is for --cache paged"),
+        (("--cache", "contiguous", "--block-size", 64), "--block-size is for --cache paged"),
         (("--target", "portable", "--kv-dtype", "int8"), "--kv-dtype int8 needs Sharp's kernels"),
         (("--target", "portable", "--quantize", "int4"), "--quantize int4 uses ONNX Runtime's own op MatMulNBits"),
         (("--dtype", "float16", "--quantize", "int4"), "--quantize is for --dtype float32"),
