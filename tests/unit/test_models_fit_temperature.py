@@ -121,18 +121,18 @@ def test_every_head_with_entropy_gives_a_point_of_its_position():
 
 def test_from_a_trained_model_to_an_evaluation(tmp_path):
     preset = tmp_path / "fit.json"
-    code, output = fit(TRAINED, "--lengths", "256,1024", "--samples", 60, "-o", preset)
+    code, output = fit(TRAINED, "--lengths", "2048,8192", "--samples", 60, "-o", preset)
     assert code == 0, output
     assert "of 120 samples" in output
     assert "softmax accuracy" in output
     assert "this polynomial accuracy" in output
     content = json.loads(preset.read_text())
     assert content["source"] == "max-retrieval-softmax.safetensors"
-    assert content["data"].startswith("LargestItem(classes=10), lengths 256, 1024, 60 samples")
+    assert content["data"].startswith("LargestItem(classes=10), lengths 2048, 8192, 60 samples")
     assert len(content["temperature_coefficients"]) == 5
     assert 0 < content["samples"] < 120
     low, high = content["entropy_range"]
-    assert 0 < low < high < math.log(1024)
+    assert 0 < low < high < math.log(8192)
     assert preset.with_suffix(".png").stat().st_size > 10_000
     assert read_temperature(str(preset)).coefficients == tuple(content["temperature_coefficients"])
 
@@ -140,7 +140,7 @@ def test_from_a_trained_model_to_an_evaluation(tmp_path):
     constant.write_text(json.dumps(content | {"temperature_coefficients": [1.0]}))
     scores = []
     for options in ((), ("--temperature-coefficients", constant), ("--temperature-coefficients", preset)):
-        arguments = (TRAINED, "--lengths", 1024, "--samples", 100, "--threads", 1, "--output", tmp_path / "found.json")
+        arguments = (TRAINED, "--lengths", 8192, "--samples", 100, "--threads", 1, "--output", tmp_path / "found.json")
         result = CliRunner().invoke(evaluate.main, [str(one) for one in (*arguments, *options)])
         assert result.exit_code == 0, result.output
         scores.append(json.loads((tmp_path / "found.json").read_text())[0]["score"])
