@@ -31,7 +31,7 @@ class _Frozen(BaseModel):
 
 class _Version(_Frozen):
     # Read by itself: another major version may differ in every other field.
-    format_version: str = FORMAT_VERSION
+    format_version: str
 
 
 class Source(_Frozen):
@@ -219,6 +219,11 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
         raise InputError(f"{path} is not a valid manifest: {field}: {first['msg']}") from error
+    if manifest.q_heads % manifest.kv_heads:
+        raise InputError(
+            f"{path} is not a valid manifest: q_heads is {manifest.q_heads}, but must be a multiple of kv_heads "
+            f"({manifest.kv_heads})"
+        )
     for name in filter(None, (manifest.model_file, manifest.tokenizer.file)):
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{path} names {name}, which is outside the model folder")

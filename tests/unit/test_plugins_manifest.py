@@ -58,3 +58,17 @@ def test_a_newer_minor_version_may_have_more_fields(tmp_path: Path):
     (tmp_path / "sharp.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"model\.onnx is missing"):  # the manifest itself is fine
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": None}, "format_version: "),
+        ({"q_heads": 7}, r"q_heads is 7, but must be a multiple of kv_heads \(2\)"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, changes, message):
+    content = json.loads(manifest().model_dump_json()) | changes
+    (tmp_path / "sharp.json").write_text(json.dumps({name: value for name, value in content.items() if value}))
+    with pytest.raises(InputError, match=f"is not a valid manifest: {message}"):
+        read_manifest(tmp_path)
