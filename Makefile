@@ -23,7 +23,7 @@ demo: setup
 	.venv/bin/python -m sharp.serving.demo $(MODEL)
 
 test: setup
-	OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The kernels' own tests with a library that stops at the first wrong access or undefined operation, on every instruction set.
 sanitize: setup
