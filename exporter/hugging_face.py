@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -67,6 +69,8 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
         facts = AutoConfig.from_pretrained(**where)
         architecture = _architecture(path, facts)
         loader = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModelForMaskedLM
+        if not gguf:
+            _check_size(path, loader, facts)
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
@@ -128,6 +132,21 @@ def _check_shards(path: Path) -> None:
         for shard in shards:
             if not isinstance(shard, str) or Path(shard).name != shard:
                 raise InputError(f"{index} keeps weights in {shard!r}, which is not in the folder; do not use it")
+
+
+def _check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:
+    """Refuse a configuration of a larger model than the weights are of, before memory is taken for it."""
+    with torch.device("meta"):
+        wanted = sum(parameter.numel() for parameter in loader.from_config(facts).parameters())
+    stored = 0
+    for shard in path.glob("*.safetensors"):
+        with safe_open(shard, framework="pt") as file:
+            stored += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no dict
+    if wanted > stored:
+        raise InputError(
+            f"{path} is incomplete: its config.json describes {wanted:,} weights, "
+            f"and its safetensors files hold {stored:,}"
+        )
 
 
 def _reason(error: Exception) -> str:

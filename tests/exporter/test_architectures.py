@@ -200,3 +200,13 @@ def test_weights_that_the_model_does_not_use_are_named(sharp_export, tmp_path):
     result = sharp_export(source, "--norm", "softmax", "--dry-run", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "that are left out: model.layers.0.self_attn.q_proj.bias" in " ".join(result.output.split())
+
+
+def test_a_configuration_of_a_larger_model_takes_no_memory(sharp_export, tmp_path):
+    source = save(tiny("llama"), tmp_path / "llama")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"intermediate_size": 10**12}))
+    result = sharp_export(source, "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    said = "its config.json describes 288,000,000,021,168 weights, and its safetensors files hold 39,600"
+    assert said in " ".join(result.output.split())
