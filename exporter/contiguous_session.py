@@ -40,6 +40,10 @@ class ContiguousSession:
         self.pasts = dict(zip(self.pasts, updated, strict=True))
         return logits, stats
 
+    def cached(self, kind: str) -> tuple[Floats, ...]:
+        """What every cache holds, float32 [sequences, tokens, kv_heads, dim]; `kind` is key or value."""
+        return tuple(past.swapaxes(1, 2) for name, past in self.pasts.items() if name.endswith(f".{kind}"))
+
     def generate(self, prompt: Tokens, tokens: int) -> Tokens:
         """Greedy continuation [sequences, tokens] of `prompt` [sequences, tokens]."""
         self.reset(len(prompt))

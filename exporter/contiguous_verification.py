@@ -9,22 +9,22 @@ from sharp.exporter.continuation import Append
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.perplexity import LOGITS_ROWS
 from sharp.exporter.torch_answer import torch_answer, torch_logits
-from sharp.exporter.verification import Answer, Floats, Tokens
+from sharp.exporter.verification import Answer, Floats, Shape, Tokens
 
-# (name, sequences, new tokens of every step)
-CASES: dict[str, tuple[int, tuple[int, ...]]] = {
-    "first token": (1, (1,)),
-    "prompt": (1, (45,)),
-    "prompt and decode": (1, (33, 1, 1)),
-    "prompt in two chunks": (1, (21, 19)),
-    "batch of 3": (3, (18, 1, 7)),
+# All sequences of a batch are of one length.
+CASES = {
+    "first token": (Shape(1),),
+    "prompt": (Shape(45),),
+    "prompt and decode": (Shape(1, context=33),),
+    "prompt in two chunks": (Shape(19, context=21),),
+    "batch of 3": (Shape(7, context=18),) * 3,
+    "long context": (Shape(3, context=290),),
 }
 
 
 class ContiguousVerifier:
     """See `Verifier`."""
 
-    cases = tuple(CASES)
     writes_text = True
     text_step = LOGITS_ROWS
 
@@ -32,9 +32,11 @@ class ContiguousVerifier:
         self.model = decoder
         self.config = decoder.config
         generator = np.random.default_rng(0)
+        longest = decoder.config.max_context
+        self.cases = {name: tuple(one.within(longest) for one in shapes) for name, shapes in CASES.items()}
         self.sequences = {
-            name: generator.integers(0, decoder.config.vocab_size, (sequences, sum(steps)))
-            for name, (sequences, steps) in CASES.items()
+            name: generator.integers(0, decoder.config.vocab_size, (len(shapes), shapes[0].context + shapes[0].tokens))
+            for name, shapes in self.cases.items()
         }
 
     def expected(self, case: str) -> list[Answer]:
@@ -47,13 +49,21 @@ class ContiguousVerifier:
 
     def run(self, session: ContiguousSession, case: str) -> list[Answer]:
         """See `Verifier`."""
-        sequences, steps = CASES[case]
-        session.reset(sequences)
-        borders = np.cumsum(steps)[:-1]
-        read = [session.step(tokens) for tokens in np.split(self.sequences[case], borders, axis=1)]
+        session.reset(len(self.cases[case]))
+        steps = np.split(self.sequences[case], [self.cases[case][0].context], axis=1)
+        read = [session.step(tokens) for tokens in steps if tokens.shape[1]]
         logits = np.concatenate([part for part, _ in read], axis=1)  # [sequences, tokens, vocab]
         entropies = np.concatenate([stats[..., 0] for _, stats in read], axis=3)  # [layers, sequences, q_heads, tokens]
-        return [Answer(logits[i], entropies[:, i].swapaxes(1, 2)) for i in range(sequences)]
+        keys, values = session.cached("key"), session.cached("value")
+        return [
+            Answer(
+                logits[i],
+                entropies[:, i].swapaxes(1, 2),
+                tuple(cache[i] for cache in keys),
+                tuple(cache[i] for cache in values),
+            )
+            for i in range(len(self.cases[case]))
+        ]
 
     def begin(self, session: ContiguousSession, tokens: int) -> Append:
         """See `Verifier`."""

@@ -141,7 +141,7 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
         )
     if settings.text is not None:
         check_text(settings.text)
-    if settings.text is not None and not _reads_text(source):
+    if settings.text is not None and not source.reads_text:
         raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
     return source, form
 
@@ -152,7 +152,7 @@ def _export_into(
     if source.write_tokenizer is not None:
         source.write_tokenizer(staging)
     measured, text = None, None
-    if _reads_text(source) and not (source.trained and settings.text is None and settings.graph.quantize is None):
+    if source.reads_text and not (source.trained and settings.text is None and settings.graph.quantize is None):
         most = MOST_TOKENS if settings.graph.quantize is None else QUANTIZED_TOKENS
         name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json", most)
         measured, text = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 + (not source.trained)))
@@ -203,10 +203,6 @@ def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | Non
 
 def _norm_name(source: Source) -> str:
     return source.model.norm_name if isinstance(source.model, Decoder) else source.model.config.norm
-
-
-def _reads_text(source: Source) -> bool:
-    return isinstance(source.model, Decoder) and source.write_tokenizer is not None
 
 
 def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> tuple[Perplexity, Text]:

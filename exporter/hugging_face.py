@@ -4,11 +4,13 @@ import contextlib
 import io
 import json
 import math
+import os
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 import transformers
 from safetensors import safe_open
@@ -61,16 +63,15 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
 
 
 def _read(path: Path, norm: str, options: NormOptions) -> Source:
-    gguf = path.is_file()
+    one_file = path.is_file()
     _check_shards(path)
-    where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if gguf else path)}
-    where |= {"gguf_file": path.name if gguf else None, "local_files_only": True, "trust_remote_code": False}
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if one_file else path)}
+    where |= {"gguf_file": path.name if one_file else None, "local_files_only": True, "trust_remote_code": False}
     try:
         facts = AutoConfig.from_pretrained(**where)
         architecture = _architecture(path, facts)
         loader = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModelForMaskedLM
-        if not gguf:
-            _check_size(path, loader, facts)
+        _check_size(path, loader, facts)
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
@@ -79,7 +80,7 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
     except InputError:
         raise
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
-        kind = "GGUF file" if gguf else "Hugging Face folder with safetensors weights"
+        kind = "GGUF file" if one_file else "Hugging Face folder with safetensors weights"
         raise InputError(f"{path} cannot be read as a {kind}: {_reason(error)}") from error
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
@@ -92,9 +93,9 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
     original = exported if norm == "softmax" else _hooked(path, model, architecture, "softmax", NO_OPTIONS)
     check_own_attention(path, original)
     return Source(
-        name=path.stem if gguf else path.resolve().name,
+        name=path.stem if one_file else path.resolve().name,
         architecture=type(model).__name__,
-        sha256=sha256([path] if gguf else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
+        sha256=sha256([path] if one_file else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
         model=exported,
         original=original,
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
@@ -138,15 +139,20 @@ def _check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:
     """Refuse a configuration of a larger model than the weights are of, before memory is taken for it."""
     with torch.device("meta"):
         wanted = sum(parameter.numel() for parameter in loader.from_config(facts).parameters())
-    stored = 0
-    for shard in path.glob("*.safetensors"):
-        with safe_open(shard, framework="pt") as file:
-            stored += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no dict
+    if path.is_file():
+        described, holders = "its header", "it holds"
+        # int, as numpy's sums are of 64 bits; and named as transformers names it, for `one_reader`.
+        tensors = gguf.GGUFReader(os.path.join(path.parent, path.name)).tensors  # noqa: PTH118
+        stored = sum(int(tensor.n_elements) for tensor in tensors)
+    else:
+        described, holders = "its config.json", "its safetensors files hold"
+        stored = 0
+        for shard in path.glob("*.safetensors"):
+            with safe_open(shard, framework="pt") as file:
+                names = file.keys()
+                stored += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     if wanted > stored:
-        raise InputError(
-            f"{path} is incomplete: its config.json describes {wanted:,} weights, "
-            f"and its safetensors files hold {stored:,}"
-        )
+        raise InputError(f"{path} is incomplete: {described} describes {wanted:,} weights, and {holders} {stored:,}")
 
 
 def _reason(error: Exception) -> str:

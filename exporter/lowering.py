@@ -17,6 +17,7 @@ import torch
 from onnx import inliner, numpy_helper
 from torch import nn
 
+from sharp.exporter.simplification import simplify
 from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.manifest import Target
 from sharp.plugins.ops import function_body, schema, torch_op
@@ -61,10 +62,11 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
             input_names=list(tracing.inputs),
             output_names=list(tracing.outputs),
             custom_translation_table=torch_op.onnx_translation_table(),
-            optimize=True,
+            optimize=False,
         )
     assert program is not None
     graph = program.model
+    simplify(graph)
     name_dimensions(graph, tracing.inputs)
     leave_out_unused_outputs(graph)
     widen_norms(graph)

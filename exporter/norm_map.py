@@ -121,7 +121,7 @@ def map_heads(config: SharpConfig, entries: tuple[MappedNorm, ...], path: Path) 
                     f"{chosen[place]} already; name it once"
                 )
             chosen[place] = index
-    configs = [replace(config, norm=entry.norm, gamma=None, **_fields(entry)) for entry in entries]
+    configs = [_config(config, entry, f"norm map {path}, entry {index}") for index, entry in enumerate(entries)]
     norms, sources = [], []
     for layer in range(config.layers):
         by_entry: dict[int, list[int]] = {}
@@ -135,9 +135,13 @@ def map_heads(config: SharpConfig, entries: tuple[MappedNorm, ...], path: Path) 
     return HeadMap(tuple(norms), tuple(sources))
 
 
-def _fields(entry: MappedNorm) -> dict[str, Any]:
+def _config(config: SharpConfig, entry: MappedNorm, where: str) -> SharpConfig:
     # An alpha of 0 takes the norm's own.
-    return {"alpha": 0.0, "temperature": 1.0} | entry.options.config_fields()
+    given = {"alpha": 0.0, "temperature": 1.0} | entry.options.config_fields()
+    try:
+        return replace(config, norm=entry.norm, gamma=None, **given)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _checked(path: Path, index: int, name: str, given: tuple[int, ...] | None, count: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
 
 from sharp.exporter.session import open_session
 from sharp.exporter.verification import Floats
@@ -69,3 +70,19 @@ class PagedSession:
             self.lengths[row] += count
         borders = np.cumsum(counts)[:-1]
         return np.split(logits, borders), np.split(stats, borders, axis=1)
+
+    def cached(self, kind: str, sequence: int) -> tuple[Floats, ...]:
+        """What every cache holds of a sequence, float32 [tokens, kv_heads, dim]; `kind` is key or value."""
+        blocks, length = self.table[sequence], self.lengths[sequence]
+        order = (
+            (0, 3, 1, 2) if kind == "key" else (0, 2, 1, 3)
+        )  # keys lie [block, head, dim, place], values [.., place, dim]
+        found: list[Floats] = []
+        for name, tensor in self.caches.items():
+            if name.startswith(f"{kind}_cache."):
+                stored = from_dlpack(tensor._ortvalue.to_dlpack()).float().numpy()[blocks]
+                if (scale := self.caches.get(name.replace("_cache", "_scale"))) is not None:
+                    stored = stored * scale.numpy()[blocks][:, :, None, None]
+                tokens: Floats = stored.transpose(order).reshape(-1, *np.take(stored.shape, order)[2:])
+                found.append(tokens[:length])
+        return tuple(found)

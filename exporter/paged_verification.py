@@ -13,24 +13,23 @@ from sharp.exporter.decoder import Decoder
 from sharp.exporter.paged_session import PagedSession
 from sharp.exporter.perplexity import LOGITS_ROWS
 from sharp.exporter.torch_answer import torch_answer, torch_logits
-from sharp.exporter.verification import Answer, Floats, Tokens
+from sharp.exporter.verification import Answer, Floats, Shape, Tokens
 from sharp.plugins.manifest import Cache
 
-# (name, (context, new tokens) of every sequence)
-CASES: dict[str, tuple[tuple[int, int], ...]] = {
-    "first token": ((0, 1),),
-    "prompt": ((0, 45),),
-    "decode": ((33, 1),),
-    "prompt in two chunks": ((21, 19),),
-    "decode, batch of 3": ((15, 1), (16, 1), (38, 1)),
-    "prompt joins decode": ((0, 18), (40, 1), (7, 13)),
+CASES = {
+    "first token": (Shape(1),),
+    "prompt": (Shape(45),),
+    "decode": (Shape(1, context=33),),
+    "prompt in two chunks": (Shape(19, context=21),),
+    "decode, batch of 3": (Shape(1, context=15), Shape(1, context=16), Shape(1, context=38)),
+    "prompt joins decode": (Shape(18), Shape(1, context=40), Shape(13, context=7)),
+    "long context": (Shape(3, context=290),),
 }
 
 
 class PagedVerifier:
     """See `Verifier`."""
 
-    cases = tuple(CASES)
     writes_text = True
     text_step = LOGITS_ROWS
 
@@ -39,9 +38,11 @@ class PagedVerifier:
         self.model = decoder
         self.config = decoder.config
         generator = np.random.default_rng(0)
+        longest = decoder.config.max_context
+        self.cases = {name: tuple(one.within(longest) for one in shapes) for name, shapes in CASES.items()}
         self.sequences = {
-            name: [generator.integers(0, decoder.config.vocab_size, sum(lengths)) for lengths in case]
-            for name, case in CASES.items()
+            name: [generator.integers(0, decoder.config.vocab_size, one.context + one.tokens) for one in shapes]
+            for name, shapes in self.cases.items()
         }
 
     def expected(self, case: str) -> list[Answer]:
@@ -57,7 +58,7 @@ class PagedVerifier:
         sequences = self.sequences[case]
         session.reset(len(sequences), max(len(tokens) for tokens in sequences))
         parts: list[list[Answer]] = [[] for _ in sequences]
-        borders = [context for context, _ in CASES[case]]
+        borders = [shape.context for shape in self.cases[case]]
         for step in (
             [tokens[:border] for tokens, border in zip(sequences, borders, strict=True)],
             [tokens[border:] for tokens, border in zip(sequences, borders, strict=True)],
@@ -70,8 +71,10 @@ class PagedVerifier:
             Answer(
                 np.concatenate([one.logits for one in part]),
                 np.concatenate([one.entropy for one in part], axis=1),
+                session.cached("key", sequence),
+                session.cached("value", sequence),
             )
-            for part in parts
+            for sequence, part in enumerate(parts)
         ]
 
     def begin(self, session: PagedSession, tokens: int) -> Append:

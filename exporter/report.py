@@ -32,6 +32,8 @@ def untrained_warning(source: Source) -> Panel:
         " The norm's own parameters are not learned." if scheme.head_parameters or scheme.scale_kind != "none" else ""
     )
     cost = "Its answers will be worse until it is fine-tuned with this norm."
+    if not source.reads_text:
+        cost += "\nHow much worse is not measured: it reads no text (it is no decoder, or has no tokenizer)."
     return Panel(
         f"{source.name} was not trained with --norm {norm}.{learned}\n{cost}",
         title="WARNING: UNTRAINED NORM",

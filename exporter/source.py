@@ -35,3 +35,8 @@ class Source:
     def learned(self) -> bool:
         """The parameters of the model's norm are the checkpoint's, even where some heads have another norm."""
         return self.original.config.norm == self.model.config.norm
+
+    @property
+    def reads_text(self) -> bool:
+        """It is a decoder and has a tokenizer."""
+        return isinstance(self.model, Decoder) and self.write_tokenizer is not None

@@ -1,7 +1,10 @@
 """What a decoder says to a sequence in PyTorch: what the written model is compared with."""
 
+from typing import Any
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.verification import Answer, Floats, Tokens
@@ -17,12 +20,21 @@ def torch_answer(decoder: Decoder, tokens: Tokens) -> Answer:
     """
     input_ids = torch.from_numpy(tokens)[None]
     attention = EagerAttention(decoder.config, record=True)
-    hidden = decoder.hidden_states(input_ids, torch.arange(len(tokens))[None], attention)
+    keys: list[Floats] = []
+    values: list[Floats] = []
+
+    def recorded(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        for part in decoder.layer_parts(layer):  # one cache each
+            keys.append(key[0, :, list(part.kv_heads)].numpy())
+            values.append(value[0, :, list(part.kv_heads)].numpy())
+        return attention(layer, query, key, value, *rest)
+
+    hidden = decoder.hidden_states(input_ids, torch.arange(len(tokens))[None], recorded)
     logits = decoder.own_logits(input_ids)
     if logits is None:
         logits = decoder.logits(hidden)
     entropies = torch.stack([entropy(weights)[0].T for weights in attention.weights])  # [layers, tokens, q_heads]
-    return Answer(logits[0].numpy(), entropies.numpy())
+    return Answer(logits[0].numpy(), entropies.numpy(), tuple(keys), tuple(values))
 
 
 @torch.no_grad()

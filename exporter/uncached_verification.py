@@ -9,23 +9,22 @@ from sharp.exporter.continuation import Append
 from sharp.exporter.torch_answer import torch_logits
 from sharp.exporter.uncached import ANY_NUMBER_OF_ITEMS, UncachedDecoder, UncachedModel
 from sharp.exporter.uncached_session import UncachedSession
-from sharp.exporter.verification import Answer, Floats, Tokens
+from sharp.exporter.verification import Answer, Floats, Shape, Tokens
 from sharp.models.normalizers import entropy
 
-# name -> batch, length; a batch of an encoder has padding
+# A batch is of one length; in an encoder's there is padding.
 CASES = {
-    "one": (1, 1),
-    "one of 45": (1, 45),
-    "batch of 3": (3, 19),
-    "batch of 7": (7, 2),
-    "long one": (1, 300),
+    "one": (Shape(1),),
+    "one of 45": (Shape(45),),
+    "batch of 3": (Shape(19),) * 3,
+    "batch of 7": (Shape(2),) * 7,
+    "long one": (Shape(300),),
 }
 
 
 class UncachedVerifier:
     """See `Verifier`; all rows of a case are one answer."""
 
-    cases = tuple(CASES)
     text_step = ANY_NUMBER_OF_ITEMS  # without a cache every step reads all tokens before it again
 
     def __init__(self, model: UncachedModel) -> None:
@@ -33,10 +32,10 @@ class UncachedVerifier:
         self.config = model.config
         self.writes_text = isinstance(model, UncachedDecoder)
         generator = torch.Generator().manual_seed(0)
-        # Learned positions end somewhere.
+        longest = model.config.max_context
+        self.cases = {name: tuple(one.within(longest) for one in shapes) for name, shapes in CASES.items()}
         self.inputs = {
-            name: model.draw(batch, min(length, model.config.max_context), generator)
-            for name, (batch, length) in CASES.items()
+            name: model.draw(len(shapes), shapes[0].tokens, generator) for name, shapes in self.cases.items()
         }
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """Does the model folder compute what PyTorch computes? One case on one runtime, compared."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,11 +49,29 @@ FLOAT32 = Difference(logits=1e-4, entropy=1e-3)
 
 
 @dataclass(frozen=True)
+class Shape:
+    """One sequence of a case: its tokens of the last step, and those of the steps before it."""
+
+    tokens: int
+    context: int = 0
+
+    def within(self, most: int) -> "Shape":
+        """As much of it as a model has positions for."""
+        tokens = min(self.tokens, most)
+        return Shape(tokens, min(self.context, most - tokens))
+
+
+@dataclass(frozen=True)
 class Answer:
-    """What a model says to one sequence: logits [rows, outputs], entropies [layers, rows, q_heads]."""
+    """What a model says to one sequence: logits [rows, outputs], entropies [layers, rows, q_heads].
+
+    `keys` and `values` are what every cache then holds, each [tokens, kv_heads, dim]; empty in the form without one.
+    """
 
     logits: Floats | Doubles
     entropy: Floats | Doubles
+    keys: tuple[Floats | Doubles, ...] = ()
+    values: tuple[Floats | Doubles, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,14 +84,22 @@ class HeadEntropies:
     error: Doubles
 
 
+class Error(NamedTuple):
+    """Of all tensors of a kind: the largest difference and the mean, relative to the largest number of each tensor."""
+
+    largest: float
+    mean: float
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One case on one runtime, against PyTorch.
 
     `logits_error` is max |difference| / max |PyTorch logit|, `mean_logits_error` the mean of that; `entropy_error` and
-    its mean are in nats, over all layers and heads. `tolerance` is what they may be. `rounding` is there
-    where the reference is PyTorch in float64: what PyTorch in float32 differs from it by. A layer whose entropies
-    differ by more than its `layer_tolerances` attends to something else.
+    its mean are in nats, over all layers and heads. `cached` has the errors of keys and values in the caches.
+    `tolerance` is what errors may be; what is cached may differ as logits may. `rounding` is there where the reference
+    is PyTorch in float64: what PyTorch in float32 differs from it by. A layer whose entropies differ by more than its
+    `layer_tolerances` attends to something else.
     """
 
     runtime: str
@@ -85,6 +111,7 @@ class Comparison:
     mean_logits_error: float
     mean_entropy_error: float
     heads: HeadEntropies
+    cached: Mapping[str, Error]
     tolerance: Difference
     layer_tolerances: tuple[float, ...]
     rounding: Difference | None = None
@@ -98,6 +125,7 @@ class Comparison:
             and self.entropy_error <= allowed.entropy
             and self.mean_logits_error <= allowed.mean_logits
             and self.mean_entropy_error <= allowed.mean_entropy
+            and all(one.largest <= allowed.logits and one.mean <= allowed.mean_logits for one in self.cached.values())
         )
 
     @property
@@ -108,6 +136,11 @@ class Comparison:
             f"{self.case!r} ({self.runtime}): logits by {self.logits_error:.1e} ({allowed.logits:.1e} allowed), "
             f"entropy by {self.entropy_error:.1e} ({allowed.entropy:.1e} allowed)"
         )
+        wrong = [
+            f"{name} by {one.largest:.1e}" for name, one in self.cached.items() if not one.largest <= allowed.logits
+        ]
+        if wrong:
+            said += f", cached {' and '.join(wrong)} ({allowed.logits:.1e} allowed)"
         if allowed.mean_logits == math.inf:
             return said
         return (
@@ -146,9 +179,24 @@ def compare(
         mean_logits_error=float(logits.mean(dtype=np.float64)) / largest,
         mean_entropy_error=float(np.mean(np.concatenate([np.abs(a.entropy - b.entropy).ravel() for a, b in pairs]))),
         heads=heads,
+        cached=_cached_errors(pairs),
         tolerance=tolerance,
         layer_tolerances=(tolerance.entropy,) * len(heads.error),
     )
+
+
+def _cached_errors(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Error]:
+    found: dict[str, Error] = {}
+    for name in ("keys", "values"):
+        caches = [
+            (np.abs(actual - wanted), np.abs(wanted).max())
+            for answer, expected in pairs
+            for actual, wanted in zip(getattr(answer, name), getattr(expected, name), strict=True)
+        ]
+        if caches:
+            errors = np.concatenate([(difference / largest).ravel() for difference, largest in caches])
+            found[name] = Error(float(errors.max()), float(errors.mean(dtype=np.float64)))
+    return found
 
 
 def _head_entropies(pairs: Sequence[tuple[Answer, Answer]]) -> HeadEntropies:

@@ -12,12 +12,12 @@ from sharp.exporter.forms import Form
 from sharp.exporter.perplexity import Perplexity
 from sharp.exporter.source import Source
 from sharp.exporter.tolerance import Tolerance
-from sharp.exporter.verification import Comparison
+from sharp.exporter.verification import Comparison, Shape
 from sharp.exporter.verifier import ROUNDING_FACTOR, Verification
 from sharp.plugins import manifest
 
 REPORT_FILE = "report.json"
-REPORT_VERSION = "2.0"
+REPORT_VERSION = "2.1"
 
 
 def verification_report(
@@ -30,8 +30,10 @@ def verification_report(
 ) -> dict[str, Any]:
     """The report as JSON has it.
 
-    Errors of logits are relative to the largest logit of the case in PyTorch, those of entropies are in nats. A case
-    with `torch_rounding` is compared with PyTorch in float64, and has there what PyTorch in float32 differs from it by.
+    Errors of logits are relative to the largest logit of the case in PyTorch, those of cached keys and values to the
+    largest number of their cache, those of entropies are in nats. `lengths` of a case are the tokens that every
+    sequence of its batch has in the last step, `contexts` those in the cache before it; the rows of both are compared.
+    A case with `torch_rounding` is compared with PyTorch in float64, and has there what PyTorch in float32 differs by.
     """
     report = {
         "format_version": REPORT_VERSION,
@@ -48,7 +50,7 @@ def verification_report(
             "rounding_factor": ROUNDING_FACTOR,
             "perplexity": tolerance.perplexity,
         },
-        "cases": [_case(comparison) for comparison in verification.comparisons],
+        "cases": [_case(comparison, verification.shapes[comparison.case]) for comparison in verification.comparisons],
         "heads": _heads(verification.comparisons),
         "greedy": [{**asdict(one), "passed": one.passed} for one in verification.continuations],
         "perplexity": None
@@ -95,10 +97,13 @@ def summary(verification: Verification, perplexity: Perplexity | None) -> manife
     }
 
 
-def _case(comparison: Comparison) -> dict[str, Any]:
+def _case(comparison: Comparison, shapes: Sequence[Shape]) -> dict[str, Any]:
     return {
         "runtime": comparison.runtime,
         "case": comparison.case,
+        "batch": len(shapes),
+        "lengths": [shape.tokens for shape in shapes],
+        "contexts": [shape.context for shape in shapes],
         "rows": comparison.rows,
         "passed": comparison.passed,
         "tolerance": asdict(comparison.tolerance),
@@ -109,6 +114,7 @@ def _case(comparison: Comparison) -> dict[str, Any]:
             "mean_error": comparison.mean_entropy_error,
             "max_error_of_layers": comparison.layer_entropy_errors,
         },
+        **{name: {"max_error": one.largest, "mean_error": one.mean} for name, one in comparison.cached.items()},
         "same_greedy": comparison.same_greedy,
     }
 

@@ -17,7 +17,7 @@ from sharp.exporter.parking import parked
 from sharp.exporter.perplexity import TextPrediction, perplexity, runtime_losses, window_of
 from sharp.exporter.precision import in_float64
 from sharp.exporter.tolerance import PLAIN, Tolerance
-from sharp.exporter.verification import Answer, Comparison, Difference, Floats, Runtime, Tokens, compare
+from sharp.exporter.verification import Answer, Comparison, Difference, Floats, Runtime, Shape, Tokens, compare
 from sharp.models.config import SharpConfig
 
 CONTINUATION_TOKENS = 64
@@ -38,13 +38,17 @@ class Verifier(Protocol):
     """
 
     config: SharpConfig
-    cases: tuple[str, ...]
     writes_text: bool  # a decoder: `begin` and `logits` are there for it
     text_step: int  # tokens of a text that it reads at a time
 
     @property
     def model(self) -> nn.Module:
         """All that PyTorch runs."""
+        ...
+
+    @property
+    def cases(self) -> Mapping[str, tuple[Shape, ...]]:
+        """Every sequence of every case."""
         ...
 
     def expected(self, case: str) -> list[Answer]:
@@ -83,6 +87,7 @@ class Verification:
     comparisons: tuple[Comparison, ...]
     continuations: tuple[Continuation, ...]
     predictions: tuple[TextPrediction, ...]
+    shapes: Mapping[str, tuple[Shape, ...]]  # of the cases
 
     @property
     def passed(self) -> bool:
@@ -95,6 +100,7 @@ class Verification:
             self.comparisons + other.comparisons,
             self.continuations + other.continuations,
             self.predictions + other.predictions,
+            {**self.shapes, **other.shapes},
         )
 
     @property
@@ -207,7 +213,8 @@ def verify(
             found[index] = comparison
     allowed = max(comparison.tolerance.logits for comparison in found)
     continuations = check_continuation(answers, prompt, verifier.logits, allowed)
-    return Verification(tuple(found), continuations, () if text is None else _predictions(text, losses, tolerance))
+    predictions = () if text is None else _predictions(text, losses, tolerance)
+    return Verification(tuple(found), continuations, predictions, verifier.cases)
 
 
 def _predictions(text: Text, losses: Mapping[str, Tensor], tolerance: Tolerance) -> tuple[TextPrediction, ...]:
@@ -246,7 +253,8 @@ def against_float64(
     for index, said in failed.items():
         before = found[index]
         own = compare("torch", before.case, expected[before.case], exact[before.case])
-        rounding = Difference(own.logits_error, own.entropy_error)
+        cached = [error.largest for error in own.cached.values()]
+        rounding = Difference(max(own.logits_error, *cached), own.entropy_error)
         tolerance = Difference(
             _allowed(before.tolerance.logits, rounding.logits, MOST.logits),
             _allowed(before.tolerance.entropy, rounding.entropy, MOST.entropy),

@@ -69,8 +69,13 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
     """Run the model of a folder over one sequence, with Sharp's kernels.
 
     Raises:
-        InputError: the graph cannot be loaded, or has no paged attention nodes.
+        InputError: it is not of the paged form, or the graph cannot be loaded or is another's.
     """
+    if manifest.cache.form != "paged":
+        raise InputError(
+            f"{path} was exported with --cache {manifest.cache.form}, and sharp inspect reads the paged form; inspect "
+            "the checkpoint that it was made from, or export that with --cache paged"
+        )
     file = path / manifest.model_file
     try:
         model = onnx.load(file, load_external_data=False)

@@ -22,6 +22,7 @@ from sharp.plugins.manifest import read_manifest
 from tests.exporter import support_table
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
+from tests.fuzz.readers import write_gguf
 
 DECODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "decoder"]
 ENCODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "encoder"]
@@ -89,7 +90,17 @@ def test_encoders_equal_transformers(sharp_export, tmp_path, name):
     assert (manifest.kind, manifest.positions) == ("encoder", "learned")
     names = [port.name for port in manifest.inputs]
     assert ("token_type_ids" in names) == (name == "bert")
-    SEEN[name, "none"] = "logits"  # which the export has compared with transformers' own
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(2, model.config.vocab_size, (3, 9), generator=generator)
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [1]])).long()
+    inputs = {"input_ids": torch.where(mask.bool(), tokens, model.config.pad_token_id), "attention_mask": mask}
+    if name == "bert":
+        inputs["token_type_ids"] = torch.randint(2, (3, 9), generator=generator)
+    with torch.no_grad():
+        wanted = model(**inputs).logits[mask.bool()]
+    found = UncachedSession(folder, kernels=True).run([inputs[port].numpy() for port in names])[mask.bool().numpy()]
+    assert np.abs(found - wanted.numpy()).max() < 1e-4 * wanted.abs().max()
+    SEEN[name, "none"] = "logits"
 
 
 def test_readme_says_what_was_just_seen():
@@ -200,6 +211,13 @@ def test_weights_that_the_model_does_not_use_are_named(sharp_export, tmp_path):
     result = sharp_export(source, "--norm", "softmax", "--dry-run", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "that are left out: model.layers.0.self_attn.q_proj.bias" in " ".join(result.output.split())
+
+
+def test_a_header_of_a_larger_model_takes_no_memory(sharp_export, tmp_path):
+    write_gguf(tmp_path, described_width=2**32 - 1)
+    result = sharp_export(tmp_path / "tiny.gguf", "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "its header describes 412,316,870,464 weights, and it holds 14,752" in " ".join(result.output.split())
 
 
 def test_a_configuration_of_a_larger_model_takes_no_memory(sharp_export, tmp_path):

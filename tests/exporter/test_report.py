@@ -5,6 +5,7 @@ import math
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from sharp.exporter.perplexity import TextPrediction
 from sharp.exporter.verification import Answer, compare
 
 
-@pytest.mark.parametrize(("cache", "cases"), [("paged", 6), ("contiguous", 5), ("none", 5)])
+@pytest.mark.parametrize(("cache", "cases"), [("paged", 7), ("contiguous", 6), ("none", 5)])
 def test_the_report_has_every_case(checkpoint, sharp_export, tmp_path, cache, cases):
     options = ("--norm", "ssa", "--cache", cache, "--untrained-norm", "-o", tmp_path / "out")
     result = sharp_export(checkpoint("softmax"), *options)
@@ -31,6 +32,12 @@ def test_the_report_has_every_case(checkpoint, sharp_export, tmp_path, cache, ca
         assert (len(entropy["max_error_of_layers"]), max(entropy["max_error_of_layers"])) == (2, entropy["max_error"])
         assert case["passed"]
         assert case["torch_rounding"] is None
+        assert case["batch"] == len(case["lengths"]) == len(case["contexts"])
+        assert case["rows"] == sum(case["lengths"]) + sum(case["contexts"])
+        for kind in ("keys", "values"):
+            assert (kind in case) == (cache != "none")
+            if kind in case:
+                assert 0 < case[kind]["mean_error"] < case[kind]["max_error"] <= report["tolerance"]["logits"]
     for heads in report["heads"]:
         torch_means, means = np.array(heads["torch_mean_entropy"]), np.array(heads["mean_entropy"])
         assert means.shape == (2, 6)
@@ -68,6 +75,18 @@ def test_a_comparison_weighs_every_number_alike():
     found = compare("kernels", "case", [answer(3, 0.0), answer(1, 0.5)], wanted)
     assert (found.logits_error, found.mean_logits_error) == (0.5, 0.125)
     assert (found.entropy_error, found.mean_entropy_error, found.first_wrong_layer) == (0.5, 0.125, 0)
+
+
+@pytest.mark.parametrize("kind", ["keys", "values"])
+def test_what_the_caches_hold_is_compared(kind):
+    caches = np.full((5, 2, 4), 4, np.float32), np.ones((5, 1, 4), np.float32)
+    wanted = Answer(np.ones((5, 9)), np.ones((2, 5, 2)), caches, caches)
+    wrong = caches[0], caches[1] + np.float32(0.5) * (np.arange(5) == 4)[:, None, None]
+    found = compare("kernels", "case", [replace(wanted, **{kind: wrong})], [wanted])
+    assert found.cached[kind] == (0.5, pytest.approx(0.5 * 4 / 60))
+    assert found.cached["values" if kind == "keys" else "keys"] == (0, 0)
+    assert not found.passed
+    assert f"cached {kind} by 5.0e-01" in found.difference
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -59,14 +59,14 @@ def llama_folder(file: str) -> Reader:
     return Reader(f"llama-{file}", make, file, lambda folder: read_source(folder, "softmax"))
 
 
-def write_gguf(folder: Path) -> None:
-    """A Llama of one layer with a tokenizer, as GGUF."""
+def write_gguf(folder: Path, described_width: int = 48) -> None:
+    """A Llama of one layer with a tokenizer, as GGUF; its header says how wide it is, and may be wrong."""
     hidden, heads, wide, tokens = 32, 2, 48, [*(chr(33 + i) for i in range(90)), "ab", "<s>", "</s>"]
     writer = GGUFWriter(folder / "tiny.gguf", "llama")
     writer.add_block_count(1)
     writer.add_context_length(64)
     writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(wide)
+    writer.add_feed_forward_length(described_width)
     writer.add_head_count(heads)
     writer.add_head_count_kv(heads)
     writer.add_layer_norm_rms_eps(1e-5)
