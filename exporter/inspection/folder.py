@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
 from sharp.exporter.inspection.prompt import read_tokenizer
@@ -69,7 +68,7 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
     """Run the model of a folder over one sequence, with Sharp's kernels.
 
     Raises:
-        InputError: it is not of the paged form, or the graph cannot be loaded or is another's.
+        InputError: it is not of the paged form, or its graph is not of this model.
     """
     if manifest.cache.form != "paged":
         raise InputError(
@@ -77,10 +76,7 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
             "the checkpoint that it was made from, or export that with --cache paged"
         )
     file = path / manifest.model_file
-    try:
-        model = onnx.load(file, load_external_data=False)
-    except DecodeError as error:
-        raise InputError(f"{file} is not an ONNX model; export the model again") from error
+    model = onnx.load(file, load_external_data=False)
     nodes = list(_attention_nodes(model))
     if manifest.cache.heads:
         raise InputError(f"{file} has several norms in a layer, which sharp inspect does not show yet")

@@ -282,9 +282,11 @@ def test_models_that_are_no_decoders_are_refused(models, sharp_inspect, tmp_path
     (tmp_path / "broken" / "model.onnx").write_bytes(b"this is not a model")
     result = sharp_inspect(tmp_path / "broken")
     assert (result.exit_code, "export the model again" in result.output) == (2, True), result.output
-    written = (folder / "sharp.json").read_text().replace('"form": "paged"', '"form": "contiguous"')
-    (tmp_path / "broken" / "sharp.json").write_text(written)
-    result = sharp_inspect(tmp_path / "broken")
+    shutil.copytree(folder, tmp_path / "contiguous")
+    written = json.loads((folder / "sharp.json").read_text())
+    written["cache"]["form"] = "contiguous"
+    (tmp_path / "contiguous" / "sharp.json").write_text(json.dumps(written))
+    result = sharp_inspect(tmp_path / "contiguous")
     assert (result.exit_code, "was exported with --cache contiguous" in result.output) == (2, True), result.output
     result = sharp_inspect("models/checkpoints/max-retrieval-softmax.safetensors")
     assert (result.exit_code, "MaxRetrieval" in result.output) == (2, True), result.output
