@@ -45,18 +45,18 @@ class Sampler:
         """Draw from softmax(logits / temperature) after top-k, top-p and min-p: logits float32 [vocab]."""
         params = sequence.request.params
         limits = np.finfo(np.float32)
-        temperature = np.float32(np.clip(params.temperature, limits.tiny, limits.max))
+        sharpness = np.float32(1 / np.clip(params.temperature, limits.tiny, limits.max))
         cells = self._weights  # [DEPTH, columns]: the column of a token is its id modulo columns
         weights = cells.reshape(-1)[: self._vocab_size]
         np.subtract(logits, highest, out=weights)
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to minus infinity
-            np.divide(weights, temperature, out=weights)
+            np.multiply(weights, sharpness, out=weights)
         np.exp(weights, out=weights)
         if params.limits_tokens:
             lowest = _lowest(weights, params)
             np.multiply(weights, weights >= lowest, out=weights)  # a copy with a mask would branch at every weight
         # First the column, then the token in it: the weights of all tokens are never cumulated.
-        sums = np.cumsum(cells.sum(0, dtype=np.float64))
+        sums = np.cumsum(cells.sum(0), dtype=np.float64)
         target = sequence.random.random() * sums[-1]
         column = int(np.searchsorted(sums, target, side="right"))
         before = sums[column - 1] if column else 0.0
