@@ -3,10 +3,11 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,7 @@ def _export_into(
     tracing = form.trace()
     with weights_as(tracing.module, TORCH_DTYPES[settings.graph.dtype]):
         graph = lowering.lower(tracing, settings.graph.opset)
+        windows = lowering.windows_of(graph)
         phase("Writing the model", 1)
         lowering.write(graph, staging, tracing.defaults, settings.target)
         checked = staging
@@ -174,7 +176,7 @@ def _export_into(
     tolerance = tolerance_of(settings.graph, quantized=True)
     report = verification_report(source, form, settings.target, verification, measured, tolerance)
     described = describe(
-        source, form, settings, name, verified=verification.passed, found=summary(verification, measured)
+        source, form, settings, name, windows, verified=verification.passed, found=summary(verification, measured)
     )
     described.write(staging)
     if form.cache.form == "contiguous" and not described.norm.heads:  # genai knows one cache a layer, all of one size
@@ -205,6 +207,15 @@ def _norm_name(source: Source) -> str:
     return source.model.norm_name if isinstance(source.model, Decoder) else source.model.config.norm
 
 
+def _windows_of_layers(source: Source, windows: Sequence[int], max_context: int) -> tuple[int, ...]:
+    """Of the nodes' windows (-1: none) those of the layers, all of whose nodes have the same."""
+    if max(windows) < 0:
+        return ()
+    nodes = (len(source.model.layer_parts(layer)) for layer in range(source.model.config.layers))
+    of_layers = [windows[end - 1] for end in accumulate(nodes)]
+    return tuple(min(window, max_context) if window >= 0 else max_context for window in of_layers)
+
+
 def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> tuple[Perplexity, Text]:
     losses: list[Tensor] = []
     for model in (source.original,) if source.trained else (source.original, source.model):
@@ -217,10 +228,18 @@ def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], No
 
 
 def describe(
-    source: Source, form: Form, settings: ExportSettings, name: str, *, verified: bool, found: manifest.Verification
+    source: Source,
+    form: Form,
+    settings: ExportSettings,
+    name: str,
+    windows: Sequence[int],
+    *,
+    verified: bool,
+    found: manifest.Verification,
 ) -> manifest.Manifest:
-    """The manifest of an export, with what verification found."""
+    """The manifest of an export, with the windows of its attention nodes and what verification found."""
     config = form.config
+    max_context = settings.graph.context_of(config, form.positions)
     parameters = norm_parameters(config, settings.norm_options, source.learned)
     return manifest.Manifest(
         sharp_version=version("sharp-attention"),
@@ -243,9 +262,10 @@ def describe(
         head_dim=config.head_dim,
         value_dim=config.head_dim,
         vocab_size=config.vocab_size,
-        max_context=settings.graph.context_of(config, form.positions),
+        max_context=max_context,
         trained_context=config.trained_context,
         positions=form.positions,
+        windows=_windows_of_layers(source, windows, max_context),
         norm=manifest.Norm(
             name=config.norm,
             normalizer=config.scheme.normalizer,

@@ -141,6 +141,11 @@ def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
         graph.graph.outputs.append(output)
 
 
+def windows_of(graph: onnx_ir.Model) -> list[int]:
+    """The attribute `window` of every attention node, in the order of the layers."""
+    return [node.attributes["window"].as_int() for node in graph.graph if node.domain == schema.DOMAIN]
+
+
 def caches_of(node: onnx_ir.Node) -> str:
     """The number behind the name of the caches that a paged attention node reads."""
     cache = node.inputs[schema.INPUTS.index("key_cache")]

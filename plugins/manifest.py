@@ -10,7 +10,7 @@ from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.4"
+FORMAT_VERSION = "1.5"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
@@ -182,6 +182,9 @@ class Manifest(_Frozen):
     max_context: Positive = Field(description="tokens of prompt and answer together that the server accepts")
     trained_context: Positive
     positions: PositionScheme
+    windows: tuple[Positive, ...] = Field(
+        (), description="keys that a query of each layer sees at most, max_context where all; empty: all in every layer"
+    )
     norm: Norm
     target: Target = Field(
         "onnxruntime",
@@ -223,6 +226,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(
             f"{path} is not a valid manifest: q_heads is {manifest.q_heads}, but must be a multiple of kv_heads "
             f"({manifest.kv_heads})"
+        )
+    if len(manifest.windows) not in (0, manifest.layers):
+        raise InputError(
+            f"{path} is not a valid manifest: windows has {len(manifest.windows)} of {manifest.layers} layers"
         )
     for name in filter(None, (manifest.model_file, manifest.tokenizer.file)):
         if not (folder / name).resolve().is_relative_to(folder.resolve()):

@@ -13,10 +13,24 @@ ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD = range(4)
 
 @dataclass(frozen=True)
 class AttentionRows:
-    """The statistics of some tokens: `stats` float32 [layers, tokens, q_heads, 4], `positions` int64 [tokens]."""
+    """The statistics of some tokens: `stats` float32 [layers, tokens, q_heads, 4], `positions` int64 [tokens].
+
+    `windows` int64 [layers] is how many keys a query of a layer sees at most; None where every layer sees all.
+    """
 
     stats: NDArray[np.float32]
     positions: NDArray[np.int64]
+    windows: NDArray[np.int64] | None = None
+
+    @property
+    def visible(self) -> NDArray[np.int64]:
+        """The keys that a query sees, p + 1 at position p where no window ends before: [layers or 1, tokens]."""
+        visible = self.positions[None] + 1
+        return visible if self.windows is None else np.minimum(visible, self.windows[:, None])
+
+    def of(self, tokens: slice | NDArray[np.bool_]) -> "AttentionRows":
+        """Those of some of the tokens."""
+        return AttentionRows(self.stats[:, tokens], self.positions[tokens], self.windows)
 
 
 @dataclass(frozen=True)
@@ -57,26 +71,25 @@ class AttentionTotals:
 
 def normalized(rows: AttentionRows) -> NDArray[np.float64]:
     """H / ln n of every token [layers, tokens, q_heads]; 0 for the first, of which ln 1 = 0 makes none."""
-    visible = (rows.positions + 1).astype(np.float64)
+    visible = rows.visible
     by_log = np.where(visible > 1, 1 / np.log(np.maximum(visible, 2)), 0)
-    values: NDArray[np.float64] = rows.stats[..., ENTROPY].astype(np.float64) * by_log[:, None]
+    values: NDArray[np.float64] = rows.stats[..., ENTROPY].astype(np.float64) * by_log[..., None]
     return values
 
 
 def add_up(rows: AttentionRows) -> AttentionTotals:
-    """The sums over `rows`. A causal query at position p sees p + 1 keys."""
+    """The sums over `rows`."""
     stats = rows.stats.astype(np.float64)  # [layers, tokens, q_heads, 4]
-    visible = (rows.positions + 1).astype(np.float64)
     sums = np.stack(
         [
             stats[..., ENTROPY].sum(1),
             normalized(rows).sum(1),
-            np.einsum("lth,t->lh", stats[..., SUPPORT], 1 / visible),
+            (stats[..., SUPPORT] / rows.visible[..., None]).sum(1),
             stats[..., INVERSE_TEMPERATURE].sum(1),
             stats[..., LOGIT_SPREAD].sum(1),
         ]
     )
-    return AttentionTotals(len(visible), int((visible > 1).sum()), sums)
+    return AttentionTotals(len(rows.positions), int((rows.positions > 0).sum()), sums)
 
 
 def json_numbers(values: NDArray[Any]) -> list[Any]:

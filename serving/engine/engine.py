@@ -77,6 +77,7 @@ class Engine:
         self._sampler = Sampler(manifest.vocab_size)
         self._backend = backend
         self._manifest = manifest
+        self._windows = np.array(manifest.windows, np.int64) if manifest.windows else None
         self._tokenizer = tokenizer
         self._eos_token_ids = tuple(token for token in manifest.tokenizer.eos_token_ids if token < manifest.vocab_size)
         self._config = config
@@ -191,7 +192,7 @@ class Engine:
 
     def _commit(self, plan: Plan, result: _Result, began: float) -> list[Event]:
         if result.output.stats is not None:
-            self._observe(plan.chunks, AttentionRows(result.output.stats, result.positions))
+            self._observe(plan.chunks, AttentionRows(result.output.stats, result.positions, self._windows))
         events: list[Event] = []
         now = time.perf_counter()
         for row, chunk in enumerate(plan.chunks):
@@ -270,10 +271,10 @@ class Engine:
             seen_before[start : start + repeated] = True
             new = slice(start + repeated, start + chunk.tokens)
             if sequence.request.attention and repeated < chunk.tokens:
-                sequence.observe(AttentionRows(rows.stats[:, new], rows.positions[new]))
+                sequence.observe(rows.of(new))
             start += chunk.tokens
         if seen_before.any():
-            rows = AttentionRows(rows.stats[:, ~seen_before], rows.positions[~seen_before])
+            rows = rows.of(~seen_before)
         self._tally.attention.append(rows)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, matched: str | int | None = None) -> Event:

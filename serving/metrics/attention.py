@@ -193,6 +193,6 @@ def attention_families(models: list[AttentionModel]) -> Iterator[Family]:
         CONTEXT,
         "summary",
         "",
-        "Entropy / ln(visible keys) of a token and head, by visible keys: up to `context`, over half of it.",
+        "Entropy / ln(visible keys) of a token and head, by context length: up to `context`, over half of it.",
         lambda view, _name: view.by_context(),
     )

@@ -12,7 +12,7 @@ LEAST_WEIGHT = 1e-3
 
 
 def context_bounds(max_context: int) -> NDArray[np.int64]:
-    """Upper bounds of the ranges of visible keys, doubling, the last one not below `max_context`."""
+    """Upper bounds of the ranges of context lengths, doubling, the last one not below `max_context`."""
     bounds = [LEAST_CONTEXT]
     while bounds[-1] < max_context:
         bounds.append(2 * bounds[-1])

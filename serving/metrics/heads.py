@@ -33,7 +33,7 @@ class HeadSnapshot:
     Attributes:
         counts: int64 [layers, heads, buckets], tokens by entropy; the last bucket is above all bounds.
         entropy: float64 [layers, heads], the sum over the same tokens.
-        context_sums: float64 [layers, ranges], the sum of H / ln n over tokens and heads, by visible keys.
+        context_sums: float64 [layers, ranges], the sum of H / ln n over tokens and heads, by context length.
         context_counts: int64 [ranges], how many values each of them is the sum of.
         recent: means over the last collected steps; None before the first.
         smoothed: float64 [layers, heads], see `Dispersion`; so are `dispersed` and `crossing`.
@@ -154,9 +154,9 @@ class HeadStatistics:
             return rows
 
     def _add(self, rows: AttentionRows) -> None:
-        finite = np.isfinite(rows.stats).all(axis=(0, 2, 3))  # a NaN would stay in the sums for ever
+        finite = np.asarray(np.isfinite(rows.stats).all(axis=(0, 2, 3)))  # a NaN would stay in the sums for ever
         if not finite.all():
-            rows = AttentionRows(rows.stats[:, finite], rows.positions[finite])
+            rows = rows.of(finite)
         layers, heads, buckets = self._counts.shape
         entropy = rows.stats[..., ENTROPY]  # [layers, tokens, heads]
         bucket = np.searchsorted(self.bounds, entropy, side="left")  # le: a value on the bound is inside
@@ -176,7 +176,7 @@ class HeadStatistics:
                 self._drift.add(rows)
 
     def _by_context(self, rows: AttentionRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Sums of H / ln n [layers, heads, ranges] by visible keys, and how many tokens [ranges] they are over."""
+        """Sums of H / ln n [layers, heads, ranges] by context length, and how many tokens [ranges] they are over."""
         past_first = rows.positions > 0  # ln 1 = 0: the first token has no normalized entropy
         values = normalized(rows)[:, past_first]  # [layers, tokens, heads]
         which = np.searchsorted(self.contexts, rows.positions[past_first] + 1, side="left")

@@ -70,6 +70,13 @@ def greedy(folder, cache: str, config) -> list[int]:
     return tokens[PROMPT.shape[1] :]
 
 
+def windows_of(config, max_context: int) -> tuple[int, ...]:
+    if not getattr(config, "sliding_window", None):
+        return ()
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(config.sliding_window if one == "sliding_attention" else max_context for one in types)
+
+
 @pytest.mark.parametrize("cache", support_table.FORMS)
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_tokens_equal_transformers(sharp_export, tmp_path, name, cache):
@@ -78,6 +85,7 @@ def test_greedy_tokens_equal_transformers(sharp_export, tmp_path, name, cache):
     manifest = read_manifest(folder)
     assert (manifest.source.architecture, manifest.cache.form) == (type(model).__name__, cache)
     assert manifest.positions == ARCHITECTURES[name].positions
+    assert manifest.windows == windows_of(model.config, manifest.max_context)
     assert greedy(folder, cache, manifest) == greedy_of_transformers(model)
     SEEN[name, cache] = f"{NEW_TOKENS} tokens"
 

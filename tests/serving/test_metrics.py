@@ -1,5 +1,6 @@
 import threading
 import urllib.request
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -8,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.attention import AttentionRows
+from sharp.serving.attention import AttentionRows, add_up
 from sharp.serving.config import EngineConfig, MetricsConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.errors import InputError
@@ -215,6 +216,16 @@ def rows(entropy, positions, layers=1, heads=2):
     stats = np.ones((layers, len(positions), heads, 4), np.float32)
     stats[..., 0] = entropy
     return AttentionRows(stats, np.array(positions))
+
+
+def test_a_windows_layer_is_normalized_by_the_keys_in_its_window():
+    found = replace(rows(0.0, [3, 9], layers=2, heads=1), windows=np.array([4, 100]))
+    found.stats[..., 0] = np.log(found.visible)[..., None]
+    assert found.visible.tolist() == [[4, 4], [4, 10]]
+    found.stats[..., 1] = 2
+    summary = add_up(found).summary()
+    assert summary.normalized_entropy.ravel() == pytest.approx([1, 1])
+    assert summary.support_ratio.ravel() == pytest.approx([0.5, (2 / 4 + 2 / 10) / 2])
 
 
 def parsed(metrics):
