@@ -19,6 +19,7 @@ COMMANDS = {
     "export": ("sharp.exporter.cli:export", "export"),
     "fit-temperature": ("sharp.models.fit_temperature:fit_temperature", "export"),
     "generate": ("sharp.serving.cli:generate", "serve"),
+    "health": ("sharp.serving.health:health", "serve"),
     "inspect": ("sharp.exporter.inspection.cli:inspect", "export"),
     "serve": ("sharp.serving.cli:serve", "serve"),
 }
