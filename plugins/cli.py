@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": ("sharp.serving.cli:generate", "serve"),
     "health": ("sharp.serving.health:health", "serve"),
     "inspect": ("sharp.exporter.inspection.cli:inspect", "export"),
+    "plan": ("sharp.serving.capacity.cli:plan", "serve"),
     "serve": ("sharp.serving.cli:serve", "serve"),
 }
 
