@@ -16,6 +16,7 @@ from tests.deploy.rendering import ROOT, Document
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 # What the end of a server takes beyond its drain: the last step and the last messages.
 END_SECONDS = 10
+LOAD_SECONDS = 600
 JOB = "sharp"  # the alerts' up{job="sharp"}
 HTTP_ROUTES = {"/health", "/metrics"}
 # The volumes of the pod security standard "restricted".
@@ -196,6 +197,20 @@ def the_end_has_time(documents: list[Document]) -> list[str]:
         needed = float(command[1]) + settings(documents, pod).grace_seconds + END_SECONDS
         if pod.spec.get("terminationGracePeriodSeconds", 30) < needed:
             found.append(f"{pod.name} is killed before its requests had their time: it needs {needed:g} s")
+    return found
+
+
+def the_start_has_time(documents: list[Document]) -> list[str]:
+    """A model takes minutes to load; meanwhile the pod is neither killed nor its update given up."""
+    found = []
+    for pod in pods(documents):
+        probe = pod.server.get("startupProbe", {})
+        allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
+        if allowed < LOAD_SECONDS:
+            found.append(f"{pod.name} has {allowed} s to load its model")
+        for deployment in of_kind(documents, "Deployment"):
+            if deployment["spec"].get("progressDeadlineSeconds", 600) <= allowed:
+                found.append(f"an update of {pod.name} counts as failed while it may still load its model")
     return found
 
 
@@ -405,6 +420,7 @@ POLICIES = {
         resources_are_set,
         copies_fit_the_disk,
         probes_ask_the_server,
+        the_start_has_time,
         the_end_has_time,
         settings_exist,
         volumes_are_there,

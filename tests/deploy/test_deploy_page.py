@@ -146,7 +146,8 @@ def test_the_overlay_keeps_to_the_policies(cluster):
 
 
 def test_the_archive_is_what_the_init_container_takes(workplace, tmp_path):
-    """Runs after the commands above, in the order of the page."""
+    (pack,) = (command for command in COMMANDS if command.startswith("tar "))
+    run(pack, workplace)
     archive = workplace / "build" / "deploy" / "text-ssa-ssa.tar.gz"
     known = {"MODEL_URL": archive.as_uri(), "MODEL_SHA256": hashlib.sha256(archive.read_bytes()).hexdigest()}
     script = ROOT / "deploy" / "kubernetes" / "components" / "model-from-url" / "fetch_model.py"

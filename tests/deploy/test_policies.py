@@ -67,6 +67,8 @@ COUNTEREXAMPLES = [
     ("probes_ask_the_server", setting("SHARP_HOST", "127.0.0.1"), "where nobody can ask"),
     ("probes_ask_the_server", setting("SHARP_GRPC_PORT", "50052"), "does not listen"),
     ("probes_ask_the_server", setting("SHARP_TLS_CLIENT_CA", "/etc/sharp/tls/ca.crt"), "no certificate to show"),
+    ("the_start_has_time", set_at("Deployment", "spec/progressDeadlineSeconds", None), "counts as failed"),
+    ("the_start_has_time", server("startupProbe/failureThreshold", 12), "has 60 s to load"),
     ("the_end_has_time", pod("terminationGracePeriodSeconds", 79), "needs 80 s"),
     ("the_end_has_time", setting("SHARP_GRACE_SECONDS", "600"), "needs 620 s"),
     ("the_end_has_time", server("lifecycle", None), "does not wait"),

@@ -7,20 +7,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from sharp import Client, SamplingParams
+from sharp.serving.engine.events import Finished
 from tests.deploy.dockerfile import environment, lineage, read_stages
+from tests.deploy.policies import END_SECONDS
 from tests.end_to_end.commands import SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 STAGES = read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text())
-DATA = {".html", ".css", ".js", ".jinja", ".json", ".md", ".proto", ".yaml"}
+DATA = {".html", ".css", ".js", ".jinja", ".json", ".md", ".proto", ".toml", ".yaml"}
 # A command of docs/deploy.md, run as it stands there.
 EXPORT = "sharp-export models/checkpoints/text-ssa.safetensors --norm ssa -o build/deploy/text-ssa-ssa"
+GRACE_SECONDS = 2
+STREAMS = 16
 FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools")
 
 # A container, as far as this machine can make one: everything is read-only but /tmp, which is new, and the user has
@@ -99,6 +104,34 @@ def can_contain(folder):
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
+def check_drain(process, address):
+    """SIGTERM while streams are open that take far longer: the server ends in the time that the manifests give it."""
+    ends: list[str] = []
+    begun = threading.Barrier(STREAMS + 1)
+
+    def read():
+        params = SamplingParams(max_tokens=30_000, ignore_eos=True)
+        with Client(address, attempts=1) as client:
+            waiting = True
+            for event in client.stream("The package", params):
+                if waiting:
+                    begun.wait(timeout=60)
+                    waiting = False
+                ends.extend([str(event.reason)] if isinstance(event, Finished) else [])
+
+    threads = [threading.Thread(target=read) for _ in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    begun.wait(timeout=60)
+    asked = time.monotonic()
+    process.terminate()
+    process.wait(timeout=60)
+    assert time.monotonic() - asked < GRACE_SECONDS + END_SECONDS
+    for thread in threads:
+        thread.join()
+    assert ends == ["cancelled"] * STREAMS
+
+
 def test_it_serves_without_root_on_a_read_only_disk(image, tmp_path):
     if not can_contain(image):
         pytest.skip("needs root and mount namespaces; run the tests in a container with CAP_SYS_ADMIN")
@@ -110,7 +143,7 @@ def test_it_serves_without_root_on_a_read_only_disk(image, tmp_path):
     for path in (model, *model.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
     (entry,) = json.loads(lineage(STAGES, "cpu")[0].values("ENTRYPOINT")[0])
-    options = ["--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "0", "--grace-seconds", "5"]
+    options = ["--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "0", "--grace-seconds", str(GRACE_SECONDS)]
     program = [image / "sharp" / "bin" / entry, model, *options]
     log = image / "server.log"
     with log.open("w") as output:
@@ -135,6 +168,7 @@ def test_it_serves_without_root_on_a_read_only_disk(image, tmp_path):
         health = json.loads(lineage(STAGES, "cpu")[0].values("HEALTHCHECK")[0].partition("CMD ")[2])
         port = found[2].rpartition(":")[2]
         assert inside(image, *health, SHARP_HTTP_PORT=port).returncode == 0
+        check_drain(process, found[1])
     finally:
         process.terminate()
         assert process.wait(timeout=30) == 0, log.read_text()

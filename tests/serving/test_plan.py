@@ -84,6 +84,19 @@ def test_what_was_measured_comes_out_again():
     assert made.stream_tokens_per_second == pytest.approx(plain["decode_tokens_per_second"], rel=0.06)
 
 
+def test_a_step_of_many_streams_is_near_what_was_measured():
+    """bench/metrics.py measured a step of 16 streams of SmolLM2 that the numbers of one stream know nothing of."""
+    measured = json.loads((RESULTS / "metrics.json").read_text())
+    plain = next(row for row in GENERATION["rows"] if row["runtime"] == "sharp plain")
+    speed = speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], None, RESULTS)
+    model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 46_080.0, 0, 8192, None)
+    made = make_plan(model, Load(measured["context"] + 1, 1, 1.0, measured["streams"]), 24e9, speed, None)
+    planned = made.step_seconds * 1e3
+    assert measured["row"]["step_ms"] < planned < 1.35 * measured["row"]["step_ms"]
+    page = (RESULTS.parents[1] / "docs" / "deploy.md").read_text()
+    assert f"measured {measured['row']['step_ms']:.0f} ms, planned {planned:.0f}" in page
+
+
 def test_constants_are_those_of_the_results():
     engine = json.loads((RESULTS / "engine_step.json").read_text())
     greedy = next(row for row in engine["rows"] if row["case"] == "greedy")
