@@ -1,6 +1,7 @@
 """Every command of docs/deploy.md is run here, or, where it needs a cluster or Docker, held to what it names.
 
-The export takes a while, so it is run once, by tests/end_to_end/test_image.py, which then serves the model.
+The export takes a while, so it is run once, by tests/end_to_end/test_image.py, which then plans with the model and
+serves it.
 """
 
 import hashlib
@@ -123,8 +124,8 @@ def test_a_command(command, workplace, cluster):
     kind = words[0] if words[0] != "kubectl" else " ".join(words[:2])
     if kind in ("tar", "sha256sum", "kubectl kustomize"):
         assert run(command, workplace) or kind == "tar"
-    elif kind == "sharp-export":
-        assert command in (ROOT / "tests" / "end_to_end" / "test_image.py").read_text()
+    elif kind == "sharp-export" or words[:2] == ["sharp", "plan"]:
+        assert f'"{command}"' in (ROOT / "tests" / "end_to_end" / "test_image.py").read_text()
     elif kind == "docker" and words[1] == "build":
         check_docker_build(words[2:], cluster)
     elif kind == "docker":

@@ -22,8 +22,9 @@ from tests.end_to_end.commands import SCRIPTS
 ROOT = Path(__file__).parents[2]
 STAGES = read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text())
 DATA = {".html", ".css", ".js", ".jinja", ".json", ".md", ".proto", ".toml", ".yaml"}
-# A command of docs/deploy.md, run as it stands there.
+# Commands of docs/deploy.md, run as they stand there.
 EXPORT = "sharp-export models/checkpoints/text-ssa.safetensors --norm ssa -o build/deploy/text-ssa-ssa"
+PLAN = "sharp plan build/deploy/text-ssa-ssa --gpu h100 --context 4096 --answer-tokens 256 --rate 50 --price 3.00"
 GRACE_SECONDS = 2
 STREAMS = 16
 FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools")
@@ -136,10 +137,16 @@ def test_it_serves_without_root_on_a_read_only_disk(image, tmp_path):
     if not can_contain(image):
         pytest.skip("needs root and mount namespaces; run the tests in a container with CAP_SYS_ADMIN")
     (tmp_path / "models").symlink_to(ROOT / "models")
-    program, *arguments = EXPORT.split()
-    subprocess.run([SCRIPTS / program, *arguments], cwd=tmp_path, check=True, timeout=600, capture_output=True)
+    _, planned = (
+        subprocess.run(
+            [SCRIPTS / program, *arguments], cwd=tmp_path, check=True, timeout=600, capture_output=True, text=True
+        ).stdout
+        for program, *arguments in map(str.split, (EXPORT, PLAN))
+    )
+    assert "an estimate: nothing was measured on h100-sxm" in planned
+    assert re.search(r"servers +\d+", planned)
     model = image / "model"
-    shutil.copytree(tmp_path / arguments[-1], model)
+    shutil.copytree(tmp_path / "build" / "deploy" / "text-ssa-ssa", model)
     for path in (model, *model.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
     (entry,) = json.loads(lineage(STAGES, "cpu")[0].values("ENTRYPOINT")[0])
