@@ -19,7 +19,9 @@ COMMANDS = {
     "export": ("sharp.exporter.cli:export", "export"),
     "fit-temperature": ("sharp.models.fit_temperature:fit_temperature", "export"),
     "generate": ("sharp.serving.cli:generate", "serve"),
+    "health": ("sharp.serving.health:health", "serve"),
     "inspect": ("sharp.exporter.inspection.cli:inspect", "export"),
+    "plan": ("sharp.serving.capacity.cli:plan", "serve"),
     "serve": ("sharp.serving.cli:serve", "serve"),
 }
 

@@ -60,7 +60,8 @@ def channel_options(attempts: int) -> list[tuple[str, Any]]:
     """Options of a channel that makes each call up to `attempts` times.
 
     gRPC's own retries: after UNAVAILABLE with exponential backoff, after RESOURCE_EXHAUSTED when the server says
-    (`grpc-retry-pushback-ms`, which it sends beside `RetryInfo`), and never once an answer has begun.
+    (`grpc-retry-pushback-ms`, which it sends beside `RetryInfo`), and never once an answer has begun. Of several
+    servers behind the address, calls take one after the other.
 
     Raises:
         InputError: `attempts` is out of range.
@@ -74,7 +75,9 @@ def channel_options(attempts: int) -> list[tuple[str, Any]]:
         "backoffMultiplier": 2,
         "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
     }
-    config = {"methodConfig": [{"name": [{}], "retryPolicy": retry}]} if attempts > 1 else {}
+    config: dict[str, Any] = {"methodConfig": [{"name": [{}], "retryPolicy": retry}]} if attempts > 1 else {}
+    # An address may name several servers, as a headless service's does; gRPC alone would stay with the first.
+    config["loadBalancingConfig"] = [{"round_robin": {}}]
     return [
         ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ("grpc.max_send_message_length", MESSAGE_BYTES),

@@ -27,8 +27,10 @@ SUFFIXES = {
     "histogram": ["_bucket", "_sum", "_count"],
     "summary": ["_sum", "_count"],
 }
-# What Prometheus adds to every series of a server.
+# What Prometheus adds to every series of a server ...
 TARGET_LABELS = {"job", "instance"}
+# ... and its operator, for a PodMonitor.
+POD_LABELS = {"namespace", "pod", "container", "endpoint"}
 SERIES = {
     name + suffix: {*labels, *TARGET_LABELS, *(["le"] if suffix == "_bucket" else [])}
     for name, (kind, _, labels) in FAMILIES.items()
@@ -54,8 +56,17 @@ def dashboard_expressions():
                 yield pytest.param(target["expr"], id=f"{path.stem}: {panel['title']}")
 
 
-def problems(expression):
-    """Names and labels of a PromQL expression that nothing exposes."""
+def autoscaler_queries():
+    """Of the manifests as they are written: components change no query."""
+    for path in (ROOT / "deploy" / "kubernetes").rglob("*.yaml"):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document.get("kind") == "ScaledObject":
+                for trigger in document["spec"]["triggers"]:
+                    yield trigger["metadata"]["query"]
+
+
+def problems(expression, added=frozenset()):
+    """Names and labels of a PromQL expression that nothing exposes; series have the labels `added`, too."""
     found = []
     known = set()
     for name, selector in re.findall(r"\b(sharp[a-z0-9_:]+)(?:\{([^}]*)\})?", re.sub(r'"[^"]*"', '""', expression)):
@@ -64,8 +75,8 @@ def problems(expression):
             known |= {"model", "layer", "head", "context"} | TARGET_LABELS
         elif name in SERIES:
             used = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector)
-            found += [f"{name} has no label {label}" for label in used if label not in SERIES[name]]
-            known |= SERIES[name]
+            found += [f"{name} has no label {label}" for label in used if label not in SERIES[name] | added]
+            known |= SERIES[name] | added
         else:
             found.append(name)
     grouped = re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", expression)
@@ -82,6 +93,15 @@ def test_rules_name_what_exists(expression):
 def test_dashboards_name_what_exists(expression):
     assert problems(expression) == []
     assert expression.count("sharp") > 0
+
+
+def test_autoscalers_name_what_exists():
+    queries = list(autoscaler_queries())
+    assert [problems(query, POD_LABELS) for query in queries] == [[]]
+    assert "sharp_requests_waiting" in queries[0]
+    # A label that a PodMonitor does not give, and one that needs it.
+    assert problems('sum(sharp_requests_waiting{deployment="sharp"})', POD_LABELS)
+    assert problems('sum(sharp_requests_waiting{namespace="sharp"})')
 
 
 def test_the_check_finds_what_does_not_exist():

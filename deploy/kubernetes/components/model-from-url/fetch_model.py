@@ -1,0 +1,95 @@
+"""Download the archive MODEL_URL, compares its SHA-256 with MODEL_SHA256 and unpacks the model folder into a folder.
+
+    MODEL_URL=https://... MODEL_SHA256=... python3 fetch_model.py FOLDER
+
+The archive is a tar file (also .gz, .bz2, .xz) of the model folder: sharp.json lies at its root or in its one folder.
+FOLDER gets the model whole or not at all. Python's standard library is enough: it runs before the server, in its image.
+"""
+
+import hashlib
+import lzma
+import os
+import re
+import shutil
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from pathlib import Path
+from typing import NoReturn
+
+ATTEMPTS = 5
+WAIT_SECONDS = float(os.environ.get("MODEL_WAIT_SECONDS", "2"))  # before the second attempt; doubles
+CHUNK = 1 << 20
+
+
+def fail(message: str) -> NoReturn:
+    """End with one sentence."""
+    sys.exit(f"fetch_model: {message}")
+
+
+def download(url: str, archive: Path) -> str:
+    """Write what `url` answers to `archive`; its SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with urllib.request.urlopen(url, timeout=60) as answer, archive.open("wb") as file:
+        while chunk := answer.read(CHUNK):
+            digest.update(chunk)
+            file.write(chunk)
+    return digest.hexdigest()
+
+
+def download_patiently(url: str, archive: Path) -> str:
+    """`download`, again after errors that may pass."""
+    wait = WAIT_SECONDS
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return download(url, archive)
+        except (OSError, ValueError) as error:  # URLError is an OSError; a URL that is none a ValueError
+            final = isinstance(error, ValueError) or (isinstance(error, urllib.error.HTTPError) and error.code < 500)
+            if final or attempt == ATTEMPTS:
+                fail(f"{url} cannot be downloaded: {error}")
+            print(f"fetch_model: {error}; trying again in {wait:g} s", flush=True)
+            time.sleep(wait)
+            wait *= 2
+    raise AssertionError
+
+
+def main(folder: Path) -> None:
+    """Put the model into `folder`."""
+    url, wanted = os.environ.get("MODEL_URL", ""), os.environ.get("MODEL_SHA256", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", wanted):
+        fail("MODEL_SHA256 must be the 64 hexadecimal digits that sha256sum prints")
+    if (folder / "sharp.json").is_file():  # the container was restarted in the same pod
+        return
+    staging = folder / ".staging"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    archive, unpacked = staging / "archive", staging / "unpacked"
+    found = download_patiently(url, archive)
+    if found != wanted:
+        shutil.rmtree(staging)
+        fail(f"the SHA-256 of {url} is {found}, not {wanted}")
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(unpacked, filter="data")  # "data" refuses paths outside the folder, links and devices
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        shutil.rmtree(staging)
+        fail(f"{url} cannot be unpacked: {str(error).splitlines()[0].rstrip(':')}")
+    manifests = [unpacked / "sharp.json", *unpacked.glob("*/sharp.json")]
+    root = next((path.parent for path in manifests if path.is_file()), None)
+    if root is None:
+        shutil.rmtree(staging)
+        fail(f"{url} has no sharp.json; pack a folder that sharp-export made")
+    archive.unlink()
+    # sharp.json comes last: it says that the rest is there.
+    for path in sorted(root.iterdir(), key=lambda path: path.name == "sharp.json"):
+        path.replace(folder / path.name)
+    shutil.rmtree(staging)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        fail("usage: fetch_model.py FOLDER")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""`sharp plan`: what a load takes in memory, servers and money."""

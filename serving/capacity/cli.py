@@ -1,0 +1,100 @@
+"""The command `sharp plan`."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from sharp.plugins.cli import SharpCommand
+from sharp.serving.capacity.devices import Device, find_device, read_devices
+from sharp.serving.capacity.plan import FORMULA, Load, Model, Plan, make_plan, read_model
+from sharp.serving.capacity.speed import Speed, speed_of
+from sharp.serving.config import EngineConfig
+
+PATH = click.Path(path_type=Path)
+RESULTS = Path("bench/results")
+
+
+@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("folder", type=PATH)
+@click.option("--gpu", required=True, help="Device of each server; a wrong name lists them.")
+@click.option("--context", required=True, type=click.IntRange(min=2), help="Tokens of prompt and answer together.")
+@click.option("--rate", required=True, type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
+@click.option(
+    "--answer-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Of them, the answer."
+)
+@click.option(
+    "--max-sequences",
+    default=EngineConfig.max_sequences,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="That of sharp-serve.",
+)
+@click.option(
+    "--price", type=click.FloatRange(min=0), help="Of one device for an hour.  [default: the table's, if any]"
+)
+@click.option("--devices", type=PATH, help="TOML file of devices beside ours, or with other numbers for them.")
+@click.option("--results", type=PATH, help=f"Folder of measured results.  [default: {RESULTS}, where there is one]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(
+    folder: Path,
+    gpu: str,
+    context: int,
+    rate: float,
+    answer_tokens: int,
+    max_sequences: int,
+    price: float | None,
+    devices: Path | None,
+    results: Path | None,
+    as_json: bool,
+) -> None:
+    """How much memory, how many servers and how much money the model FOLDER needs for a load.
+
+    Speeds are those that were measured on the device; where nothing was, they are estimated from its data sheet and the
+    output says so. The formula is printed with the numbers.
+    """
+    name, device = find_device(read_devices(devices), gpu)
+    model = read_model(folder)
+    speed = speed_of(name, device, model.quantization, results or RESULTS)
+    load = Load(context, answer_tokens, rate, max_sequences)
+    made = make_plan(model, load, device.memory_gb * 1e9, speed, device.price_per_hour if price is None else price)
+    if as_json:
+        content = {"model": asdict(model), "load": asdict(load), "speed": asdict(speed), "plan": asdict(made)}
+        click.echo(json.dumps(content | {"formula": FORMULA}, indent=2))
+    else:
+        _print(model, device, load, speed, made)
+
+
+def _print(model: Model, device: Device, load: Load, speed: Speed, made: Plan) -> None:
+    table = Table(title=f"{model.name}, {load.rate:g} requests a second", show_header=False, box=None)
+    table.title_justify = "left"
+    per_token = model.cache_bytes_per_token
+    rows = {
+        "weights": f"W = {model.weight_bytes / 1e9:.3f} GB, n = {model.weights / 1e6:.1f} million",
+        "cache": f"c = {per_token / 1e3:.2f} kB a token, {per_token * load.context / 1e6:.1f} MB a request",
+        "batch": f"B = {made.batch} requests together, {made.cache_bytes / 1e9:.2f} GB of cache: --cache-tokens "
+        f"{made.batch * load.context}",
+        "memory": f"{made.memory_bytes / 1e9:.2f} of {device.memory_gb:g} GB",
+        "step": f"s = {made.step_seconds * 1e3:.2f} ms between tokens at that batch",
+        "prompt": f"p = {made.first_token_seconds * 1e3:.1f} ms for {load.context - load.answer_tokens} tokens, "
+        "without a queue",
+        "tokens": f"{made.stream_tokens_per_second:.1f} a second for one request alone, "
+        f"{made.batch_tokens_per_second:.0f} for the batch",
+        "server": f"r = {made.requests_per_second:.3g} requests a second",
+        "servers": str(made.servers),
+        "cost": "give --price"
+        if made.price_per_hour is None
+        else f"{made.price_per_hour:.2f} an hour, {made.price_per_million_tokens:.3g} for a million generated tokens",
+        "speed": f"{speed.bytes_per_second / 1e9:.4g} GB and {speed.operations_per_second / 1e12:.3g} T operations "
+        f"a second, {speed.origin}",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console = Console(width=None if sys.stdout.isatty() else 200)  # a pipe has no width
+    console.print(table)
+    console.print()
+    console.print(FORMULA, highlight=False)

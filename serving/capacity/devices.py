@@ -1,0 +1,64 @@
+"""The devices that `sharp plan` knows: a table that the user may add to."""
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sharp.serving.errors import InputError, NotFoundError
+
+
+class Device(BaseModel):
+    """What one server computes on; bytes are 10^9, operations 10^12 a second."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    memory_gb: float = Field(gt=0)
+    bandwidth_gb_s: float = Field(gt=0)
+    tflops: float = Field(gt=0)
+    source: str
+    date: str
+    machine: str | None = None
+    price_per_hour: float | None = Field(None, ge=0)
+
+
+def read_devices(own: Path | None) -> dict[str, Device]:
+    """Our table, and what the TOML file `own` adds to it or replaces in it.
+
+    Raises:
+        InputError: the file cannot be read, or a device lacks a field or has an unknown one.
+    """
+    table: dict[str, dict[str, Any]] = tomllib.loads((files(__package__) / "devices.toml").read_text("utf-8"))
+    if own is not None:
+        try:
+            added = tomllib.loads(own.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"{own} is not a TOML file of devices: {error}") from error
+        for name, fields in added.items():
+            if not isinstance(fields, dict):
+                raise InputError(f"{own}: {name} must be a table of fields, [{name}]")
+            table[name] = table.get(name, {}) | fields
+    devices = {}
+    for name, fields in table.items():
+        try:
+            devices[name] = Device.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InputError(f"{own}: {name}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return devices
+
+
+def find_device(devices: dict[str, Device], name: str) -> tuple[str, Device]:
+    """Name and device of that name, or the only one whose name begins so.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    matches = [known for known in devices if known == name.lower()] or [
+        known for known in devices if known.startswith(name.lower())
+    ]
+    if len(matches) != 1:
+        raise NotFoundError(f"there is no device {name!r}; there are: {', '.join(devices)}; --devices FILE adds others")
+    return matches[0], devices[matches[0]]

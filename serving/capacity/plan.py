@@ -1,0 +1,136 @@
+"""The capacity of one server, and how many a load needs. FORMULA is what the code below computes."""
+
+import glob
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharp.plugins.manifest import Manifest, read_manifest
+from sharp.serving.cache_size import bytes_per_block
+from sharp.serving.capacity.speed import Speed
+from sharp.serving.errors import InputError
+
+MEMORY_SHARE = 0.9  # the rest is for activations and the runtime
+UTILIZATION = 0.7  # of a server: above it, requests that arrive by chance wait long
+# What the engine itself takes in a greedy step of so many streams (bench/results/engine_step.json).
+ENGINE_SECONDS = 1.26e-3
+ENGINE_STREAMS = 16
+# Bytes of a weight; those of quantized models are SmolLM2's whole files (bench/results/precision.json).
+WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.16, "int4": 0.99}
+
+FORMULA = """\
+W weights' bytes, n weights, c cache bytes of a token, P prompt + A answer = context N, H attention's operations
+batch     B = min(max sequences, (0.9 memory - W) / (c N))
+step      s = max((W + B c (P + A/2)) / bandwidth, 2 n B / operations) + e max(1, B/16),  e = 1.26 ms of the engine
+prompt    p = (2 n P + H P^2) / operations,  H = layers x query heads x (head dim + value dim)
+server    r = 0.7 / (p + A s / B) requests a second
+servers   rate / r, rounded up"""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the plan needs to know of a model folder."""
+
+    name: str
+    weight_bytes: int
+    weights: float
+    cache_bytes_per_token: float
+    attention_operations: int
+    max_context: int
+    quantization: str | None
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests a second, each of so many tokens."""
+
+    context: int
+    answer_tokens: int
+    rate: float
+    max_sequences: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one server does, and what the load needs; bytes, seconds, and tokens a second."""
+
+    batch: int
+    memory_bytes: float
+    cache_bytes: float
+    step_seconds: float
+    first_token_seconds: float
+    stream_tokens_per_second: float
+    batch_tokens_per_second: float
+    requests_per_second: float
+    servers: int
+    price_per_hour: float | None
+    price_per_million_tokens: float | None
+
+
+def read_model(folder: Path) -> Model:
+    """The model of a folder.
+
+    Raises:
+        NotFoundError: there is none.
+        InputError: it is not one that the server runs.
+    """
+    manifest: Manifest = read_manifest(folder)
+    if manifest.cache.form != "paged":
+        raise InputError(f"{folder} was exported with --cache {manifest.cache.form}; sharp-serve runs --cache paged")
+    # The graph and, beside it, the files of its weights, as model.onnx.data.
+    weight_bytes = sum(file.stat().st_size for file in folder.glob(f"{glob.escape(manifest.model_file)}*"))
+    return Model(
+        manifest.name,
+        weight_bytes,
+        weight_bytes / WEIGHT_BYTES[manifest.quantization or manifest.dtype],
+        bytes_per_block(manifest) / manifest.cache.block_size,
+        manifest.layers * manifest.q_heads * (manifest.head_dim + manifest.value_dim),
+        manifest.max_context,
+        manifest.quantization,
+    )
+
+
+def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price: float | None) -> Plan:
+    """How many servers `load` needs.
+
+    Raises:
+        InputError: the context is longer than the model's, the answer than the context, or one request does not fit.
+    """
+    if load.context > model.max_context:
+        raise InputError(f"context is {load.context}; {model.name} takes at most {model.max_context}")
+    if load.answer_tokens >= load.context:
+        raise InputError(f"answer_tokens is {load.answer_tokens}; it must be below the context, {load.context}")
+    request_bytes = model.cache_bytes_per_token * load.context
+    room = MEMORY_SHARE * memory_bytes - model.weight_bytes
+    if room < request_bytes:
+        raise InputError(
+            f"{model.name} does not fit: weights of {model.weight_bytes / 1e9:.2f} GB and a request's cache of "
+            f"{request_bytes / 1e9:.2f} GB need more than {MEMORY_SHARE:.0%} of {memory_bytes / 1e9:.1f} GB"
+        )
+    batch = min(load.max_sequences, int(room // request_bytes))
+    prompt, answer = load.context - load.answer_tokens, load.answer_tokens
+    first = (2 * model.weights * prompt + model.attention_operations * prompt**2) / speed.operations_per_second
+    step = _step(model, batch, prompt + answer / 2, speed)
+    each = UTILIZATION / (first + answer * step / batch)
+    servers = max(1, math.ceil(load.rate / each))
+    hourly = None if price is None else servers * price
+    return Plan(
+        batch=batch,
+        memory_bytes=(model.weight_bytes + batch * request_bytes) / MEMORY_SHARE,
+        cache_bytes=batch * request_bytes,
+        step_seconds=step,
+        first_token_seconds=first,
+        stream_tokens_per_second=1 / _step(model, 1, prompt + answer / 2, speed),
+        batch_tokens_per_second=batch / step,
+        requests_per_second=each,
+        servers=servers,
+        price_per_hour=hourly,
+        price_per_million_tokens=None if hourly is None else hourly / (load.rate * answer * 3600) * 1e6,
+    )
+
+
+def _step(model: Model, batch: int, context: float, speed: Speed) -> float:
+    """Seconds of a decode step: the weights and every sequence's cache are read once, and the engine has its share."""
+    read = (model.weight_bytes + batch * model.cache_bytes_per_token * context) / speed.bytes_per_second
+    computed = 2 * model.weights * batch / speed.operations_per_second
+    return max(read, computed) + ENGINE_SECONDS * max(1, batch / ENGINE_STREAMS)

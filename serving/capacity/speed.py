@@ -1,0 +1,63 @@
+"""How fast a device reads and computes: measured where `bench/results` has it, else a share of its data sheet."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharp.serving.capacity.devices import Device
+from sharp.serving.errors import InputError
+
+# Shares of the data sheet's numbers that a good runtime reaches; ours, and not measured on any of these devices.
+BANDWIDTH_SHARE = 0.6
+COMPUTE_SHARE = 0.4
+FILE = "generation.json"
+# The rows of bench/generation.py, by the quantization of their weights.
+ROWS = {None: "sharp plain", "int8": "sharp int8", "int4": "sharp int4"}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Bytes and operations a second, and where the numbers are from."""
+
+    bytes_per_second: float
+    operations_per_second: float
+    measured: bool
+    origin: str
+
+
+def speed_of(name: str, device: Device, quantization: str | None, results: Path | None) -> Speed:
+    """The speed of `device` with weights of that quantization.
+
+    Raises:
+        InputError: the file of results cannot be used.
+    """
+    found = None if results is None or device.machine is None else _measured(results / FILE, device, quantization)
+    return found or Speed(
+        device.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE,
+        device.tflops * 1e12 * COMPUTE_SHARE,
+        measured=False,
+        origin=f"an estimate: nothing was measured on {name}; {BANDWIDTH_SHARE:.0%} of the bandwidth and "
+        f"{COMPUTE_SHARE:.0%} of the operations of its data sheet ({device.source}, {device.date})",
+    )
+
+
+def _measured(file: Path, device: Device, quantization: str | None) -> Speed | None:
+    """What bench/generation.py found on this machine; None where it found nothing."""
+    if not file.is_file():
+        return None
+    try:
+        results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        rows = {row["runtime"]: row for row in results["rows"]}
+        row, plain = rows.get(ROWS[quantization]), rows[ROWS[None]]
+        if results["machine"] != device.machine or row is None:
+            return None
+        weights = plain["weight_bytes"] / 4  # float32
+        return Speed(
+            row["decode_tokens_per_second"] * row["weight_bytes"],
+            2 * weights * results["prompt_tokens"] / (row["first_token_ms"] / 1000),
+            measured=True,
+            origin=f"measured on {results['machine']}, {results['date']} ({file}, {row['runtime']})",
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not what bench/generation.py writes: {error!r}") from error
