@@ -181,7 +181,7 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
                 " q_heads kv_heads max_blocks splits parameters window scale softcap",
                 by_split,
                 tile,
-                stages=4 if deep else 3,
+                stages=5 if deep else 3,
             ),
         )
     merging = kernel(
@@ -211,7 +211,7 @@ def _types(options: Options) -> dict[str, str]:
         (cache, "key_cache value_cache"),
         ("*i32", "slot_mapping block_table query_start context_lens"),
         ("*fp32", "head_params alibi_slopes stats sums outputs logits solution"),
-        ("*i1", "collect_stats"),
+        ("*u1", "collect_stats"),
         ("i32", "tokens sequences max_blocks q_heads kv_heads splits parameters window causal"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
     )
