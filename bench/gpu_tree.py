@@ -1,5 +1,6 @@
 """`import gpu_tree` makes this tree's plugins importable as `sharp.plugins` where Sharp is not installed."""
 
+import contextlib
 import importlib.util
 import sys
 import types
@@ -10,7 +11,9 @@ PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
 
 def use() -> None:
     """Give the folder `plugins` the name that an install gives it; an installed Sharp stays what it is."""
-    if importlib.util.find_spec("sharp") is not None:
+    with contextlib.suppress(ImportError):
+        import sharp.plugins.triton  # noqa: F401
+
         return
     root = types.ModuleType("sharp")
     root.__path__ = []
