@@ -24,6 +24,7 @@ def use() -> None:
     plugins = importlib.util.module_from_spec(spec)
     sys.modules.update({"sharp": root, "sharp.plugins": plugins})
     spec.loader.exec_module(plugins)
+    root.plugins = plugins  # type: ignore[attr-defined]
 
 
 use()
