@@ -197,7 +197,7 @@ def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.con
     """F and G of one row's threshold [1] over its logits in scratch memory."""
     total = tl.full([1], 0, tl.float32)
     slope = tl.full([1], 0, tl.float32)
-    written = blocks_of(end, OPTIONS) * OPTIONS.block_size
+    written = (end + 15) // 16 * 16  # more than `end`, so that the loads are vectors; blocks and tiles hold 16 and more
     for start in tl.range(first, written, CHUNK):
         keys = start + tl.arange(0, CHUNK)
         row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
