@@ -1,11 +1,14 @@
 """What a kernel is compiled for."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import triton.language as tl
 
 POINTWISE = ("sigmoid", "relu", "relu2")
 LOG2_E = 1.4426950408889634
+_CODE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
 
 def power_name(alpha: float) -> str:
@@ -32,6 +35,7 @@ class Options:
     power: str = ""  # of entmax: one, two, any
     rows: int = 16
     keys: int = 64
+    code: str = field(default=_CODE, init=False)  # Triton's cache sees the fields, and not what the properties compute
 
     @property
     def element(self) -> tl.dtype:

@@ -97,7 +97,7 @@ def paged_attention(
         # What is absent is never read; a null pointer would make another variant.
         "head_params": stats if head_params is None else head_params,
         "alibi_slopes": stats if alibi_slopes is None else alibi_slopes,
-        "collect_stats": slot_mapping if collect_stats is None else collect_stats,
+        "collect_stats": query.new_empty(0, dtype=torch.bool) if collect_stats is None else collect_stats,
         "output": output,
         "stats": stats,
         "parameters": 0 if head_params is None else head_params.shape[1],

@@ -75,7 +75,9 @@ def test_the_wrapper_launches_what_is_compiled_ahead_of_time(monkeypatch: pytest
         assert compile_kernel(kernel, 90).hash == compiled.hash
 
     monkeypatch.setattr(wrapper, "launch", compile_only)
-    wrapper.paged_attention(**tensors(make_case("sigmoid", SHAPE), "cpu"), normalizer="sigmoid", scale=0.125)
+    inputs = tensors(make_case("sigmoid", SHAPE), "cpu")
+    del inputs["collect_stats"]  # nothing optional: what stands in for it must have its type
+    wrapper.paged_attention(**inputs, normalizer="sigmoid", scale=0.125)
     assert list(signatures) == ["write_cache", "decode_stream", "merge", "prefill"]
 
 
