@@ -1,0 +1,350 @@
+"""Decoding: the one query token of a sequence, its keys split over programs; `merge.py` puts the splits together.
+
+Query heads that share a KV head are the rows of one tile, so keys and values are read once for all of them. Sequences
+with any other number of tokens are left to `prefill.py`. The number of splits follows from shapes; which keys a split
+has follows from the sequence's length, read here.
+
+Softmax, ssa and the pointwise normalizers take one kernel, `decode_stream`. Adaptive softmax and entmax take three:
+`decode_observe` reads the keys and leaves the logits in scratch memory, `decode_solve` finds each row's temperature or
+threshold from them, `decode_settled` reads the values, under entmax only of tiles where a weight is not 0.
+
+Scratch memory, float32 (rows = sequences * q_heads):
+    sums      [rows, splits, 8]: peak, total, weighted_log, highest, lowest, visible, support of `normalizers.py`
+    outputs   [rows, splits, value_dim]
+    logits    [rows, max_blocks * block_size], -infinity where a key is not seen
+    solution  [rows, 2]: peak, inverse temperature or tau
+"""
+
+import triton
+import triton.language as tl
+
+from sharp.plugins.triton.normalizers import (
+    add_values,
+    empty_state,
+    entmax_excess,
+    entmax_step,
+    entmax_sums,
+    entmax_unsettled,
+    settled,
+    temperature,
+)
+from sharp.plugins.triton.walk import blocks_of, head_values, load_pages, load_query, load_values, walk
+
+INTEGERS = ("q_heads", "kv_heads", "max_blocks", "splits", "window", "parameters")
+MOST_STEPS = tl.constexpr(64)
+
+
+@triton.jit
+def split_bounds(context, window, max_blocks, split, splits, OPTIONS: tl.constexpr):
+    """Which keys a sequence with `context` tokens before this one sees: [begin, end); a split's share: [low, high).
+
+    Also how many of the splits have any keys at all.
+    """
+    end = tl.minimum(context + 1, max_blocks * OPTIONS.block_size)
+    begin = tl.where(window >= 0, tl.maximum(context + 1 - window, 0), 0)
+    first = begin // OPTIONS.keys * OPTIONS.keys
+    tiles = (tl.cdiv(end - first, splits) + OPTIONS.keys - 1) // OPTIONS.keys
+    length = tl.maximum(tiles, 1) * OPTIONS.keys
+    low = first + split * length
+    return begin, end, low, tl.minimum(low + length, end), tl.cdiv(end - first, length)
+
+
+@triton.jit
+def decode_rows(q_heads, kv_heads, OPTIONS: tl.constexpr):
+    """The rows of this program: their KV head, heads, and whether they exist."""
+    group = q_heads // kv_heads
+    head_blocks = (group + OPTIONS.rows - 1) // OPTIONS.rows
+    kv_head = tl.program_id(1) // head_blocks
+    member = tl.program_id(1) % head_blocks * OPTIONS.rows + tl.arange(0, OPTIONS.rows)
+    return kv_head, kv_head * group + member, member < group
+
+
+@triton.jit
+def store_sums(sums, index, exists, state, OPTIONS: tl.constexpr, OBSERVED: tl.constexpr, WEIGHED: tl.constexpr):
+    """What a split has found: `OBSERVED` the logits, `WEIGHED` the weights, or both."""
+    peak, total, weighted_log, highest, lowest, visible, support, _ = state
+    place = sums + index * 8
+    tl.store(place, peak, mask=exists)
+    tl.store(place + 1, total, mask=exists)
+    tl.store(place + 2, weighted_log, mask=exists)
+    if OBSERVED:
+        tl.store(place + 3, peak if OPTIONS.peak_is_highest else highest, mask=exists)
+        tl.store(place + 4, lowest, mask=exists)
+        tl.store(place + 5, visible, mask=exists)
+    if WEIGHED:
+        tl.store(place + 6, support, mask=exists)
+
+
+@triton.jit
+def store_output(outputs, index, exists, output, OPTIONS: tl.constexpr):
+    """A split's share of the output, before the division."""
+    channels = tl.arange(0, OPTIONS.value_width)
+    inside = exists[:, None] & (channels < OPTIONS.value_dim)[None, :]
+    tl.store(outputs + index[:, None] * OPTIONS.value_dim + channels[None, :], output, mask=inside)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def decode_stream(
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    query_start,
+    context_lens,
+    head_params,
+    alibi_slopes,
+    sums,
+    outputs,
+    q_heads,
+    kv_heads,
+    max_blocks,
+    splits,
+    parameters,
+    window,
+    scale,
+    softcap,
+    OPTIONS: tl.constexpr,
+):
+    """One pass over the keys and values of a split. Grid: sequences, KV heads * head blocks, splits."""
+    sequence, split = tl.program_id(0), tl.program_id(2)
+    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+        return
+    context = tl.load(context_lens + sequence)
+    begin, end, low, high, _ = split_bounds(context, window, max_blocks, split, splits, OPTIONS)
+    if low >= high:
+        return
+    kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
+    slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
+    zeros = tl.full([OPTIONS.rows], 0, tl.int32)
+    row = (zeros + context, zeros + begin, zeros + end, slope, b, n)
+    table = block_table + sequence.to(tl.int64) * max_blocks
+    cache = (key_cache, value_cache, table, blocks_of(end, OPTIONS), kv_head, kv_heads)
+    rows = load_query(query, zeros + tl.load(query_start + sequence), heads, exists, q_heads, OPTIONS)
+    state = walk(
+        (low, low, low, high),
+        empty_state(OPTIONS),
+        rows,
+        row,
+        cache,
+        (scale, softcap, 0.0),
+        (0.0, 0.0),
+        (0.0, 0.0),
+        OPTIONS,
+        "stream",
+        False,
+        False,
+        OPTIONS.statistics,
+    )
+    index = (sequence.to(tl.int64) * q_heads + heads) * splits + split
+    store_sums(sums, index, exists, state, OPTIONS, True, True)
+    store_output(outputs, index, exists, state[7], OPTIONS)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def decode_observe(
+    query,
+    key_cache,
+    block_table,
+    query_start,
+    context_lens,
+    alibi_slopes,
+    sums,
+    logits,
+    q_heads,
+    kv_heads,
+    max_blocks,
+    splits,
+    window,
+    scale,
+    softcap,
+    OPTIONS: tl.constexpr,
+):
+    """The logits of a split into scratch memory, and what the solution is found from. Grid as `decode_stream`."""
+    sequence, split = tl.program_id(0), tl.program_id(2)
+    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+        return
+    context = tl.load(context_lens + sequence)
+    begin, end, low, high, _ = split_bounds(context, window, max_blocks, split, splits, OPTIONS)
+    if low >= high:
+        return
+    kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
+    slope, b, n = head_values(alibi_slopes, alibi_slopes, heads, exists, 0, OPTIONS)
+    zeros = tl.full([OPTIONS.rows], 0, tl.int32)
+    row = (zeros + context, zeros + begin, zeros + end, slope, b, n)
+    table = block_table + sequence.to(tl.int64) * max_blocks
+    cache = (key_cache, key_cache, table, blocks_of(end, OPTIONS), kv_head, kv_heads)
+    rows = load_query(query, zeros + tl.load(query_start + sequence), heads, exists, q_heads, OPTIONS)
+    index = sequence.to(tl.int64) * q_heads + heads
+    stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
+    state = walk(
+        (low, low, low, high),
+        empty_state(OPTIONS),
+        rows,
+        row,
+        cache,
+        (scale, softcap, 0.0),
+        (0.0, 0.0),
+        stored,
+        OPTIONS,
+        "observe",
+        True,
+        False,
+        OPTIONS.statistics,
+    )
+    store_sums(sums, index * splits + split, exists, state, OPTIONS, True, False)
+
+
+@triton.jit
+def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.constexpr, OPTIONS: tl.constexpr):
+    """F and G of one row's threshold [1] over its logits in scratch memory."""
+    total = tl.full([1], 0, tl.float32)
+    slope = tl.full([1], 0, tl.float32)
+    written = (end + 15) // 16 * 16  # more than `end`, so that the loads are vectors; blocks and tiles hold 16 and more
+    for start in tl.range(first, written, CHUNK, num_stages=3):
+        keys = start + tl.arange(0, CHUNK)
+        row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
+        add_total, add_slope = entmax_sums(entmax_excess(row, peak, threshold, alpha), alpha, OPTIONS)
+        total += add_total
+        slope += add_slope
+    return total, slope
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def decode_solve(
+    query_start,
+    context_lens,
+    sums,
+    logits,
+    solution,
+    q_heads,
+    max_blocks,
+    splits,
+    window,
+    alpha,
+    entropy_threshold,
+    t0,
+    t1,
+    t2,
+    t3,
+    t4,
+    t5,
+    t6,
+    t7,
+    MOST_SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """The solution of one row: inverse temperature, or entmax's tau. Grid: sequences, query heads."""
+    sequence = tl.program_id(0)
+    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+        return
+    context = tl.load(context_lens + sequence)
+    begin, end, _, _, active = split_bounds(context, window, max_blocks, 0, splits, OPTIONS)
+    row = sequence.to(tl.int64) * q_heads + tl.program_id(1)
+    split = tl.arange(0, MOST_SPLITS)
+    place = sums + (row * splits + split) * 8
+    peaks = tl.load(place, mask=split < active, other=-float("inf"))
+    peak = tl.max(peaks, 0)
+    if OPTIONS.normalizer == "adaptive_softmax":
+        totals = tl.load(place + 1, mask=split < active, other=0.0)
+        weighted_logs = tl.load(place + 2, mask=split < active, other=0.0)
+        total, weighted_log = merged_sums(peaks, peak, totals, weighted_logs)
+        solved = temperature(total, weighted_log, entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
+    else:
+        visible = tl.sum(tl.load(place + 5, mask=split < active, other=0.0), 0)
+        zero = tl.full([1], 0, tl.float32)
+        low, high = zero - 1.0, zero - tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
+        tau = low
+        first = begin // OPTIONS.keys * OPTIONS.keys
+        own = logits + row * max_blocks * OPTIONS.block_size
+        step = 0
+        while step < MOST_STEPS:
+            total, slope = stored_entmax_sums(own, first, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
+            following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
+            unsettled = entmax_unsettled(following, tau, total, OPTIONS)
+            step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
+            tau = following
+        solved = tl.max(tau, 0)
+    tl.store(solution + row * 2, peak)
+    tl.store(solution + row * 2 + 1, solved)
+
+
+@triton.jit
+def merged_sums(peaks, peak, totals, weighted_logs):
+    """Totals and weighted_logs of splits, brought to one peak and added; a split's sums that are NaN stay so."""
+    shift = tl.where(peak == -float("inf"), 0.0, peak)
+    moved = peaks - shift
+    factor = tl.exp2(moved)
+    logs = tl.where(factor == 0, 0.0, factor * (weighted_logs + moved * totals))
+    return tl.sum(factor * totals, 0), tl.sum(logs, 0)
+
+
+@triton.jit
+def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS: tl.constexpr):
+    """The state after the stored logits of the keys [low, high); values are read where a weight is not 0."""
+    peak, total, weighted_log, highest, lowest, visible, support, output = empty_state(OPTIONS)
+    pointers, exists = stored
+    # Under entmax no matrix product follows a load at once, and Triton would fetch no logits ahead by itself.
+    AHEAD: tl.constexpr = 4 if OPTIONS.normalizer == "entmax" else None
+    for tile in tl.range(low // OPTIONS.keys, (high + OPTIONS.keys - 1) // OPTIONS.keys, num_stages=AHEAD):
+        keys = tile * OPTIONS.keys + tl.arange(0, OPTIONS.keys)
+        inside = exists[:, None] & (keys // OPTIONS.block_size < cache[3])[None, :]
+        logits = tl.load(pointers[:, None] + keys[None, :], mask=inside, other=-float("inf"))
+        sums = (total, weighted_log, support)
+        weights, sums = settled(logits, solution, alpha, sums, OPTIONS, OPTIONS.statistics)
+        total, weighted_log, support = sums
+        if OPTIONS.normalizer == "entmax":
+            # `!= 0` and not `> 0`: a NaN must reach the output.
+            if tl.max((weights != 0).to(tl.int32)) > 0:
+                output = add_values(output, weights, values_of(keys, begin, end, cache, OPTIONS), OPTIONS)
+        else:
+            output = add_values(output, weights, values_of(keys, begin, end, cache, OPTIONS), OPTIONS)
+    return peak, total, weighted_log, highest, lowest, visible, support, output
+
+
+@triton.jit
+def values_of(keys, begin, end, cache, OPTIONS: tl.constexpr):
+    """Values [keys, value_width] of the keys that are seen."""
+    page = load_pages(keys, cache, OPTIONS)
+    return load_values(keys, (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def decode_settled(
+    value_cache,
+    block_table,
+    query_start,
+    context_lens,
+    sums,
+    logits,
+    solution,
+    outputs,
+    q_heads,
+    kv_heads,
+    max_blocks,
+    splits,
+    window,
+    alpha,
+    OPTIONS: tl.constexpr,
+):
+    """Weights from the stored logits and the solution, and the values. Grid as `decode_stream`."""
+    sequence, split = tl.program_id(0), tl.program_id(2)
+    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+        return
+    context = tl.load(context_lens + sequence)
+    begin, end, low, high, _ = split_bounds(context, window, max_blocks, split, splits, OPTIONS)
+    if low >= high:
+        return
+    kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
+    table = block_table + sequence.to(tl.int64) * max_blocks
+    cache = (value_cache, value_cache, table, blocks_of(end, OPTIONS), kv_head, kv_heads)
+    index = sequence.to(tl.int64) * q_heads + heads
+    stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
+    peak = tl.load(solution + index * 2, mask=exists, other=0.0)
+    solved = tl.load(solution + index * 2 + 1, mask=exists, other=0.0)
+    state = weigh_stored(low, high, begin, end, cache, stored, (peak, solved), alpha, OPTIONS)
+    _, total, weighted_log, highest, lowest, visible, support, output = state
+    # All splits have the same peak: what is merged has none.
+    state = (tl.full([OPTIONS.rows], 0, tl.float32), total, weighted_log, highest, lowest, visible, support, output)
+    store_sums(sums, index * splits + split, exists, state, OPTIONS, False, True)
+    store_output(outputs, index * splits + split, exists, output, OPTIONS)

@@ -1,0 +1,77 @@
+"""Decoding's last kernel: the splits of a row become its output and statistics."""
+
+import triton
+import triton.language as tl
+
+from sharp.plugins.triton.decode import merged_sums, split_bounds
+from sharp.plugins.triton.normalizers import divided, row_statistics
+
+INTEGERS = ("q_heads", "max_blocks", "splits", "window")
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def merge(
+    query_start,
+    context_lens,
+    sums,
+    outputs,
+    solution,
+    collect_stats,
+    output,
+    stats,
+    q_heads,
+    max_blocks,
+    splits,
+    window,
+    MOST_SPLITS: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """Grid: sequences, query heads. `sums`, `outputs` and `solution` are `decode.py`'s scratch memory."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    token = tl.load(query_start + sequence)
+    if tl.load(query_start + sequence + 1) - token != 1:
+        return
+    context = tl.load(context_lens + sequence)
+    _, _, _, _, active = split_bounds(context, window, max_blocks, 0, splits, OPTIONS)
+    row = sequence.to(tl.int64) * q_heads + head
+    split = tl.arange(0, MOST_SPLITS)
+    used = split < active
+    place = sums + (row * splits + split) * 8
+    peaks = tl.load(place, mask=used, other=-float("inf"))
+    totals = tl.load(place + 1, mask=used, other=0.0)
+    weighted_logs = tl.load(place + 2, mask=used, other=0.0)
+    visible = tl.sum(tl.load(place + 5, mask=used, other=0.0), 0)
+    peak = tl.max(peaks, 0)
+    total, weighted_log = merged_sums(peaks, peak, totals, weighted_logs)
+
+    shift = tl.where(peak == -float("inf"), 0.0, peak)
+    channels = tl.arange(0, OPTIONS.value_width)
+    inside = (channels < OPTIONS.value_dim)[None, :]
+    merged = tl.full([OPTIONS.value_width], 0, tl.float32)
+    for start in tl.range(0, active, 16):
+        part = start + tl.arange(0, 16)
+        factor = tl.exp2(tl.load(sums + (row * splits + part) * 8, mask=part < active, other=-float("inf")) - shift)
+        shares = outputs + (row * splits + part)[:, None] * OPTIONS.value_dim + channels[None, :]
+        merged += tl.sum(factor[:, None] * tl.load(shares, mask=(part < active)[:, None] & inside, other=0.0), 0)
+    result = divided(
+        merged[None, :], total + tl.full([1], 0, tl.float32), visible + tl.full([1], 0, tl.float32), OPTIONS
+    )
+    at = (token.to(tl.int64) * q_heads + head) * OPTIONS.value_dim + channels[None, :]
+    tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
+
+    if OPTIONS.statistics:  # noqa: SIM102 - decided when compiling, the flag when running
+        if tl.load(collect_stats).to(tl.int32) != 0:
+            highest = tl.max(tl.load(place + 3, mask=used, other=-float("inf")), 0)
+            lowest = tl.min(tl.load(place + 4, mask=used, other=float("inf")), 0)
+            support = tl.sum(tl.load(place + 6, mask=used, other=0.0), 0)
+            beta = 1.0
+            if OPTIONS.normalizer == "adaptive_softmax":
+                beta = tl.load(solution + row * 2 + 1)
+            entropy, keys, beta, spread = row_statistics(
+                total, weighted_log, highest, lowest, visible, support, beta, OPTIONS
+            )
+            columns = stats + (token.to(tl.int64) * q_heads + head) * 4
+            tl.store(columns, entropy)
+            tl.store(columns + 1, keys)
+            tl.store(columns + 2, beta)
+            tl.store(columns + 3, spread)

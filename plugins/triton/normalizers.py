@@ -1,0 +1,234 @@
+"""The normalizers as a parameter of the loops: what a tile of logits adds to the running sums of its rows.
+
+The state of a tile's rows is a tuple of
+    peak          the running maximum of the exponents; 0 where weights have a fixed scale
+    total         sum of w
+    weighted_log  sum of w log2 w
+    highest       largest logit, in the kernels' unit (`Options.unit`)
+    lowest        smallest visible logit
+    visible       number of visible keys
+    support       number of keys with w > 0
+    output        sum of w * value, [rows, value_width]
+with w a weight before division. `highest`, `lowest`, `support` and, but for the entropy, `weighted_log` are kept for
+statistics only. A masked key has the logit -infinity, which every normalizer gives the weight 0.
+"""
+
+import triton
+import triton.language as tl
+
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def empty_state(OPTIONS: tl.constexpr):
+    """The state of rows that have seen no key."""
+    zeros = tl.full([OPTIONS.rows], 0, tl.float32)
+    peak = zeros if OPTIONS.pointwise else zeros - float("inf")
+    output = tl.full([OPTIONS.rows, OPTIONS.value_width], 0, tl.float32)
+    return peak, zeros, zeros, zeros - float("inf"), zeros + float("inf"), zeros, zeros, output
+
+
+@triton.jit
+def finite_or_zero(peak):
+    """What may be subtracted: before the first finite logit the maximum is -inf, and -inf - -inf is NaN."""
+    return tl.where(peak == -float("inf"), 0.0, peak)
+
+
+@triton.jit
+def sum_of_logs(weights, logs):
+    """Sum of w log2 w over the keys; 0 log 0 = 0."""
+    return tl.sum(tl.where(weights == 0, 0.0, weights * logs), 1)
+
+
+@triton.jit
+def add_values(output, weights, values, OPTIONS: tl.constexpr):
+    """Returns output [rows, value_width] + weights [rows, keys] @ values [keys, value_width]."""
+    if OPTIONS.dtype == "float32":
+        output = tl.dot(weights, values, output, input_precision="ieee")
+    elif OPTIONS.wide_weights:
+        output = tl.dot(weights, values.to(tl.float32), output, input_precision="tf32")
+    else:
+        output = tl.dot(weights.to(values.dtype), values, output)
+    return output
+
+
+@triton.jit
+def exponents(logits, row, OPTIONS: tl.constexpr):
+    """Base-2 exponents; ssa's weight (1 + b|z|)^(sgn(z) n) has the exponent n sgn(z) log2(1 + b|z|) (SSA, Eq. 5)."""
+    if OPTIONS.normalizer == "ssa":
+        _, _, _, _, b, n = row
+        size = n[:, None] * tl.log2(1.0 + b[:, None] * tl.abs(logits))
+        return tl.where(logits < 0, -size, size)
+    return logits
+
+
+@triton.jit
+def pointwise_weights(logits, OPTIONS: tl.constexpr):
+    """sigmoid, relu, relu2; `z <= 0` and not `max`, which drops a NaN."""
+    if OPTIONS.normalizer == "sigmoid":
+        small = tl.exp(-tl.abs(logits))
+        return tl.where(logits < 0, small, 1.0) / (1.0 + small)
+    positive = tl.where(logits <= 0, 0.0, logits)
+    if OPTIONS.normalizer == "relu2":
+        return positive * positive
+    return positive
+
+
+@triton.jit
+def stream(logits, row, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+    """Weights of a tile from one pass over the logits, and the state (peak, total, weighted_log, support, factor).
+
+    Exponential: online softmax, and the entropy's sum beside it (ICML 2025, App. G): when the peak moves by
+    d = old - new, weighted_log becomes 2^d (weighted_log + d total). `factor` = 2^d is for the output so far.
+    """
+    peak, total, weighted_log, support = state
+    if OPTIONS.pointwise:
+        weights = pointwise_weights(logits, OPTIONS)
+        factor = 1.0
+        total += tl.sum(weights, 1)
+        if STATISTICS:
+            weighted_log += sum_of_logs(weights, tl.log2(weights))
+            support += tl.sum((weights != 0).to(tl.float32), 1)
+    else:
+        exponent = exponents(logits, row, OPTIONS)
+        moved = tl.maximum(peak, tl.max(exponent, 1))
+        shift = finite_or_zero(moved)
+        shifted = exponent - shift[:, None]
+        weights = tl.exp2(shifted)
+        factor = tl.exp2(peak - shift)
+        if STATISTICS:
+            before = tl.where(peak == -float("inf"), 0.0, factor * (weighted_log + (peak - shift) * total))
+            weighted_log = before + sum_of_logs(weights, shifted)
+        total = total * factor + tl.sum(weights, 1)
+        peak = moved
+    return weights, (peak, total, weighted_log, support), factor
+
+
+@triton.jit
+def entmax_excess(logits, peak, threshold, alpha):
+    """The x = [s - tau]_+ with s = (alpha - 1)(z - max z); a NaN stays."""
+    excess = (logits - peak[:, None]) * (alpha - 1.0) - threshold[:, None]
+    return tl.where(excess <= 0, 0.0, excess)
+
+
+@triton.jit
+def entmax_power(excess, alpha, OPTIONS: tl.constexpr):
+    """x^(1 / (alpha - 1)), entmax's weight (Peters et al. 2019, Eq. 4)."""
+    if OPTIONS.power == "one":
+        return excess
+    if OPTIONS.power == "two":
+        return excess * excess
+    return tl.exp2(tl.log2(excess) / (alpha - 1.0))
+
+
+@triton.jit
+def entmax_sums(excess, alpha, OPTIONS: tl.constexpr):
+    """F = sum x^k and G = sum x^(k - 1) over the keys, k = 1 / (alpha - 1)."""
+    weights = entmax_power(excess, alpha, OPTIONS)
+    if OPTIONS.power == "one":
+        slopes = (excess != 0).to(tl.float32)
+    elif OPTIONS.power == "two":
+        slopes = excess
+    else:
+        slopes = tl.where(excess == 0, 0.0, weights / excess)
+    return tl.sum(weights, 1), tl.sum(slopes, 1)
+
+
+@triton.jit
+def entmax_step(threshold, low, high, total, slope, alpha, OPTIONS: tl.constexpr):
+    """One step of the search for tau with F(tau) = 1: the next tau and the bracket [low, high] around the root.
+
+    For k >= 1 the Newton step on F^(1/k) - 1 climbs to the root from the left without passing it. For k < 1, where F is
+    concave between the keys, the plain step on F - 1. Wherever a step leaves the bracket, a bisection.
+    """
+    low = tl.where(total >= 1, threshold, low)
+    high = tl.where(total >= 1, high, threshold)
+    if OPTIONS.power == "one":
+        step = (total - 1.0) / slope
+    elif OPTIONS.power == "two":
+        root = tl.sqrt(total)
+        step = (root - 1.0) * root / slope
+    else:
+        climbing = (1.0 - tl.exp2(tl.log2(total) * (1.0 - alpha))) * total / slope
+        step = tl.where(alpha <= 2.0, climbing, (total - 1.0) * (alpha - 1.0) / slope)
+    following = threshold + step
+    # An end of the bracket counts as outside: steps from end to end would go on for ever.
+    inside = (following > low) & (following < high) | (following == threshold)
+    return tl.where(inside, following, low + (high - low) * 0.5), low, high
+
+
+@triton.jit
+def entmax_unsettled(following, threshold, total, OPTIONS: tl.constexpr):
+    """Whether a row needs one more step: each squares the error, and the division by the sum mends the rest."""
+    if OPTIONS.power == "two":
+        far = tl.abs(total - 1.0) > (3e-4 if OPTIONS.dtype == "float32" else 1e-2)
+    elif OPTIONS.power == "one":
+        far = tl.abs(total - 1.0) > 1e-5
+    else:
+        far = tl.abs(total - 1.0) > 1e-6
+    return far & (following != threshold)
+
+
+@triton.jit
+def temperature(total, weighted_log, entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7):
+    """Inverse temperature of adaptive softmax: max(poly(H), 1) where the plain softmax's entropy H is large, else 1."""
+    entropy = entropy_of(total, weighted_log)
+    polynomial = t0 * entropy + t1
+    polynomial = polynomial * entropy + t2
+    polynomial = polynomial * entropy + t3
+    polynomial = polynomial * entropy + t4
+    polynomial = polynomial * entropy + t5
+    polynomial = polynomial * entropy + t6
+    polynomial = polynomial * entropy + t7
+    return tl.where(entropy > entropy_threshold, tl.maximum(polynomial, 1.0), 1.0)
+
+
+@triton.jit
+def settled(logits, solution, alpha, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+    """Weights of a tile when the row's solution (peak, inverse temperature or tau) is known, and the state."""
+    peak, solved = solution
+    total, weighted_log, support = state
+    if OPTIONS.normalizer == "adaptive_softmax":
+        logs = (logits - peak[:, None]) * solved[:, None]
+        weights = tl.exp2(logs)
+        if STATISTICS:
+            weighted_log += sum_of_logs(weights, logs)
+    else:
+        weights = entmax_power(entmax_excess(logits, peak, solved, alpha), alpha, OPTIONS)
+        if STATISTICS:
+            weighted_log += sum_of_logs(weights, tl.log2(weights))
+            support += tl.sum((weights != 0).to(tl.float32), 1)
+    total += tl.sum(weights, 1)
+    return weights, (total, weighted_log, support)
+
+
+@triton.jit
+def entropy_of(total, weighted_log):
+    """Entropy in nats of w / sum w: ln(sum w) - sum w ln w / sum w; 0 where every weight is 0."""
+    entropy = (tl.log2(total) - weighted_log / total) * LN_2
+    entropy = tl.where(entropy < 0, 0.0, entropy)
+    return tl.where(total == 0, 0.0, entropy)
+
+
+@triton.jit
+def row_statistics(total, weighted_log, highest, lowest, visible, support, beta, OPTIONS: tl.constexpr):
+    """The columns of `stats`: NaN for a row without weights to give, 0 for one that sees nothing."""
+    keys = support if OPTIONS.sparse else visible
+    spoilt = total * 0.0  # NaN where the sum is no number
+    if not OPTIONS.pointwise:
+        spoilt = tl.where(total == 0, float("nan"), spoilt)
+    sees = visible > 0
+    return (
+        tl.where(sees, entropy_of(total, weighted_log) + spoilt, 0.0),
+        tl.where(sees, keys + spoilt, 0.0),
+        tl.where(sees, beta + spoilt, 0.0),
+        tl.where(sees, (highest - lowest) / OPTIONS.unit + spoilt, 0.0),
+    )
+
+
+@triton.jit
+def divided(output, total, visible, OPTIONS: tl.constexpr):
+    """The rows' output from their sums: 0 for a row that sees nothing."""
+    if not OPTIONS.pointwise:
+        output = output / total[:, None]  # 0 / 0: a row that sees logits of -infinity only is NaN
+    return tl.where(visible[:, None] > 0, output, 0.0)

@@ -1,0 +1,87 @@
+"""What a kernel is compiled for."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import triton.language as tl
+
+POINTWISE = ("sigmoid", "relu", "relu2")
+LOG2_E = 1.4426950408889634
+_CODE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+
+
+def power_name(alpha: float) -> str:
+    """Which form of entmax's weight [s - tau]_+^(1 / (alpha - 1)) a kernel needs: the power 1, 2 or any other."""
+    return {2.0: "one", 1.5: "two"}.get(alpha, "any")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The compile-time options of all kernels; each kernel gets it as its one constexpr argument.
+
+    `rows` and `keys` are the size of a tile of logits: query rows (token, head) that share a KV head, times keys.
+    """
+
+    normalizer: str
+    dtype: str  # of query, key, value and output: float16, bfloat16, float32
+    cache_dtype: str
+    head_dim: int
+    value_dim: int
+    block_size: int
+    statistics: bool = False  # whether there is an input collect_stats; its value is read on the device
+    alibi: bool = False
+    softcap: bool = False
+    power: str = ""  # of entmax: one, two, any
+    rows: int = 16
+    keys: int = 64
+    code: str = field(default=_CODE, init=False)  # Triton's cache sees the fields, and not what the properties compute
+
+    @property
+    def element(self) -> tl.dtype:
+        """The type of the operands of matrix products; a cache of another type is converted to it."""
+        return getattr(tl, self.dtype)
+
+    @property
+    def head_width(self) -> int:
+        """Head dim padded to a power of two."""
+        return max(16, _power_of_two(self.head_dim))
+
+    @property
+    def value_width(self) -> int:
+        """Value dim padded to a power of two."""
+        return max(16, _power_of_two(self.value_dim))
+
+    @property
+    def pointwise(self) -> bool:
+        """Weights are not divided by their sum."""
+        return self.normalizer in POINTWISE
+
+    @property
+    def solves(self) -> bool:
+        """A weight is known only after something has been found out about all logits of the row."""
+        return self.normalizer in ("adaptive_softmax", "entmax")
+
+    @property
+    def sparse(self) -> bool:
+        """Weights may be 0; `support` counts those that are not."""
+        return self.normalizer in ("entmax", "relu", "relu2")
+
+    @property
+    def unit(self) -> float:
+        """What logits are multiplied by inside: e^z is computed as 2^(z log2 e), and the factor goes into the scale."""
+        return LOG2_E if self.normalizer in ("softmax", "adaptive_softmax") else 1.0
+
+    @property
+    def peak_is_highest(self) -> bool:
+        """The running maximum of the exponents is that of the logits."""
+        return self.normalizer in ("softmax", "adaptive_softmax", "entmax")
+
+    @property
+    def wide_weights(self) -> bool:
+        """Weights may leave float16's range, so their product with the values is computed in tf32."""
+        return self.dtype == "float16" and self.normalizer in ("relu", "relu2")
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,253 @@
+"""Prompts and chunks of prompts: every sequence of more than one token, in tiles of query rows times keys.
+
+The rows of a tile are (token, head) pairs that share a KV head, numbered token * group + head of the group, so that a
+chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Passes over the keys: one for softmax, ssa
+and the pointwise normalizers; two for adaptive softmax (entropy, then weights); under entmax one for the maximum, one
+for each step towards the threshold, until all rows of the tile have settled, and one for the output.
+"""
+
+import triton
+import triton.language as tl
+
+from sharp.plugins.triton.decode import MOST_STEPS
+from sharp.plugins.triton.normalizers import (
+    divided,
+    empty_state,
+    entmax_step,
+    entmax_unsettled,
+    row_statistics,
+    temperature,
+)
+from sharp.plugins.triton.walk import blocks_of, head_values, load_query, walk
+
+INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "parameters", "window", "causal")
+
+
+@triton.jit
+def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr):
+    """The sequence of a tile, by bisection: the tiles of sequence i start at i + query_start[i] * group // rows.
+
+    That leaves every sequence room for a last tile that is not full; tiles behind it find no row and end at once.
+    """
+    low = tile * 0
+    high = low + sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        first = tl.load(query_start + middle) * group // OPTIONS.rows + middle
+        low = tl.where(first <= tile, middle, low)
+        high = tl.where(first <= tile, high, middle)
+    return low
+
+
+@triton.jit
+def entmax_thresholds(bounds, peak, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr):
+    """The thresholds tau of all rows, from -1 upwards; the steps end when no row of the tile needs another."""
+    alpha = attributes[2]
+    low = tl.full([OPTIONS.rows], 0, tl.float32) - 1.0
+    high = -tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
+    tau = low
+    step = 0
+    while step < MOST_STEPS:
+        state = walk(
+            bounds,
+            empty_state(OPTIONS),
+            query,
+            row,
+            cache,
+            attributes,
+            (peak, tau),
+            (0.0, 0.0),
+            OPTIONS,
+            "count",
+            False,
+            True,
+            False,
+        )
+        _, total, slope, _, _, _, _, _ = state
+        following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
+        unsettled = entmax_unsettled(following, tau, total, OPTIONS) & exists & (visible > 0)
+        step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
+        tau = following
+    return tau
+
+
+@triton.jit
+def attend_tile(
+    bounds,
+    query,
+    row,
+    cache,
+    attributes,
+    polynomial,
+    exists,
+    OPTIONS: tl.constexpr,
+    STATISTICS: tl.constexpr,
+):
+    """Output of the rows of a tile, and what their statistics are made from."""
+    unused = (0.0, 0.0)
+    beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
+    if OPTIONS.solves:
+        state = walk(
+            bounds,
+            empty_state(OPTIONS),
+            query,
+            row,
+            cache,
+            attributes,
+            unused,
+            unused,
+            OPTIONS,
+            "observe",
+            False,
+            True,
+            STATISTICS,
+        )
+        peak, total, weighted_log, highest, lowest, visible, _, _ = state
+        if OPTIONS.normalizer == "adaptive_softmax":
+            threshold, t0, t1, t2, t3, t4, t5, t6, t7 = polynomial
+            beta = temperature(total, weighted_log, threshold, t0, t1, t2, t3, t4, t5, t6, t7)
+            solved = beta
+        else:
+            solved = entmax_thresholds(bounds, peak, visible, query, row, cache, attributes, exists, OPTIONS)
+        state = walk(
+            bounds,
+            empty_state(OPTIONS),
+            query,
+            row,
+            cache,
+            attributes,
+            (peak, solved),
+            unused,
+            OPTIONS,
+            "settled",
+            False,
+            True,
+            STATISTICS,
+        )
+        _, total, weighted_log, _, _, _, support, output = state
+        highest = peak
+    else:
+        state = walk(
+            bounds,
+            empty_state(OPTIONS),
+            query,
+            row,
+            cache,
+            attributes,
+            unused,
+            unused,
+            OPTIONS,
+            "stream",
+            False,
+            True,
+            STATISTICS,
+        )
+        peak, total, weighted_log, highest, lowest, visible, support, output = state
+        if OPTIONS.peak_is_highest:
+            highest = peak
+    return divided(output, total, visible, OPTIONS), (total, weighted_log, highest, lowest, visible, support, beta)
+
+
+@triton.jit
+def store_tile(output, rows, exists, result, OPTIONS: tl.constexpr):
+    """The rows' output; `rows` are token * q_heads + head."""
+    channels = tl.arange(0, OPTIONS.value_width)
+    inside = exists[:, None]
+    if OPTIONS.value_width != OPTIONS.value_dim:
+        inside = inside & (channels < OPTIONS.value_dim)[None, :]
+    at = output + rows[:, None] * OPTIONS.value_dim + channels[None, :]
+    tl.store(at, result.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def prefill(
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    query_start,
+    context_lens,
+    head_params,
+    alibi_slopes,
+    collect_stats,
+    output,
+    stats,
+    sequences,
+    q_heads,
+    kv_heads,
+    max_blocks,
+    parameters,
+    window,
+    causal,
+    scale,
+    softcap,
+    alpha,
+    entropy_threshold,
+    t0,
+    t1,
+    t2,
+    t3,
+    t4,
+    t5,
+    t6,
+    t7,
+    OPTIONS: tl.constexpr,
+):
+    """Grid: tiles, KV heads; there are tokens * group // rows + sequences tiles."""
+    group = q_heads // kv_heads
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys: they start first
+    kv_head = tl.program_id(1)
+    sequence = sequence_of_tile(query_start, sequences, tile, group, OPTIONS)
+    first_token = tl.load(query_start + sequence)
+    count = tl.load(query_start + sequence + 1) - first_token
+    first = (tile - (first_token * group // OPTIONS.rows + sequence)) * OPTIONS.rows
+    if count < 2:
+        return
+    if first >= count * group:
+        return
+    member = first + tl.arange(0, OPTIONS.rows)
+    exists = member < count * group
+    member = tl.minimum(member, count * group - 1)
+    heads = kv_head * group + member % group
+    tokens = first_token + member // group
+    rows = tokens.to(tl.int64) * q_heads + heads
+
+    context = tl.load(context_lens + sequence)
+    total = tl.minimum(context + count, max_blocks * OPTIONS.block_size)
+    past = (causal != 0) | (window >= 0)  # only keys up to the query's own position are seen
+    position = context + member // group
+    begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
+    end = tl.where(past, tl.minimum(position + 1, total), total)
+    low = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
+    high = tl.max(end)
+    full_low = (tl.max(begin) + OPTIONS.keys - 1) // OPTIONS.keys * OPTIONS.keys
+    full_high = tl.min(end) // OPTIONS.keys * OPTIONS.keys
+    none_full = full_low >= full_high
+    full_low = tl.where(none_full, low, full_low)
+    full_high = tl.where(none_full, low, full_high)
+
+    slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
+    row = (position, begin, end, slope, b, n)
+    table = block_table + sequence.to(tl.int64) * max_blocks
+    cache = (key_cache, value_cache, table, blocks_of(high, OPTIONS), kv_head, kv_heads)
+    loaded = load_query(query, tokens, heads, exists, q_heads, OPTIONS)
+    bounds = (low, full_low, full_high, high)
+    attributes = (scale, softcap, alpha)
+    polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
+    collect = False
+    if OPTIONS.statistics:
+        collect = tl.load(collect_stats).to(tl.int32) != 0
+    # Two loops, and not one that looks at the flag: statistics that are off cost nothing.
+    if collect:
+        if OPTIONS.statistics:
+            result, found = attend_tile(bounds, loaded, row, cache, attributes, polynomial, exists, OPTIONS, True)
+            store_tile(output, rows, exists, result, OPTIONS)
+            entropy, keys, beta, spread = row_statistics(*found, OPTIONS)
+            at = stats + rows * 4
+            tl.store(at, entropy, mask=exists)
+            tl.store(at + 1, keys, mask=exists)
+            tl.store(at + 2, beta, mask=exists)
+            tl.store(at + 3, spread, mask=exists)
+    else:
+        result, _ = attend_tile(bounds, loaded, row, cache, attributes, polynomial, exists, OPTIONS, False)
+        store_tile(output, rows, exists, result, OPTIONS)

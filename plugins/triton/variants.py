@@ -1,0 +1,271 @@
+"""Which kernels one call of PagedAttention launches, in order: function, types, constants, grid and scratch memory.
+
+The one description that the PyTorch wrapper launches from and the ahead-of-time build compiles from. Everything here
+follows from options, shapes and the device's capability, never from what a tensor holds, so that a launch can be
+recorded in a CUDA graph.
+
+Arguments have the same name in every kernel: those of the op's inputs, outputs and attributes, `Shapes`, the scratch
+buffers, and
+    parameters  the width P of head_params
+    t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
+An optional input that is absent is a null pointer; `Options` says so and no kernel reads it. `stats` is always written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sharp.plugins.triton.cache_write import write_cache
+from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_solve, decode_stream
+from sharp.plugins.triton.merge import merge
+from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.prefill import prefill
+
+DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+MOST_SPLITS = 128
+MOST_COEFFICIENTS = 8
+DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
+SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
+LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes that grids and scratch memory follow from."""
+
+    tokens: int
+    sequences: int
+    max_blocks: int
+    q_heads: int
+    kv_heads: int
+    multiprocessors: int  # of the device
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.q_heads // self.kv_heads
+
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch. `signature` has every argument in order with its Triton type; the constants are "constexpr" there."""
+
+    function: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    warps: int
+    stages: int
+    grid: Callable[[Shapes], Grid]
+    needed: Callable[[Shapes], bool] = field(default=lambda shapes: shapes.tokens > 0)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return str(self.function.__name__)
+
+    @property
+    def aligned(self) -> tuple[str, ...]:
+        """Arguments that point to 16-byte boundaries; compilation relies on it for vector loads."""
+        return tuple(name for name, kind in self.signature.items() if kind.startswith("*"))
+
+
+def head_blocks(options: Options, shapes: Shapes) -> int:
+    """Decode tiles that the query heads of one KV head fill."""
+    return _ceil(shapes.group, options.rows)
+
+
+def splits(options: Options, shapes: Shapes) -> int:
+    """Parts that decoding splits every sequence's keys into."""
+    programs = max(1, shapes.sequences * shapes.kv_heads * head_blocks(options, shapes))
+    wanted = _ceil(DECODE_WAVES * shapes.multiprocessors, programs)
+    return max(1, min(wanted, _ceil(shapes.max_blocks * options.block_size, SPLIT_KEYS), MOST_SPLITS))
+
+
+def scratch(options: Options, shapes: Shapes) -> dict[str, int]:
+    """Number of float32 in each scratch buffer; what they hold is in `decode.py`."""
+    rows, parts = shapes.sequences * shapes.q_heads, splits(options, shapes)
+    sizes = {"sums": rows * parts * 8, "outputs": rows * parts * options.value_dim, "logits": 0, "solution": 0}
+    if options.solves:
+        sizes.update(logits=rows * shapes.max_blocks * options.block_size, solution=rows * 2)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a loop over keys is cut and scheduled: query rows times keys, warps, and loads in flight (`num_stages`)."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def decode_tile(options: Options, capability: int) -> Tile:
+    """Decoding's tiles: 16 rows are what a matrix product takes at least."""
+    wide = _width(options) * _bytes(options) > 256
+    # The block of a key is loaded before the key, so that of five stages two are left for keys and values.
+    return Tile(16, 32 if wide else 64, warps=4, stages=5 if capability in LARGE_SHARED_MEMORY else 3)
+
+
+def prefill_tile(options: Options, capability: int) -> Tile:
+    """Prefill's tiles: as large as shared memory and registers allow."""
+    width = _width(options)
+    if _bytes(options) == 4:
+        return Tile(32, 32, warps=4, stages=2)
+    if capability in LARGE_SHARED_MEMORY:
+        return Tile(128, 64, warps=8, stages=3) if width <= 128 else Tile(128, 32, warps=8, stages=2)
+    if width <= 128:
+        return Tile(128, 64 if width <= 64 else 32, warps=8, stages=2)
+    return Tile(64, 32, warps=4, stages=2)
+
+
+def kernels(
+    options: Options, capability: int, decode_as: Tile | None = None, prefill_as: Tile | None = None
+) -> tuple[Kernel, ...]:
+    """The launches of one call, in order, for a device of this compute capability (80, 86, 89, 90, 100, 120).
+
+    The tiles are those of `decode_tile` and `prefill_tile` unless others are to be tried.
+    """
+    types = _types(options)
+    decoding_tile = decode_as or decode_tile(options, capability)
+    prompt_tile = prefill_as or prefill_tile(options, capability)
+    decode = replace(options, rows=decoding_tile.rows, keys=decoding_tile.keys)
+    prompt = replace(options, rows=prompt_tile.rows, keys=prompt_tile.keys)
+
+    def kernel(
+        function: Any,
+        arguments: str,
+        grid: Callable[[Shapes], Grid],
+        constants: dict[str, Any],
+        warps: int = 4,
+        stages: int = 2,
+        **rest: Any,
+    ) -> Kernel:
+        signature = {name: types[name] for name in arguments.split()} | dict.fromkeys(constants, "constexpr")
+        return Kernel(function, signature, constants, warps, stages, grid, **rest)
+
+    def by_split(shapes: Shapes) -> Grid:
+        return shapes.sequences, shapes.kv_heads * head_blocks(decode, shapes), splits(decode, shapes)
+
+    def by_row(shapes: Shapes) -> Grid:
+        return shapes.sequences, shapes.q_heads, 1
+
+    tile = {"OPTIONS": decode}
+    store = kernel(
+        write_cache,
+        "key value key_cache value_cache slot_mapping query_start output stats tokens sequences q_heads kv_heads",
+        lambda shapes: (_ceil(shapes.tokens, decode.rows), shapes.kv_heads, 1),
+        tile,
+    )
+    decoding: tuple[Kernel, ...]
+    if options.solves:
+        decoding = (
+            kernel(
+                decode_observe,
+                "query key_cache block_table query_start context_lens alibi_slopes sums logits"
+                " q_heads kv_heads max_blocks splits window scale softcap",
+                by_split,
+                tile,
+                warps=decoding_tile.warps,
+                stages=decoding_tile.stages,
+            ),
+            kernel(
+                decode_solve,
+                "query_start context_lens sums logits solution q_heads max_blocks splits window"
+                " alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+                by_row,
+                {"MOST_SPLITS": MOST_SPLITS, "CHUNK": 4096, "OPTIONS": decode},
+                warps=8,
+            ),
+            kernel(
+                decode_settled,
+                "value_cache block_table query_start context_lens sums logits solution outputs"
+                " q_heads kv_heads max_blocks splits window alpha",
+                by_split,
+                tile,
+                warps=decoding_tile.warps,
+                stages=decoding_tile.stages,
+            ),
+        )
+    else:
+        decoding = (
+            kernel(
+                decode_stream,
+                "query key_cache value_cache block_table query_start context_lens head_params alibi_slopes sums outputs"
+                " q_heads kv_heads max_blocks splits parameters window scale softcap",
+                by_split,
+                tile,
+                warps=decoding_tile.warps,
+                stages=decoding_tile.stages,
+            ),
+        )
+    merging = kernel(
+        merge,
+        "query_start context_lens sums outputs solution collect_stats output stats q_heads max_blocks splits window",
+        by_row,
+        {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
+    )
+    prompts = kernel(
+        prefill,
+        "query key_cache value_cache block_table query_start context_lens head_params alibi_slopes collect_stats"
+        " output stats sequences q_heads kv_heads max_blocks parameters window causal scale softcap alpha"
+        " entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+        lambda shapes: (shapes.tokens * shapes.group // prompt.rows + shapes.sequences, shapes.kv_heads, 1),
+        {"OPTIONS": prompt},
+        warps=prompt_tile.warps,
+        stages=prompt_tile.stages,
+        needed=lambda shapes: shapes.tokens > 1,
+    )
+    return store, *decoding, merging, prompts
+
+
+def _types(options: Options) -> dict[str, str]:
+    data, cache = f"*{DTYPES[options.dtype]}", f"*{DTYPES[options.cache_dtype]}"
+    kinds = (
+        (data, "query key value output"),
+        (cache, "key_cache value_cache"),
+        ("*i32", "slot_mapping block_table query_start context_lens"),
+        ("*fp32", "head_params alibi_slopes stats sums outputs logits solution"),
+        ("*u1", "collect_stats"),
+        ("i32", "tokens sequences max_blocks q_heads kv_heads splits parameters window causal"),
+        ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
+    )
+    types: dict[str, str] = {}
+    for kind, names in kinds:
+        types.update(dict.fromkeys(names.split(), kind))
+    return types
+
+
+def _width(options: Options) -> int:
+    return max(options.head_width, options.value_width)
+
+
+def _bytes(options: Options) -> int:
+    return 4 if "float32" in (options.dtype, options.cache_dtype) else 2
+
+
+def _ceil(number: int, by: int) -> int:
+    return -(-number // by)
+
+
+def compile_kernel(kernel: Kernel, capability: int) -> Any:
+    """Triton's compiled kernel for a device of this compute capability, which need not be there.
+
+    It is the one that the wrapper's launch would compile, down to the key in Triton's cache.
+    """
+    facts = {"constexpr": [], "*": [["tt.divisibility", 16]]}
+    attributes = {
+        (index,): facts[kind if kind == "constexpr" else "*"]
+        for index, (name, kind) in enumerate(kernel.signature.items())
+        if kind == "constexpr" or name in kernel.aligned
+    }
+    source = ASTSource(kernel.function, kernel.signature, kernel.constants, attributes)
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

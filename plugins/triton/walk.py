@@ -1,0 +1,229 @@
+"""The walk over a tile's keys, shared by decode and prefill: logits tile by tile, and what a pass does with them.
+
+A walk's mode is one of
+    "stream"   weights from one pass over the logits, and their values (softmax, ssa, sigmoid, relu, relu2)
+    "observe"  what the solution of a row is found from: running sums (adaptive softmax) or the maximum (entmax)
+    "count"    entmax: F and G of a threshold, in the state's `total` and `weighted_log`
+    "settled"  weights from a row's solution, and their values
+
+The parameters come in tuples:
+    row         position, begin, end, slope, b, n; each [rows]: the row sees the keys begin <= key < end
+    cache       key_cache, value_cache, table (pointer to the sequence's row), pages (of that row), kv_head, kv_heads
+    attributes  scale, softcap, alpha
+    solution    peak, inverse temperature or tau; each [rows]
+    stored      pointers [rows] to the logits of key 0 in scratch memory, and whether the rows exist
+"""
+
+import triton
+import triton.language as tl
+
+from sharp.plugins.triton.normalizers import (
+    add_values,
+    entmax_excess,
+    entmax_sums,
+    settled,
+    stream,
+)
+
+
+@triton.jit
+def load_query(query, tokens, heads, exists, q_heads, OPTIONS: tl.constexpr):
+    """Query rows [rows, head_width]; zeros where a row does not exist."""
+    channels = tl.arange(0, OPTIONS.head_width)
+    offsets = (tokens.to(tl.int64) * q_heads + heads) * OPTIONS.head_dim
+    inside = exists[:, None]
+    if OPTIONS.head_width != OPTIONS.head_dim:
+        inside = inside & (channels < OPTIONS.head_dim)[None, :]
+    return tl.load(query + offsets[:, None] + channels[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: tl.constexpr):
+    """Slope, b and n of the rows' heads; zeros where they are not used."""
+    slope = tl.full([OPTIONS.rows], 0, tl.float32)
+    b, n = slope, slope
+    if OPTIONS.alibi:
+        slope = tl.load(alibi_slopes + heads, mask=exists, other=0.0)
+    if OPTIONS.normalizer == "ssa":
+        b = tl.load(head_params + heads * parameters, mask=exists, other=0.0)
+        n = tl.load(head_params + heads * parameters + 1, mask=exists, other=0.0)
+    return slope, b, n
+
+
+@triton.jit
+def blocks_of(keys, OPTIONS: tl.constexpr):
+    """Number of cache blocks that hold the first `keys` keys of a sequence."""
+    return (keys + OPTIONS.block_size - 1) // OPTIONS.block_size
+
+
+@triton.jit
+def load_pages(keys, cache, OPTIONS: tl.constexpr):
+    """Block of every key of a tile, -1 for none. The mask goes by whole blocks, so that loads of keys stay vectors."""
+    _, _, table, pages, _, _ = cache
+    index = keys // OPTIONS.block_size
+    return tl.load(table + index, mask=index < pages, other=-1)
+
+
+@triton.jit
+def load_keys(keys, page, cache, OPTIONS: tl.constexpr):
+    """Keys [head_width, keys]: a block's panel is [head_dim, block_size]."""
+    key_cache, _, _, _, kv_head, kv_heads = cache
+    channels = tl.arange(0, OPTIONS.head_width)
+    panel = (page.to(tl.int64) * kv_heads + kv_head) * (OPTIONS.head_dim * OPTIONS.block_size)
+    offsets = panel + keys % OPTIONS.block_size
+    inside = (page >= 0)[None, :]
+    if OPTIONS.head_width != OPTIONS.head_dim:
+        inside = inside & (channels < OPTIONS.head_dim)[:, None]
+    pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
+    return tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
+
+
+@triton.jit
+def load_values(keys, used, page, cache, OPTIONS: tl.constexpr):
+    """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
+    _, value_cache, _, _, kv_head, kv_heads = cache
+    channels = tl.arange(0, OPTIONS.value_width)
+    panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
+    offsets = (panel + keys % OPTIONS.block_size) * OPTIONS.value_dim
+    inside = used[:, None]
+    if OPTIONS.value_width != OPTIONS.value_dim:
+        inside = inside & (channels < OPTIONS.value_dim)[None, :]
+    return tl.load(value_cache + offsets[:, None] + channels[None, :], mask=inside, other=0.0).to(OPTIONS.element)
+
+
+@triton.jit
+def tanh(x):
+    """From e^-2|x|, which cannot overflow."""
+    small = tl.exp(-2.0 * tl.abs(x))
+    size = (1.0 - small) / (1.0 + small)
+    return tl.where(x < 0, -size, size)
+
+
+@triton.jit
+def tile_logits(query, keys, page, row, cache, attributes, OPTIONS: tl.constexpr):
+    """Logits [rows, keys] in the kernels' unit, before the mask: scale, soft cap, position bias."""
+    position, _, _, slope, _, _ = row
+    scale, softcap, _ = attributes
+    dots = tl.dot(query, load_keys(keys, page, cache, OPTIONS), input_precision="ieee")
+    if OPTIONS.softcap:
+        logits = softcap * OPTIONS.unit * tanh(dots * (scale / softcap))
+    else:
+        logits = dots * (scale * OPTIONS.unit)
+    if OPTIONS.alibi:
+        distance = tl.abs(keys[None, :] - position[:, None]).to(tl.float32)
+        logits = logits - (slope * OPTIONS.unit)[:, None] * distance
+    return logits
+
+
+@triton.jit
+def visit(
+    start,
+    state,
+    query,
+    row,
+    cache,
+    attributes,
+    solution,
+    stored,
+    OPTIONS: tl.constexpr,
+    MODE: tl.constexpr,
+    STORE: tl.constexpr,
+    MASKED: tl.constexpr,
+    STATISTICS: tl.constexpr,
+):
+    """What a tile of keys adds to the state. Only a tile that is MASKED may hold keys that some row does not see."""
+    peak, total, weighted_log, highest, lowest, visible, support, output = state
+    _, begin, end, _, _, _ = row
+    _, _, alpha = attributes
+    keys = start + tl.arange(0, OPTIONS.keys)
+    page = load_pages(keys, cache, OPTIONS)
+    mapped = page >= 0
+    logits = tile_logits(query, keys, page, row, cache, attributes, OPTIONS)
+    used = mapped
+    if MASKED:
+        sees = (keys[None, :] >= begin[:, None]) & (keys[None, :] < end[:, None]) & mapped[None, :]
+        logits = tl.where(sees, logits, -float("inf"))
+        used = mapped & (keys >= tl.min(begin)) & (keys < tl.max(end))
+        seen = tl.sum(sees.to(tl.float32), 1)
+    else:
+        # Added, not selected: the addition goes into the multiplication by the scale.
+        logits = logits + tl.where(mapped, 0.0, -float("inf"))[None, :]
+        seen = tl.sum(mapped.to(tl.float32), 0)
+    if STORE:
+        pointers, exists = stored
+        inside = keys // OPTIONS.block_size < cache[3]  # whole blocks, so that the reads may be vectors
+        tl.store(pointers[:, None] + keys[None, :], logits, mask=exists[:, None] & inside[None, :])
+
+    if MODE == "stream" or MODE == "observe":
+        visible += seen
+        if STATISTICS:
+            if not OPTIONS.peak_is_highest:
+                highest = tl.maximum(highest, tl.max(logits, 1))
+            hidden = tl.where(sees, logits, float("inf")) if MASKED else tl.where(mapped[None, :], logits, float("inf"))
+            lowest = tl.minimum(lowest, tl.min(hidden, 1))
+    if MODE == "stream":
+        weights, sums, factor = stream(logits, row, (peak, total, weighted_log, support), OPTIONS, STATISTICS)
+        peak, total, weighted_log, support = sums
+        if not OPTIONS.pointwise:
+            output = output * factor[:, None]
+        output = add_values(output, weights, load_values(keys, used, page, cache, OPTIONS), OPTIONS)
+    elif MODE == "observe":
+        if OPTIONS.normalizer == "entmax":
+            peak = tl.maximum(peak, tl.max(logits, 1))
+        else:
+            _, sums, _ = stream(logits, row, (peak, total, weighted_log, support), OPTIONS, True)
+            peak, total, weighted_log, support = sums
+    elif MODE == "count":
+        excess = entmax_excess(logits, solution[0], solution[1], alpha)
+        add_total, add_slope = entmax_sums(excess, alpha, OPTIONS)
+        total += add_total
+        weighted_log += add_slope
+    else:
+        weights, sums = settled(logits, solution, alpha, (total, weighted_log, support), OPTIONS, STATISTICS)
+        total, weighted_log, support = sums
+        if OPTIONS.normalizer == "entmax":
+            # `!= 0` and not `> 0`: a NaN must reach the output.
+            if tl.max((weights != 0).to(tl.int32)) > 0:
+                values = load_values(keys, used, page, cache, OPTIONS)
+                output = add_values(output, weights, values, OPTIONS)
+        else:
+            output = add_values(output, weights, load_values(keys, used, page, cache, OPTIONS), OPTIONS)
+    return peak, total, weighted_log, highest, lowest, visible, support, output
+
+
+@triton.jit
+def walk(
+    bounds,
+    state,
+    query,
+    row,
+    cache,
+    attributes,
+    solution,
+    stored,
+    OPTIONS: tl.constexpr,
+    MODE: tl.constexpr,
+    STORE: tl.constexpr,
+    FULL: tl.constexpr,
+    STATISTICS: tl.constexpr,
+):
+    """The state after all tiles of [low, high); those in [full_low, full_high) have every key seen by every row.
+
+    All four bounds but `high` are multiples of the tile. Without FULL there are no full tiles.
+    """
+    low, full_low, full_high, high = bounds
+    left = (full_low - low) // OPTIONS.keys
+    masked = left + (high - full_high + OPTIONS.keys - 1) // OPTIONS.keys
+    for tile in tl.range(0, masked):
+        skipped = tl.where(tile >= left, full_high - full_low, 0) // OPTIONS.keys
+        start = (low // OPTIONS.keys + tile + skipped) * OPTIONS.keys
+        state = visit(
+            start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, True, STATISTICS
+        )
+    if FULL:
+        for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
+            start = tile * OPTIONS.keys
+            state = visit(
+                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, False, STATISTICS
+            )
+    return state
