@@ -18,7 +18,8 @@ class PagedAttentionCreator : public nvinfer1::IPluginCreatorV3One {
       if (fields == nullptr) throw InputError("there are no attributes");
       return new PagedAttentionPlugin(read_fields(*fields));
     } catch (const std::exception& error) {
-      log_error((std::string(name) + ": " + error.what()).c_str());
+      // TensorRT's parser gives the node's name.
+      log_error((std::string(name == nullptr ? getPluginName() : name) + ": " + error.what()).c_str());
       return nullptr;
     }
   }

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from tests.cuda.native import ROOT, build_fake_driver, build_libraries, fake_package
+from tests.cuda.native import ROOT, build_libraries, compile_program, fake_package, headers
 from tests.cuda.process import Call
 
 
@@ -21,10 +21,10 @@ def libraries(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("gpu")
     fake_package(folder / "kernels")
     build_libraries(folder / "kernels", folder / "build")
-    (folder / "build" / "driver").mkdir()
-    cache = (folder / "build" / "CMakeCache.txt").read_text()
-    include = next(line for line in cache.splitlines() if line.startswith("SHARP_CUDA_INCLUDE_DIR:PATH=")).split("=")[1]
-    build_fake_driver(folder / "build" / "driver", Path(include))
+    driver = folder / "build" / "driver" / "libcuda.so.1"
+    driver.parent.mkdir()
+    shared = ("-fPIC", "-shared", "-Wl,-soname,libcuda.so.1")
+    compile_program("fake_driver.cc", driver, *shared, *headers(folder / "build"))
     return folder / "build"
 
 

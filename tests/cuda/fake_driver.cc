@@ -1,4 +1,5 @@
-// A CUDA driver without a GPU: it takes every call and writes it down. An image is text: the kernel's name and parameters
+// A CUDA driver without a GPU: it takes every call and writes it down. An image is text: the kernel's name and
+// parameters
 // ("scale x:ptr count:i32"), so that the values of a launch can be read back. The device's compute capability is in
 // SHARP_FAKE_CAPABILITY.
 #include <cuda.h>
@@ -97,6 +98,7 @@ FAKE cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 }
 
 FAKE cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
-  events += "set to=" + std::to_string(to) + " value=" + std::to_string(value) + " bytes=" + std::to_string(bytes) + "\n";
+  events +=
+      "set to=" + std::to_string(to) + " value=" + std::to_string(value) + " bytes=" + std::to_string(bytes) + "\n";
   return CUDA_SUCCESS;
 }

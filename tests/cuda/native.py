@@ -74,8 +74,15 @@ def build_libraries(kernels: Path, folder: Path, *definitions: str) -> None:
     subprocess.run([cmake_path("cmake"), "--build", folder, "--target", "sharp_cuda", "sharp_trt"], check=True)
 
 
-def build_fake_driver(folder: Path, include: Path) -> None:
-    """libcuda.so.1 in `folder`."""
-    source = ROOT / "tests" / "cuda" / "fake_driver.cc"
-    command = [compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{include}", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([*command, source, "-o", folder / "libcuda.so.1"], check=True)
+def headers(folder: Path) -> list[str]:
+    """The compiler's options for the headers of CUDA and TensorRT that CMake has found."""
+    cache = (folder / "CMakeCache.txt").read_text().splitlines()
+    names = ("SHARP_CUDA_INCLUDE_DIR:PATH=", "SHARP_TENSORRT_INCLUDE_DIR:PATH=")
+    found = [line.removeprefix(name) for name in names for line in cache if line.startswith(name)]
+    return [option for include in found for option in ("-isystem", include)]
+
+
+def compile_program(source: str, output: Path, *options: str) -> None:
+    """A C++ file of this folder as a program, or what `options` say."""
+    command = [compiler(), "-std=c++17", "-O0", "-Wall", "-Wextra", ROOT / "tests" / "cuda" / source, *options]
+    subprocess.run([*command, "-o", output, "-ldl"], check=True)
