@@ -313,7 +313,7 @@ def decode_settled(
     state = walk(
         (low, low, low, high),
         empty_state(OPTIONS),
-        tl.full([1], 0, value_cache.dtype.element_ty),
+        0.0,
         row,
         cache,
         (0.0, 0.0, alpha),

@@ -70,8 +70,8 @@ def merge(
             entropy, keys, beta, spread = row_statistics(
                 total, weighted_log, highest, lowest, visible, support, beta, OPTIONS
             )
-            at = stats + (token.to(tl.int64) * q_heads + head) * 4
-            tl.store(at, entropy)
-            tl.store(at + 1, keys)
-            tl.store(at + 2, beta)
-            tl.store(at + 3, spread)
+            columns = stats + (token.to(tl.int64) * q_heads + head) * 4
+            tl.store(columns, entropy)
+            tl.store(columns + 1, keys)
+            tl.store(columns + 2, beta)
+            tl.store(columns + 3, spread)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import triton.language as tl
+
 POINTWISE = ("sigmoid", "relu", "relu2")
 LOG2_E = 1.4426950408889634
 
@@ -30,6 +32,11 @@ class Options:
     power: str = ""  # of entmax: one, two, any
     rows: int = 16
     keys: int = 64
+
+    @property
+    def element(self) -> tl.dtype:
+        """The type of the operands of matrix products; a cache of another type is converted to it."""
+        return getattr(tl, self.dtype)
 
     @property
     def head_width(self) -> int:

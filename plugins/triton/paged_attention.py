@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
+from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.variants import (
     DTYPES,
@@ -145,6 +145,8 @@ def make_options(
     Raises:
         InputError: the kernels lack the normalizer, a dtype or a size.
     """
+    if normalizer not in NORMALIZERS:
+        raise InputError(f"normalizer is {normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
     for name, kind in (("query", dtype), ("key_cache", cache_dtype)):
         if str(kind).removeprefix("torch.") not in DTYPES:
             raise InputError(f"{name} is {kind}; the Triton kernels take {', '.join(DTYPES)}")

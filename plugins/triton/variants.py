@@ -15,6 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 from sharp.plugins.triton.cache_write import write_cache
 from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_solve, decode_stream
 from sharp.plugins.triton.merge import merge
@@ -150,7 +154,7 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
                 " q_heads kv_heads max_blocks splits window scale softcap",
                 by_split,
                 tile,
-                stages=4 if deep else 3,
+                stages=5 if deep else 3,
             ),
             kernel(
                 decode_solve,
@@ -166,7 +170,7 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
                 " q_heads kv_heads max_blocks splits window alpha",
                 by_split,
                 tile,
-                stages=4 if deep else 3,
+                stages=5 if deep else 3,
             ),
         )
     else:
@@ -177,7 +181,7 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
                 " q_heads kv_heads max_blocks splits parameters window scale softcap",
                 by_split,
                 tile,
-                stages=3 if deep else 2,
+                stages=5 if deep else 3,
             ),
         )
     merging = kernel(
@@ -202,20 +206,18 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
 
 def _types(options: Options) -> dict[str, str]:
     data, cache = f"*{DTYPES[options.dtype]}", f"*{DTYPES[options.cache_dtype]}"
-    kinds = {
-        data: "query key value output",
-        cache: "key_cache value_cache",
-        "*i32": "slot_mapping block_table query_start context_lens",
-        "*fp32": "head_params alibi_slopes stats sums outputs logits solution",
-        "*i1": "collect_stats",
-        "i32": "tokens sequences max_blocks q_heads kv_heads splits parameters window causal",
-        "fp32": "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
-    }
+    kinds = (
+        (data, "query key value output"),
+        (cache, "key_cache value_cache"),
+        ("*i32", "slot_mapping block_table query_start context_lens"),
+        ("*fp32", "head_params alibi_slopes stats sums outputs logits solution"),
+        ("*u1", "collect_stats"),
+        ("i32", "tokens sequences max_blocks q_heads kv_heads splits parameters window causal"),
+        ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
+    )
     types: dict[str, str] = {}
-    for kind, names in kinds.items():
+    for kind, names in kinds:
         types.update(dict.fromkeys(names.split(), kind))
-    if data == cache:
-        types.update(dict.fromkeys(["query", "key", "value", "output", "key_cache", "value_cache"], data))
     return types
 
 
@@ -225,3 +227,13 @@ def _bytes(options: Options) -> int:
 
 def _ceil(number: int, by: int) -> int:
     return -(-number // by)
+
+
+def compile_kernel(kernel: Kernel, capability: int) -> Any:
+    """Triton's compiled kernel for a device of this compute capability, which need not be there."""
+    pointers = {
+        (index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.signature) if name in kernel.aligned
+    }
+    source = ASTSource(kernel.function, kernel.signature, kernel.constants, pointers)
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -65,7 +65,7 @@ def load_pages(keys, cache, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def load_keys(keys, page, cache, dtype: tl.constexpr, OPTIONS: tl.constexpr):
+def load_keys(keys, page, cache, OPTIONS: tl.constexpr):
     """Keys [head_width, keys]: a block's panel is [head_dim, block_size]."""
     key_cache, _, _, _, kv_head, kv_heads = cache
     channels = tl.arange(0, OPTIONS.head_width)
@@ -75,11 +75,11 @@ def load_keys(keys, page, cache, dtype: tl.constexpr, OPTIONS: tl.constexpr):
     if OPTIONS.head_width != OPTIONS.head_dim:
         inside = inside & (channels < OPTIONS.head_dim)[:, None]
     pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
-    return tl.load(pointers, mask=inside, other=0.0).to(dtype)
+    return tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
 
 
 @triton.jit
-def load_values(keys, used, page, cache, dtype: tl.constexpr, OPTIONS: tl.constexpr):
+def load_values(keys, used, page, cache, OPTIONS: tl.constexpr):
     """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
     _, value_cache, _, _, kv_head, kv_heads = cache
     channels = tl.arange(0, OPTIONS.value_width)
@@ -88,7 +88,7 @@ def load_values(keys, used, page, cache, dtype: tl.constexpr, OPTIONS: tl.conste
     inside = used[:, None]
     if OPTIONS.value_width != OPTIONS.value_dim:
         inside = inside & (channels < OPTIONS.value_dim)[None, :]
-    return tl.load(value_cache + offsets[:, None] + channels[None, :], mask=inside, other=0.0).to(dtype)
+    return tl.load(value_cache + offsets[:, None] + channels[None, :], mask=inside, other=0.0).to(OPTIONS.element)
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def tile_logits(query, keys, page, row, cache, attributes, OPTIONS: tl.constexpr
     """Logits [rows, keys] in the kernels' unit, before the mask: scale, soft cap, position bias."""
     position, _, _, slope, _, _ = row
     scale, softcap, _ = attributes
-    dots = tl.dot(query, load_keys(keys, page, cache, query.dtype, OPTIONS), input_precision="ieee")
+    dots = tl.dot(query, load_keys(keys, page, cache, OPTIONS), input_precision="ieee")
     if OPTIONS.softcap:
         logits = softcap * OPTIONS.unit * tanh(dots * (scale / softcap))
     else:
@@ -170,7 +170,7 @@ def visit(
         peak, total, weighted_log, support = sums
         if not OPTIONS.pointwise:
             output = output * factor[:, None]
-        output = add_values(output, weights, load_values(keys, used, page, cache, query.dtype, OPTIONS), OPTIONS)
+        output = add_values(output, weights, load_values(keys, used, page, cache, OPTIONS), OPTIONS)
     elif MODE == "observe":
         if OPTIONS.normalizer == "entmax":
             peak = tl.maximum(peak, tl.max(logits, 1))
@@ -188,10 +188,10 @@ def visit(
         if OPTIONS.normalizer == "entmax":
             # `!= 0` and not `> 0`: a NaN must reach the output.
             if tl.max((weights != 0).to(tl.int32)) > 0:
-                values = load_values(keys, used, page, cache, query.dtype, OPTIONS)
+                values = load_values(keys, used, page, cache, OPTIONS)
                 output = add_values(output, weights, values, OPTIONS)
         else:
-            output = add_values(output, weights, load_values(keys, used, page, cache, query.dtype, OPTIONS), OPTIONS)
+            output = add_values(output, weights, load_values(keys, used, page, cache, OPTIONS), OPTIONS)
     return peak, total, weighted_log, highest, lowest, visible, support, output
 
 

@@ -1,0 +1,35 @@
+"""The interpreter's process.
+
+Triton chooses between compiler and interpreter when it is imported, by TRITON_INTERPRET. A process of its own keeps
+that choice from every other test, and the tests that compile have the compiler.
+"""
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+
+from sharp.plugins.ops.reference import AttentionOutput
+from tests.conformance.cases import Case
+from tests.triton import interpreted
+from tests.triton.interpreted import Run
+
+
+@pytest.fixture(scope="session")
+def _interpreter() -> Iterator[ProcessPoolExecutor]:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=interpreted.start) as executor:
+        yield executor
+
+
+@pytest.fixture
+def run(_interpreter: ProcessPoolExecutor) -> Run:
+    """`run(case, dtype, cache_dtype)`: the op by the interpreted kernels."""
+
+    def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> AttentionOutput:
+        result: dict[str, np.ndarray] = _interpreter.submit(interpreted.run, case, dtype, cache_dtype).result()
+        return AttentionOutput(**result)
+
+    return run

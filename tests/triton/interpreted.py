@@ -1,0 +1,71 @@
+"""What runs in the process of Triton's interpreter: numpy in, numpy out."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.cases import Case
+
+DATA = ("query", "key", "value")
+CACHES = ("key_cache", "value_cache")
+Run = Callable[..., Any]
+RESULTS = ("output", "key_cache", "value_cache", "stats")
+
+
+def start() -> None:
+    """Set up this process. Triton decides on interpretation when it is imported, and torch may import it."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    # The interpreter computes what a mask then drops, and numpy warns of the NaN in it.
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    # What is read must have been written before, and what is returned too.
+    torch.empty = _poisoned(torch.empty)  # type: ignore[assignment]
+    torch.Tensor.new_empty = _poisoned(torch.Tensor.new_empty)  # type: ignore[assignment]
+    _widen_bfloat16()
+
+
+def _widen_bfloat16() -> None:
+    """Triton 3.7's interpreter keeps bfloat16 numbers as their bits, and tl.dot multiplies the bits."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot = InterpreterBuilder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    InterpreterBuilder.create_dot = create_dot
+
+
+def _poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
+    def poisoned(*arguments: Any, **options: Any) -> Any:
+        tensor = allocate(*arguments, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    return poisoned
+
+
+def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The op's outputs as float32 arrays, for inputs in these dtypes."""
+    import torch
+
+    from sharp.plugins.triton.paged_attention import paged_attention
+
+    dtypes = dict.fromkeys(DATA, dtype) | dict.fromkeys(CACHES, cache_dtype)
+    tensors = {
+        name: torch.tensor(array).to(getattr(torch, dtypes[name])) if name in dtypes else torch.tensor(array)
+        for name, array in case.inputs.items()
+    }
+    results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
+    return {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}

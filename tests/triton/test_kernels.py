@@ -1,0 +1,156 @@
+"""The Triton kernels, interpreted, agree with the float64 reference."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sharp.plugins.ops.schema import NORMALIZERS
+from tests.conformance.cases import Case, Shape, assert_agrees, make_case, run_reference
+from tests.triton.interpreted import CACHES, DATA, Run
+
+DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# Decode, a chunk behind a context, a prompt, and a sequence without a token.
+MIXED = Shape(sequences=((70, 1), (33, 4), (3, 0), (0, 7)), kv_heads=1, head_dim=16, value_dim=24)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Calls of every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
+    lengths = st.tuples(st.integers(0, 150), st.sampled_from((0, 1, 1, 2, 5)))
+    shape = Shape(
+        sequences=tuple(draw(st.lists(lengths, min_size=1, max_size=3).filter(lambda drawn: any(n for _, n in drawn)))),
+        kv_heads=draw(st.integers(1, 2)),
+        group=draw(st.sampled_from((1, 3, 17))),
+        head_dim=draw(st.sampled_from((8, 16, 80))),
+        value_dim=draw(st.sampled_from((8, 32, 96))),
+        block_size=draw(st.sampled_from((16, 32, 128))),
+        integers=draw(st.booleans()),
+        drop_slots=draw(st.booleans()),
+        holes=draw(st.booleans()),
+    )
+    attributes: dict[str, Any] = {
+        "softcap": draw(st.sampled_from((0.0, 0.0, 4.0))),
+        "window": draw(st.sampled_from((-1, -1, 0, 1, 9, 70))),
+        "causal": draw(st.integers(0, 1)),
+        "alpha": draw(st.sampled_from((1.2, 1.5, 2.0))),
+    }
+    if shape.integers:
+        attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
+    seed, alibi = draw(st.integers(0, 2**20)), draw(st.booleans())
+    return make_case(draw(st.sampled_from(NORMALIZERS)), shape, seed, alibi, **attributes)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_drawn_calls(run: Run, case: Case) -> None:
+    assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_step_of_decode_chunk_and_prompt(run: Run, normalizer: str) -> None:
+    case = make_case(normalizer, MIXED, seed=3, alibi=True)
+    assert_agrees(run(case), run_reference(case), case)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
+    shape = Shape(sequences=((1500, 1), (1200, 2)), kv_heads=1, group=2, head_dim=16, value_dim=16, holes=True)
+    case = make_case(normalizer, shape)
+    assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_prompt_of_many_tiles(run: Run, normalizer: str) -> None:
+    # Tiles that are full, cut by the diagonal, cut by the window, and skipped on both sides.
+    shape = Shape(sequences=((70, 60), (0, 33)), kv_heads=1, group=3, head_dim=16, value_dim=16)
+    case = make_case(normalizer, shape, seed=3, window=75)
+    assert_agrees(run(case), run_reference(case), case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_16_bits(run: Run, normalizer: str, dtype: str) -> None:
+    case = rounded(make_case(normalizer, MIXED, seed=5), (*DATA, *CACHES), dtype)
+    assert_close(run(case, dtype, dtype), case, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_16_bit_cache_under_float32(run: Run, dtype: str) -> None:
+    case = rounded(make_case("entmax", MIXED, seed=6), (*DATA, *CACHES), dtype)
+    assert_agrees(run(case, "float32", dtype), run_reference(case), case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("normalizer", ["relu", "relu2"])
+def test_weights_beyond_the_range_of_float16(run: Run, normalizer: str) -> None:
+    # Weights of 1e5 and more times values of 1e-4: every output fits, no weight does.
+    shape = Shape(sequences=((9, 1), (0, 3)), kv_heads=1, group=1, head_dim=16, value_dim=16)
+    case = make_case(normalizer, shape, scale=1e5 if normalizer == "relu" else 1e3)
+    small = {name: case.inputs[name] * np.float32(1e-4) for name in ("value", "value_cache")}
+    case = rounded(case.with_inputs(**small), (*DATA, *CACHES), "float16")
+    assert_close(run(case, "float16", "float16"), case, "float16")
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0])
+def test_entmax_of_any_alpha(run: Run, alpha: float) -> None:
+    case = make_case("entmax", Shape(sequences=((300, 1), (100, 2)), kv_heads=1, head_dim=16), alpha=alpha)
+    expected = run_reference(case).output
+    # float32 cannot hold a weight (s - tau)^(1 / (alpha - 1)) better when its exponent is below 1.
+    tolerance = 1e-5 if alpha <= 2 else 2e-4
+    np.testing.assert_allclose(run(case).output, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_statistics_are_zeros_and_the_output_is_the_same_without_collect_stats(run: Run, normalizer: str) -> None:
+    case = make_case(normalizer, MIXED)
+    on = run(case)
+    off = run(case.with_inputs(collect_stats=np.array(False)))
+    absent = run(Case(normalizer, {k: v for k, v in case.inputs.items() if k != "collect_stats"}, case.attributes))
+    for result in (off, absent):
+        assert not result.stats.any()
+        np.testing.assert_allclose(result.output, on.output, rtol=1e-6, atol=1e-7)
+
+
+def test_other_temperature_polynomials(run: Run) -> None:
+    case = make_case("adaptive_softmax", MIXED, temperature_coefficients=(0.5, -0.25, 2.0))
+    expected = run_reference(case)
+    assert (expected.stats[..., 2] > 1.5).any()
+    assert_agrees(run(case), expected, case)
+
+
+def test_tokens_behind_the_last_sequence_get_zeros(run: Run) -> None:
+    # As in a CUDA graph that was captured for more tokens than the step has.
+    case = make_case("softmax", MIXED)
+    padding = {name: np.concatenate([case.inputs[name], np.ones_like(case.inputs[name][:3])]) for name in DATA}
+    slots = np.concatenate([case.inputs["slot_mapping"], np.full(3, -1, np.int32)])
+    padded = run(case.with_inputs(**padding, slot_mapping=slots))
+    expected = run(case)
+    np.testing.assert_array_equal(padded.output[:-3], expected.output)
+    assert not padded.output[-3:].any()
+    assert not padded.stats[-3:].any()
+    np.testing.assert_array_equal(padded.key_cache, expected.key_cache)
+
+
+def rounded(case: Case, names: tuple[str, ...], dtype: str) -> Case:
+    """The case with these inputs as float32 numbers that `dtype` has."""
+    with np.errstate(invalid="ignore"):
+        arrays = {name: case.inputs[name].astype(DTYPES[dtype]).astype(np.float32) for name in names}
+    return case.with_inputs(**arrays)
+
+
+def assert_close(actual: Any, case: Case, dtype: str) -> None:
+    """Weights and output are rounded to `dtype`; caches hold the very numbers, statistics are float32 throughout."""
+    expected = run_reference(case)
+    unit = 2.0**-10 if dtype == "float16" else 2.0**-7
+    scale = np.abs(expected.output).max()
+    np.testing.assert_allclose(actual.output, expected.output, rtol=unit, atol=unit * scale)
+    error = np.linalg.norm(actual.output - expected.output) / np.linalg.norm(expected.output)
+    assert error < unit  # the interpreter truncates to bfloat16 where a GPU rounds
+    np.testing.assert_array_equal(actual.key_cache, expected.key_cache.astype(np.float32))
+    np.testing.assert_array_equal(actual.value_cache, expected.value_cache.astype(np.float32))
+    np.testing.assert_allclose(
+        actual.stats, expected.stats, rtol=1e-4, atol=1e-4 if case.normalizer != "entmax" else 1.1
+    )

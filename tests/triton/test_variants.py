@@ -1,0 +1,146 @@
+"""The kernels compile for GPUs that are not there, and what is launched follows from shapes alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.triton import paged_attention as wrapper
+from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.variants import Kernel, Shapes, compile_kernel, decode_tile, kernels, scratch, splits
+from tests.conformance.cases import Case, Shape, make_case
+
+SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
+SHAPE = Shape(sequences=((70, 1), (33, 4)), kv_heads=1, head_dim=64, value_dim=64)
+
+VARIANTS = {
+    "entmax for sm_90": (
+        Options("entmax", "bfloat16", "bfloat16", 64, 64, 16, statistics=True, alibi=True, softcap=True, power="two"),
+        90,
+    ),
+    "ssa for sm_80": (Options("ssa", "float16", "float16", 80, 80, 32), 80),
+    "adaptive softmax for sm_86": (Options("adaptive_softmax", "bfloat16", "bfloat16", 128, 128, 16), 86),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kernel_compiles(name: str) -> None:
+    options, capability = VARIANTS[name]
+    for kernel in kernels(options, capability):
+        compiled = compile_kernel(kernel, capability)
+        assert compiled.asm["cubin"][:4] == b"\x7fELF"
+        assert compiled.metadata.shared <= SHARED_MEMORY[capability] * 1024
+        if kernel.name in ("decode_stream", "decode_observe", "prefill"):
+            ptx = compiled.asm["ptx"]
+            assert ("wgmma" if kernel.name == "prefill" and capability == 90 else "mma.sync") in ptx
+            assert "cp.async.cg.shared.global" in ptx  # keys come in vectors of 16 bytes, ahead of their use
+
+
+class _Driver:
+    """A driver of a GPU that compiles and never launches."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def _fake_driver() -> Iterator[None]:
+    driver.set_active(_Driver())  # type: ignore[arg-type]
+    yield
+    driver._active = None
+
+
+@pytest.mark.usefixtures("_fake_driver")
+def test_the_wrapper_launches_what_is_compiled_ahead_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    signatures = {}
+
+    def compile_only(kernel: Kernel, shapes: Shapes, arguments: dict[str, Any]) -> None:
+        given = {name: arguments[name] for name, kind in kernel.signature.items() if kind != "constexpr"}
+        compiled = kernel.function.warmup(
+            **given, **kernel.constants, num_warps=kernel.warps, num_stages=kernel.stages, grid=kernel.grid(shapes)
+        )
+        signatures[kernel.name] = compiled.src.signature
+        assert compiled.src.signature == kernel.signature
+
+    monkeypatch.setattr(wrapper, "launch", compile_only)
+    wrapper.paged_attention(**tensors(make_case("sigmoid", SHAPE), "cpu"), normalizer="sigmoid", scale=0.125)
+    assert list(signatures) == ["write_cache", "decode_stream", "merge", "prefill"]
+
+
+def test_no_launch_depends_on_what_a_tensor_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tensors of the device "meta" hold nothing: whatever looked at one would fail.
+    launched = []
+    monkeypatch.setattr(wrapper, "launch", lambda kernel, shapes, arguments: launched.append(kernel.grid(shapes)))
+    for normalizer in ("softmax", "adaptive_softmax", "entmax"):
+        case = make_case(normalizer, SHAPE, alibi=True)
+        wrapper.paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=0.125, window=9, softcap=3.0)
+    assert len(launched) == 4 + 6 + 6
+
+
+def test_one_token_needs_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    monkeypatch.setattr(wrapper, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    case = make_case("softmax", Shape(sequences=((5, 1),)))
+    wrapper.paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
+    assert launched == ["write_cache", "decode_stream", "merge"]
+
+
+def test_splits_and_scratch_memory() -> None:
+    options = decode_tile(Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two"))
+    one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert splits(options, one) == 66  # 8 programs a split, 4 for each of 132 multiprocessors
+    assert scratch(options, one) == {
+        "sums": 32 * 66 * 8,
+        "outputs": 32 * 66 * 128,
+        "logits": 32 * 2048 * 16,
+        "solution": 32 * 2,
+    }
+    short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert splits(options, short) == 4  # 1,024 keys, 256 and more a split
+    many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert splits(options, many) == 2
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "changes", "attributes", "message"),
+    [
+        ("softmax", {"block_size": 5}, {}, "block size is 5; the Triton kernels need a power of two"),
+        ("softmax", {"block_size": 8}, {}, "at least 16"),
+        ("entmax", {}, {"alpha": 1.0}, "alpha is 1.0; entmax needs alpha > 1"),
+        ("hardmax", {}, {}, "normalizer is 'hardmax'; it must be one of softmax"),
+        ("adaptive_softmax", {}, {"temperature_coefficients": (1.0,) * 9}, "has 9 numbers; the kernels take 8"),
+    ],
+)
+def test_what_the_kernels_lack_is_refused(
+    normalizer: str, changes: dict[str, Any], attributes: dict[str, Any], message: str
+) -> None:
+    case = make_case("softmax", Shape(**changes))
+    with pytest.raises(InputError, match=message):
+        wrapper.paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=1.0, **attributes)
+
+
+def test_ssa_needs_its_parameters() -> None:
+    with pytest.raises(InputError, match="head_params"):
+        wrapper.paged_attention(**tensors(make_case("softmax"), "meta"), normalizer="ssa", scale=1.0)
+
+
+def test_types_that_the_kernels_lack_are_refused() -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    inputs["query"] = inputs["query"].double()
+    with pytest.raises(InputError, match=r"query is torch\.float64"):
+        wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+
+
+def tensors(case: Case, device: str) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(np.asarray(array), device=device) for name, array in case.inputs.items()}
