@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
+from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
 
 Row = NDArray[np.float64]
 

@@ -5,22 +5,14 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import defs
 
+from sharp.plugins.ops.attributes import DEFAULT_ALPHA as DEFAULT_ALPHA
+from sharp.plugins.ops.attributes import DEFAULT_ENTROPY_THRESHOLD as DEFAULT_ENTROPY_THRESHOLD
+from sharp.plugins.ops.attributes import ICML2025_COEFFICIENTS as ICML2025_COEFFICIENTS
+from sharp.plugins.ops.attributes import NORMALIZERS as NORMALIZERS
+from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS as TEMPERATURE_PRESETS
+
 DOMAIN = "ai.sharp"
 VERSION = 1
-
-NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2")
-
-ICML2025_COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
-"""Inverse temperature as a polynomial of the entropy in nats, highest power first (ICML 2025, Fig. 4)."""
-
-# The published polynomials by name: ICML 2025 Fig. 4, and the earlier arXiv version of the same paper.
-TEMPERATURE_PRESETS: dict[str, tuple[float, ...]] = {
-    "icml2025": ICML2025_COEFFICIENTS,
-    "arxiv2024": (-0.04, 0.48, -2.3, 4.92, -1.79),
-}
-
-DEFAULT_ALPHA = 1.5
-DEFAULT_ENTROPY_THRESHOLD = 0.5
 
 REQUIRED_ATTRIBUTES = ("normalizer", "scale")
 ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {

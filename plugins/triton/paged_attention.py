@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
+from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.variants import (
     DTYPES,
     MOST_COEFFICIENTS,
     Kernel,
     Shapes,
-    decode_tile,
     kernels,
     scratch,
     splits,
@@ -84,7 +83,6 @@ def paged_attention(
     output = query.new_empty(tokens, q_heads, value_dim)
     stats = torch.empty(tokens, q_heads, 4, dtype=torch.float32, device=query.device)
     polynomial = (0.0,) * (MOST_COEFFICIENTS - len(temperature_coefficients)) + tuple(temperature_coefficients)
-    decode = decode_tile(options)
     arguments: dict[str, Any] = {
         "query": query,
         "key": key,
@@ -107,7 +105,7 @@ def paged_attention(
         "max_blocks": shapes.max_blocks,
         "q_heads": q_heads,
         "kv_heads": kv_heads,
-        "splits": splits(decode, shapes),
+        "splits": splits(options, shapes),
         "window": window,
         "causal": int(causal),
         "scale": scale,
@@ -117,7 +115,7 @@ def paged_attention(
         **{f"t{index}": number for index, number in enumerate(polynomial)},
         **{
             name: torch.empty(size, dtype=torch.float32, device=query.device)
-            for name, size in scratch(decode, shapes).items()
+            for name, size in scratch(options, shapes).items()
         },
     }
     if tokens > 0:

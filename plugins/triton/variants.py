@@ -30,7 +30,7 @@ MOST_SPLITS = 128
 MOST_COEFFICIENTS = 8
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
 SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
-SMALL_SHARED_MEMORY = (86, 89, 120)  # 99 KiB a block, where the others have 163 or 227
+LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
 
 
 @dataclass(frozen=True)
@@ -97,28 +97,47 @@ def scratch(options: Options, shapes: Shapes) -> dict[str, int]:
     return sizes
 
 
-def decode_tile(options: Options) -> Options:
-    """The options with the size of decoding's tiles."""
-    wide = max(options.head_width, options.value_width) * _bytes(options) > 256
-    return replace(options, rows=16, keys=max(32 if wide else 64, 16))
+@dataclass(frozen=True)
+class Tile:
+    """How a loop over keys is cut and scheduled: query rows times keys, warps, and loads in flight (`num_stages`)."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
 
 
-def prefill_tile(options: Options, capability: int) -> Options:
-    """The options with the size of prefill's tiles; `capability` is 80, 90, ..."""
-    width = max(options.head_width, options.value_width)
+def decode_tile(options: Options, capability: int) -> Tile:
+    """Decoding's tiles: 16 rows are what a matrix product takes at least."""
+    wide = _width(options) * _bytes(options) > 256
+    # The block of a key is loaded before the key, so that of five stages two are left for keys and values.
+    return Tile(16, 32 if wide else 64, warps=4, stages=5 if capability in LARGE_SHARED_MEMORY else 3)
+
+
+def prefill_tile(options: Options, capability: int) -> Tile:
+    """Prefill's tiles: as large as shared memory and registers allow."""
+    width = _width(options)
     if _bytes(options) == 4:
-        return replace(options, rows=32, keys=32)
-    if capability in SMALL_SHARED_MEMORY:
-        return replace(options, rows=64 if width > 128 else 128, keys=32 if width > 64 else 64)
-    return replace(options, rows=128, keys=32 if width > 128 else 64)
+        return Tile(32, 32, warps=4, stages=2)
+    if capability in LARGE_SHARED_MEMORY:
+        return Tile(128, 64, warps=8, stages=3) if width <= 128 else Tile(128, 32, warps=8, stages=2)
+    if width <= 128:
+        return Tile(128, 64 if width <= 64 else 32, warps=8, stages=2)
+    return Tile(64, 32, warps=4, stages=2)
 
 
-def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
-    """The launches of one call, in order, for a device of this compute capability (80, 86, 89, 90, 100, 120)."""
+def kernels(
+    options: Options, capability: int, decode_as: Tile | None = None, prefill_as: Tile | None = None
+) -> tuple[Kernel, ...]:
+    """The launches of one call, in order, for a device of this compute capability (80, 86, 89, 90, 100, 120).
+
+    The tiles are those of `decode_tile` and `prefill_tile` unless others are to be tried.
+    """
     types = _types(options)
-    decode = decode_tile(options)
-    prompt = prefill_tile(options, capability)
-    deep = capability in (80, 90, 100)
+    decoding_tile = decode_as or decode_tile(options, capability)
+    prompt_tile = prefill_as or prefill_tile(options, capability)
+    decode = replace(options, rows=decoding_tile.rows, keys=decoding_tile.keys)
+    prompt = replace(options, rows=prompt_tile.rows, keys=prompt_tile.keys)
 
     def kernel(
         function: Any,
@@ -154,7 +173,8 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
                 " q_heads kv_heads max_blocks splits window scale softcap",
                 by_split,
                 tile,
-                stages=5 if deep else 3,
+                warps=decoding_tile.warps,
+                stages=decoding_tile.stages,
             ),
             kernel(
                 decode_solve,
@@ -170,7 +190,8 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
                 " q_heads kv_heads max_blocks splits window alpha",
                 by_split,
                 tile,
-                stages=5 if deep else 3,
+                warps=decoding_tile.warps,
+                stages=decoding_tile.stages,
             ),
         )
     else:
@@ -181,7 +202,8 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
                 " q_heads kv_heads max_blocks splits parameters window scale softcap",
                 by_split,
                 tile,
-                stages=5 if deep else 3,
+                warps=decoding_tile.warps,
+                stages=decoding_tile.stages,
             ),
         )
     merging = kernel(
@@ -197,8 +219,8 @@ def kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
         " entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
         lambda shapes: (shapes.tokens * shapes.group // prompt.rows + shapes.sequences, shapes.kv_heads, 1),
         {"OPTIONS": prompt},
-        warps=8 if prompt.rows == 128 else 4,
-        stages=3 if deep and prompt.head_width <= 128 else 2,
+        warps=prompt_tile.warps,
+        stages=prompt_tile.stages,
         needed=lambda shapes: shapes.tokens > 1,
     )
     return store, *decoding, merging, prompts
@@ -221,6 +243,10 @@ def _types(options: Options) -> dict[str, str]:
     return types
 
 
+def _width(options: Options) -> int:
+    return max(options.head_width, options.value_width)
+
+
 def _bytes(options: Options) -> int:
     return 4 if "float32" in (options.dtype, options.cache_dtype) else 2
 
@@ -230,10 +256,16 @@ def _ceil(number: int, by: int) -> int:
 
 
 def compile_kernel(kernel: Kernel, capability: int) -> Any:
-    """Triton's compiled kernel for a device of this compute capability, which need not be there."""
-    pointers = {
-        (index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.signature) if name in kernel.aligned
+    """Triton's compiled kernel for a device of this compute capability, which need not be there.
+
+    It is the one that the wrapper's launch would compile, down to the key in Triton's cache.
+    """
+    facts = {"constexpr": [], "*": [["tt.divisibility", 16]]}
+    attributes = {
+        (index,): facts[kind if kind == "constexpr" else "*"]
+        for index, (name, kind) in enumerate(kernel.signature.items())
+        if kind == "constexpr" or name in kernel.aligned
     }
-    source = ASTSource(kernel.function, kernel.signature, kernel.constants, pointers)
+    source = ASTSource(kernel.function, kernel.signature, kernel.constants, attributes)
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -18,18 +18,19 @@ from tests.triton.interpreted import Run
 
 
 @pytest.fixture(scope="session")
-def _interpreter() -> Iterator[ProcessPoolExecutor]:
+def interpreter() -> Iterator[ProcessPoolExecutor]:
+    """The process, as an executor."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, initializer=interpreted.start) as executor:
         yield executor
 
 
 @pytest.fixture
-def run(_interpreter: ProcessPoolExecutor) -> Run:
+def run(interpreter: ProcessPoolExecutor) -> Run:
     """`run(case, dtype, cache_dtype)`: the op by the interpreted kernels."""
 
     def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> AttentionOutput:
-        result: dict[str, np.ndarray] = _interpreter.submit(interpreted.run, case, dtype, cache_dtype).result()
+        result: dict[str, np.ndarray] = interpreter.submit(interpreted.run, case, dtype, cache_dtype).result()
         return AttentionOutput(**result)
 
     return run

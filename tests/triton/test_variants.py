@@ -12,7 +12,7 @@ from triton.runtime.driver import driver
 from sharp.plugins.errors import InputError
 from sharp.plugins.triton import paged_attention as wrapper
 from sharp.plugins.triton.options import Options
-from sharp.plugins.triton.variants import Kernel, Shapes, compile_kernel, decode_tile, kernels, scratch, splits
+from sharp.plugins.triton.variants import Kernel, Shapes, compile_kernel, kernels, scratch, splits
 from tests.conformance.cases import Case, Shape, make_case
 
 SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
@@ -72,6 +72,7 @@ def test_the_wrapper_launches_what_is_compiled_ahead_of_time(monkeypatch: pytest
         )
         signatures[kernel.name] = compiled.src.signature
         assert compiled.src.signature == kernel.signature
+        assert compile_kernel(kernel, 90).hash == compiled.hash
 
     monkeypatch.setattr(wrapper, "launch", compile_only)
     wrapper.paged_attention(**tensors(make_case("sigmoid", SHAPE), "cpu"), normalizer="sigmoid", scale=0.125)
@@ -97,7 +98,7 @@ def test_one_token_needs_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_splits_and_scratch_memory() -> None:
-    options = decode_tile(Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two"))
+    options = Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two")
     one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, one) == 66  # 8 programs a split, 4 for each of 132 multiprocessors
     assert scratch(options, one) == {

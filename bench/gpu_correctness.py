@@ -1,0 +1,139 @@
+"""Every kernel against float64, in every dtype; nothing is timed."""
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_inputs import Call, expected, expected_row, make_call, run, to_numpy
+
+from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.triton.options import Options, power_name
+from sharp.plugins.triton.variants import compile_kernel, kernels
+
+# Decode over a long and no context, a chunk behind a context, a prompt of several tiles.
+MIXED = ((3000, 1), (0, 1), (37, 5), (200, 40), (0, 150), (700, 1))
+HEADS = {"q_heads": 6, "kv_heads": 2}
+# ||output - expected|| / ||expected||: rounding of the inputs' products, of the weights and of the output.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+LARGE = {"decode of 100,000": ((100_000, 1), (60_000, 1)), "prompt of 8,192": ((0, 8192),)}
+ROWS = 12  # of a large call that are compared
+
+
+def small_cases(quick: bool) -> list[dict[str, Any]]:
+    """What `make_call` is given: every normalizer in every dtype, every head dim, every option."""
+    cases: list[dict[str, Any]] = []
+    dims = (64,) if quick else (64, 128)
+    dtypes = (torch.bfloat16, torch.float32) if quick else tuple(TOLERANCES)
+    cases += [{"normalizer": n, "dtype": t, "head_dim": d} for d in dims for t in dtypes for n in NORMALIZERS]
+    others = (80,) if quick else (80, 96, 256)
+    cases += [
+        {"normalizer": n, "head_dim": d} for d in others for n in ("softmax", "ssa", "adaptive_softmax", "entmax")
+    ]
+    for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
+        cases.append({"normalizer": normalizer, "head_dim": 64, "alibi": True, "softcap": 5.0, "window": 150})
+    cases += [{"normalizer": "entmax", "head_dim": 64, "alpha": alpha} for alpha in (1.25, 2.0)]
+    return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases]
+
+
+def options_of(call: Call) -> Options:
+    """The compile-time options of a call."""
+    tensors = call.tensors
+    name = str(tensors["query"].dtype).removeprefix("torch.")
+    return Options(
+        call.normalizer,
+        name,
+        name,
+        tensors["query"].shape[2],
+        tensors["value"].shape[2],
+        tensors["key_cache"].shape[3],
+        "collect_stats" in tensors,
+        "alibi_slopes" in tensors,
+        call.attributes.get("softcap", 0.0) > 0,
+        power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else "",
+    )
+
+
+def compile_all(options: Options, capability: int) -> None:
+    """Into Triton's cache on the disk, from where the calls then take it; runs in a process of its own."""
+    for kernel in kernels(options, capability):
+        compile_kernel(kernel, capability)
+
+
+def compare(call: Call, wanted: tuple[np.ndarray, ...]) -> dict[str, float]:
+    """Errors of our kernels: relative norm of the output, whether the caches are equal, and of the statistics.
+
+    The statistics are entropy in nats, support in keys, and the other two relative.
+    """
+    output, *caches, stats = (tensor.float().cpu().numpy() for tensor in run(call))
+    found = stats.reshape(-1, 4)
+    entropy, support, beta, spread = np.abs(found - wanted[3].reshape(-1, 4)).max(0)
+    return {
+        "output": float(np.linalg.norm(output - wanted[0]) / np.linalg.norm(wanted[0])),
+        "caches": float(not all(np.array_equal(a, b) for a, b in zip(caches, wanted[1:3], strict=True))),
+        "entropy": float(entropy),
+        "support": float(support),
+        "inverse_temperature": float(beta),
+        "logit_spread": float(spread),
+    }
+
+
+def holds(errors: dict[str, float], dtype: torch.dtype) -> bool:
+    """Whether the errors are those of rounding; a NaN never is."""
+    limits = {"output": TOLERANCES[dtype], "caches": 0.0, "entropy": 2e-3, "support": 2.0}
+    limits |= {"inverse_temperature": 2e-3, "logit_spread": 2e-3}
+    return all(errors[name] <= limit for name, limit in limits.items())
+
+
+def check_small(quick: bool, executor: Executor, capability: int, device: str = "cuda") -> Iterator[dict[str, Any]]:
+    """A row for each case; references and compilation run in the executor's processes, all at once."""
+    cases = small_cases(quick)
+    calls = [make_call(sequences=MIXED, device=device, **HEADS, **case) for case in cases]
+    compiled = [executor.submit(compile_all, options_of(call), capability) for call in calls]
+    wanted: list[Future[Any]] = [
+        executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes) for call in calls
+    ]
+    for case, call, ready, answer in zip(cases, calls, compiled, wanted, strict=True):
+        ready.result()
+        errors = compare(call, answer.result())
+        named = {name: str(value).removeprefix("torch.") for name, value in case.items()}
+        yield {**named, **errors, "holds": holds(errors, case["dtype"])}
+
+
+def check_large(device: str = "cuda") -> Iterator[dict[str, Any]]:
+    """Some rows of long contexts; the same bits in a second run, and in a replayed CUDA graph."""
+    for name, sequences in LARGE.items():
+        for normalizer in ("softmax", "ssa", "adaptive_softmax", "entmax"):
+            call = make_call(normalizer, sequences, statistics=True, spread=2.0, device=device)
+            output, _, _, stats = (tensor.clone() for tensor in run(call))
+            same = all(torch.equal(output, again) for again in (run(call)[0], replayed(call)))
+            generator = np.random.default_rng(0)
+            error = size = entropy = 0.0
+            for _ in range(ROWS):
+                token, head = int(generator.integers(output.shape[0])), int(generator.integers(output.shape[1]))
+                wanted, statistics = expected_row(call, token, head)
+                found = output[token, head].double().cpu().numpy()
+                error += float(((found - wanted) ** 2).sum())
+                size += float((wanted**2).sum())
+                entropy = max(entropy, abs(float(stats[token, head, 0]) - statistics[0]))
+            relative = (error / size) ** 0.5
+            yield {
+                "normalizer": normalizer,
+                "sequences": name,
+                "output": relative,
+                "entropy": entropy,
+                "same_bits": same,
+                "holds": relative <= TOLERANCES[torch.bfloat16] and entropy <= 2e-3 and same,
+            }
+
+
+def replayed(call: Call) -> torch.Tensor:
+    """The output of a CUDA graph of the call, replayed."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = run(call)[0]
+    output.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    return output

@@ -1,0 +1,150 @@
+"""Inputs of PagedAttention on a device, and the float64 answer to them."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gpu_tree  # noqa: F401 - makes sharp.plugins importable
+import numpy as np
+import torch
+from torch import Tensor
+
+from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the op: its input tensors by name, the normalizer and the other attributes."""
+
+    normalizer: str
+    tensors: dict[str, Tensor]
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def with_normalizer(self, normalizer: str) -> "Call":
+        """The same call under another normalizer."""
+        return replace(self, normalizer=normalizer)
+
+    def with_tensors(self, **tensors: Tensor) -> "Call":
+        """The call with some inputs changed."""
+        return replace(self, tensors={**self.tensors, **tensors})
+
+
+def make_call(
+    normalizer: str,
+    sequences: tuple[tuple[int, int], ...],
+    *,
+    q_heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+    spread: float = 1.0,
+    alibi: bool = False,
+    statistics: bool | None = None,
+    seed: int = 0,
+    **attributes: Any,
+) -> Call:
+    """Gaussian queries, keys and values in a cache whose blocks are shuffled.
+
+    Args:
+        normalizer: its name.
+        sequences: (context, new tokens) of every sequence.
+        q_heads: query heads.
+        kv_heads: key-value heads.
+        head_dim: of keys and values.
+        dtype: of all tensors but the small ones.
+        device: where they are.
+        spread: standard deviation of the logits; larger ones give entmax a smaller support.
+        alibi: whether there are slopes.
+        statistics: what `collect_stats` holds; None leaves it out.
+        seed: of everything drawn.
+        attributes: the op's other attributes.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    options: dict[str, Any] = {"device": device, "generator": generator}
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float32 if device == "cpu" else dtype, **options).to(dtype)
+
+    blocks = [-(-(context + new) // BLOCK_SIZE) for context, new in sequences]
+    tokens = sum(new for _, new in sequences)
+    order = torch.randperm(sum(blocks) + 1, **options).int()
+    table = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int32, device=device)
+    slots = []
+    for sequence, (count, first) in enumerate(zip(blocks, np.cumsum([0, *blocks[:-1]]).tolist(), strict=True)):
+        table[sequence, :count] = order[first : first + count]
+        context, new = sequences[sequence]
+        positions = torch.arange(context, context + new, device=device)
+        slots.append(table[sequence, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
+    tensors = {
+        "query": drawn(tokens, q_heads, head_dim),
+        "key": drawn(tokens, kv_heads, head_dim),
+        "value": drawn(tokens, kv_heads, head_dim),
+        "key_cache": drawn(sum(blocks) + 1, kv_heads, head_dim, BLOCK_SIZE),
+        "value_cache": drawn(sum(blocks) + 1, kv_heads, BLOCK_SIZE, head_dim),
+        "slot_mapping": torch.cat(slots).int(),
+        "block_table": table,
+        "query_start": _integers(np.cumsum([0, *(new for _, new in sequences)]), device),
+        "context_lens": _integers([context for context, _ in sequences], device),
+        "head_params": torch.rand(q_heads, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=device),
+    }
+    if alibi:
+        tensors["alibi_slopes"] = torch.rand(q_heads, **options)
+    if statistics is not None:
+        tensors["collect_stats"] = torch.tensor(statistics, device=device)
+    return Call(normalizer, tensors, {"scale": spread * head_dim**-0.5, **attributes})
+
+
+def run(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The op by our kernels; the caches change."""
+    from sharp.plugins.triton.paged_attention import paged_attention as ours
+
+    return ours(**call.tensors, normalizer=call.normalizer, **call.attributes)
+
+
+def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    """Output, caches and stats in float64; `arrays` are the call's tensors before it."""
+    attributes = dict(attributes)
+    options = {name: attributes.pop(name) for name in ("alpha",) if name in attributes}
+    result = paged_attention(**arrays, normalizer=Normalizer(normalizer, **options), **attributes)  # type: ignore[arg-type]
+    return result.output, result.key_cache, result.value_cache, result.stats
+
+
+def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndarray]:
+    """Output and statistics of one row in float64, from the caches as they are after the call."""
+    tensors, attributes = call.tensors, call.attributes
+    starts = tensors["query_start"].tolist()
+    sequence = next(index for index in range(len(starts) - 1) if starts[index] <= token < starts[index + 1])
+    context = int(tensors["context_lens"][sequence])
+    position, total = context + token - starts[sequence], context + starts[sequence + 1] - starts[sequence]
+    keys = visible_keys(position, total, attributes.get("window", -1), attributes.get("causal", True))
+    blocks = tensors["block_table"][sequence].cpu().numpy()[keys // BLOCK_SIZE]
+    kv_head = head // (tensors["query"].shape[1] // tensors["key"].shape[1])
+    places = torch.as_tensor(blocks, device=tensors["query"].device).long()
+    offsets = torch.as_tensor(keys % BLOCK_SIZE, device=tensors["query"].device).long()
+    slopes = tensors.get("alibi_slopes")
+    output, statistics = attend(
+        tensors["query"][token, head].double().cpu().numpy(),
+        tensors["key_cache"][places, kv_head, :, offsets].double().cpu().numpy(),
+        tensors["value_cache"][places, kv_head, offsets].double().cpu().numpy(),
+        keys - position,
+        *head_values(head, None if slopes is None else slopes.cpu().numpy(), tensors["head_params"].cpu().numpy()),
+        normalizer=Normalizer(call.normalizer, **{k: v for k, v in attributes.items() if k == "alpha"}),
+        scale=attributes["scale"],
+        softcap=attributes.get("softcap", 0.0),
+    )
+    return output, np.array(list(vars(statistics).values()))
+
+
+def to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copies on the host, 16-bit numbers as float32."""
+    return {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy().copy()
+        for name, tensor in tensors.items()
+    }
+
+
+def _integers(numbers: Any, device: str) -> Tensor:
+    return torch.as_tensor(np.asarray(numbers), dtype=torch.int32, device=device)

@@ -1,0 +1,110 @@
+"""`bench/gpu.py` as far as a machine without a GPU can try it."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.triton import bench_check
+from tests.triton.bench_check import BENCH
+
+
+@pytest.fixture(autouse=True)
+def _bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def test_sections_run_in_their_own_order() -> None:
+    import gpu
+
+    assert gpu.parse(["--only", "decode,machine"]).only == ["machine", "decode"]
+    assert gpu.parse([]).only == ["machine", "correctness", "decode", "prefill", "statistics"]
+    assert gpu.parse(["--quick"]).quick
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "decode,speed"], "--only names 'speed'; the sections are machine, correctness"),
+        (["--minutes", "0"], "--minutes is 0.0; it must be above 0"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import gpu
+
+    with pytest.raises(SystemExit) as exit_:
+        gpu.parse(arguments)
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    finished = subprocess.run([sys.executable, BENCH / "gpu.py"], capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 2
+    assert finished.stderr == "gpu.py: torch finds no CUDA device; run it on a machine with an NVIDIA GPU\n"
+
+
+def test_results_of_sections_are_merged(tmp_path: Path) -> None:
+    import gpu
+
+    path = tmp_path / "results" / "gpu.json"
+    gpu.merge_results(path, {"machine": {"rows": [1]}, "decode": {"rows": [2]}})
+    merged = gpu.merge_results(path, {"decode": {"rows": [3]}})
+    assert merged == json.loads(path.read_text()) == {"machine": {"rows": [1]}, "decode": {"rows": [3]}}
+
+
+def test_bars_are_judged_from_the_results() -> None:
+    from gpu_bars import bars
+
+    def decode(subject: str, microseconds: float, **more: float) -> dict[str, object]:
+        row = {"subject": subject, "batch": 32, "context": 8192, "microseconds_per_layer": microseconds}
+        return {**row, "cache_gb_per_second": 1.07e6 / microseconds, **more}
+
+    results = {
+        "machine": {"rows": [{"what": "copy", "gb_per_second": 4000.0}]},
+        "decode": {"rows": [decode("softmax", 300.0), decode("ssa", 400.0), decode("entmax", 150.0, support=0.04)]},
+        "prefill": {
+            "rows": [
+                {"subject": "softmax", "length": 8192, "milliseconds": 2.0},
+                {"subject": "torch SDPA (cuDNN)", "length": 8192, "milliseconds": 1.0},
+                {"subject": "torch SDPA (flash)", "length": 8192, "milliseconds": 1.6},
+            ]
+        },
+        "statistics": {"rows": [{"phase": "decode", "normalizer": "ssa", "on_ratio": 1.01}]},
+    }
+    met = {bar["bar"]: (round(bar["measured"], 3), bar["met"]) for bar in bars(results)}
+    assert met == {
+        "decode of softmax, share of copy bandwidth": (0.892, True),
+        "decode of ssa, share of copy bandwidth": (0.669, False),
+        "decode of entmax beside softmax, support 0.040": (2.0, True),
+        "prefill of softmax, share of torch's best SDPA": (0.5, False),
+        "decode of ssa with statistics, times without": (1.01, True),
+    }
+
+
+@pytest.mark.parametrize("normalizer", ["entmax", "ssa"])
+def test_its_correctness_part_on_a_tiny_case(interpreter: ProcessPoolExecutor, normalizer: str) -> None:
+    found = interpreter.submit(bench_check.check, normalizer).result()
+    assert found["right"] is True
+    assert found["wrong"] is False
+    assert found["nan"] is False
+    assert found["row"] < 1e-5
+    assert found["statistics"] < 1e-4
+
+
+def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
+    # -S: no site, and so nothing of an editable install; the packages themselves are put back.
+    script = (
+        f"import sys; sys.path[:0] = [{str(BENCH)!r}, {sysconfig.get_path('platlib')!r}]; "
+        "sys.modules['onnx'] = None; import gpu_tiles, gpu_speed, gpu_correctness, sharp.plugins; "
+        "print(sharp.plugins.__file__)"
+    )
+    finished = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    assert Path(finished.stdout.strip()) == BENCH.parent / "plugins" / "__init__.py"
