@@ -19,6 +19,7 @@ from sharp.plugins.ops.schema import NORMALIZERS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("float16", "bfloat16")
+OTHER_DTYPES = ("float32", "float32/float16", "float32/bfloat16")
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
 DEFAULT_FEATURES = FEATURES[:-1]  # models have slopes or a soft cap or neither
 PTX_TILES = 86  # the GPU with the least shared memory
@@ -31,7 +32,14 @@ PTX_TILES = 86  # the GPU with the least shared memory
 )
 @click.option("--normalizer", "normalizers", type=click.Choice(NORMALIZERS), multiple=True, help="[default: all]")
 @click.option("--head-dim", "head_dims", type=click.IntRange(1, 256), multiple=True, default=HEAD_DIMS)
-@click.option("--dtype", "dtypes", type=click.Choice([*DTYPES, "float32"]), multiple=True, default=DTYPES)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice([*DTYPES, *OTHER_DTYPES]),
+    multiple=True,
+    default=DTYPES,
+    help="A/B: A with a cache of B.",
+)
 @click.option(
     "--feature", "features", type=click.Choice(FEATURES), multiple=True, default=DEFAULT_FEATURES, help="With these."
 )
@@ -76,6 +84,11 @@ def main(
         task = progress.add_task("Compiling", total=len(work))
 
         def on_image(image: Image) -> None:
+            if not console.is_terminal and image.seconds is not None:  # a log gets a line for each
+                size = f"{len(image.content) / 1e3:.1f} kB"
+                console.print(
+                    f"{time.monotonic() - began:7.1f} s  {image.target:>10}  {image.kernel}  {size}", width=200
+                )
             progress.update(task, advance=1, description=f"{image.target:>10}  {image.kernel}")
 
         images = compile_all(work, output / "cache", jobs or len(os.sched_getaffinity(0)), on_image)

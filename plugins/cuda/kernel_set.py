@@ -28,15 +28,16 @@ SIZES = "dtype cache_dtype head_dim value_dim block_size"
 def options_for(
     normalizers: Iterable[str], head_dims: Iterable[int], dtypes: Iterable[str], features: Iterable[str]
 ) -> list[Options]:
-    """The options of every call that the library is to serve; the cache has the type of the queries.
+    """The options of every call that the library is to serve.
 
-    A feature is plain, alibi, softcap or alibi+softcap.
+    A type is of queries and cache alike, or of both as in float32/float16. A feature is plain, alibi, softcap or
+    alibi+softcap.
     """
     return [
         Options(
             normalizer,
-            dtype,
-            dtype,
+            dtype.partition("/")[0],
+            dtype.rpartition("/")[2],
             head_dim,
             head_dim,
             BLOCK_SIZE,

@@ -1,6 +1,7 @@
 """Triton kernels become machine code for every GPU, on a machine without one."""
 
 import json
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,23 @@ def test_ptx_is_for_every_later_gpu(cache):
     assert image.target == "compute_80" and image.ptx and not image.exact
     # x, y, count, factor, and what Triton hides at the end.
     assert text.count(".param ") == 6 and len(image.hidden) == 2
+
+
+@pytest.mark.parametrize("later", ["sm_90", "sm_103", "sm_121"])
+def test_the_ptx_translates_for_gpus_without_machine_code_of_their_own(cache, tmp_path, later):
+    from triton import knobs
+
+    (tmp_path / "scale.ptx").write_bytes(compile_kernel(scale_kernel(), None, cache).content.rstrip(b"\0"))
+    command = [
+        knobs.nvidia.ptxas_blackwell.path,
+        f"--gpu-name={later}",
+        tmp_path / "scale.ptx",
+        "-o",
+        tmp_path / "scale.cubin",
+    ]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert b".text.scale\0" in (tmp_path / "scale.cubin").read_bytes()
 
 
 def test_what_was_compiled_is_not_compiled_again(cache):
@@ -85,6 +103,9 @@ def test_the_command_names_kernels_and_refuses_what_is_none():
         "merge float16 float16 64 64 16 ssa",
         "prefill float16 float16 64 64 16 ssa alibi",
     ]
+    chosen = ("--normalizer", "softmax", "--head-dim", "80", "--dtype", "float32/bfloat16", "--feature", "plain")
+    listed = runner.invoke(main, [*chosen, "--list"]).output.splitlines()
+    assert listed[0] == "write_cache float32 bfloat16 80 80 16"
     refused = runner.invoke(main, ["--target", "75"])
     assert refused.exit_code == 2 and "'75' is not one of '80', '86'" in refused.output
 
