@@ -4,7 +4,7 @@ MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test sanitize kernels lint format typing clean
+.PHONY: setup demo test sanitize kernels gpu-wheel lint format typing clean
 
 setup: .venv/installed
 
@@ -37,10 +37,15 @@ sanitize: setup
 	  .venv/bin/python -m pytest -q tests/conformance/test_kernel.py tests/conformance/test_kernel_types.py \
 	  tests/conformance/test_kernel_edges.py tests/conformance/test_kernel_reach.py tests/unit/test_plugins_bad_input.py
 
-# The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them: make kernels KERNELS="--target
-# 90 --head-dim 64 --head-dim 128". Then `pip wheel . -C cmake.define.SHARP_CUDA=ON` makes a wheel that has them.
+# The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them, for example
+# make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128".
 kernels: setup
 	.venv/bin/python -m sharp.plugins.build_kernels $(KERNELS)
+
+# A wheel with the libraries for GPUs, over what `make kernels` has compiled; `pip wheel .` makes one without.
+gpu-wheel: setup
+	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
+	  -C build-dir=build/gpu-wheel
 
 # mypy follows folders, not import hooks: this tree shows it the packages under the names that users import.
 typing: setup

@@ -28,7 +28,7 @@ def library_path(runtime: str) -> str:
             return str(path)
     how = "install Sharp with `make setup` or `pip install .`"
     if runtime != "onnxruntime":
-        how = "run `make kernels` and install Sharp with `pip install . -C cmake.define.SHARP_CUDA=ON`"
+        how = "run `make kernels` and install the wheel of `make gpu-wheel`"
     raise SharpError(f"{LIBRARIES[runtime]} is not built; {how}")
 
 

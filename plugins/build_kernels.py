@@ -15,7 +15,7 @@ from rich.table import Table
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.cuda.compiler import CAPABILITIES, Image, Kernel, compile_kernel
 from sharp.plugins.cuda.package import write_package
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.ops.attributes import NORMALIZERS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("float16", "bfloat16")

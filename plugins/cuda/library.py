@@ -4,7 +4,7 @@ from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_float, c_int, c_
 from pathlib import Path
 
 from sharp.plugins.errors import SharpError
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.ops.attributes import NORMALIZERS
 
 TYPES = ("float32", "float16", "bfloat16", "int8")
 MOST_TEMPERATURE_TERMS = 8

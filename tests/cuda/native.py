@@ -10,7 +10,7 @@ from pathlib import Path
 from sharp.plugins.cuda.compiler import HIDDEN_ARGUMENTS, PTX_CAPABILITY, Image, Kernel
 from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 from sharp.plugins.cuda.package import write_package
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.ops.attributes import NORMALIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
@@ -71,7 +71,7 @@ def build_libraries(kernels: Path, folder: Path, *definitions: str) -> None:
         capture_output=True,
         text=True,
     )
-    subprocess.run([cmake_path("cmake"), "--build", folder, "--target", "sharp_cuda", "sharp_trt"], check=True)
+    subprocess.run([cmake_path("cmake"), "--build", folder, "--target", "sharp_trt", "sharp_plugin_call"], check=True)
 
 
 def headers(folder: Path) -> list[str]:
