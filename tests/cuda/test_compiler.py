@@ -1,6 +1,7 @@
 """Triton kernels become machine code for every GPU, on a machine without one."""
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 
@@ -29,6 +30,17 @@ def test_every_target_gets_machine_code(cache, capability):
     # The low byte of the flags in an ELF header of NVIDIA's is, or has beside it, the architecture.
     assert capability in image.content[48:52]
     assert (image.target, image.threads) == (f"sm_{capability}" + "a" * (capability >= 90), 128)
+
+
+def test_machine_code_has_the_parameters_that_a_launch_passes(cache, tmp_path):
+    from triton import knobs
+
+    (tmp_path / "scale.cubin").write_bytes(compile_kernel(scale_kernel(), 90, cache).content)
+    command = [knobs.nvidia.cuobjdump.path, "-elf", tmp_path / "scale.cubin"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    parameters = re.findall(r"Ordinal\s*:\s*(0x\w+).*?Size\s*:\s*(0x\w+)", listed)
+    # x, y, count, factor, and two hidden pointers.
+    assert [size for _, size in sorted((int(at, 16), int(size, 16)) for at, size in parameters)] == [8, 8, 4, 4, 8, 8]
 
 
 def test_ptx_is_for_every_later_gpu(cache):
