@@ -11,6 +11,7 @@ from sharp.exporter.tensorrt_engine import Engine, Limits, build_engine, check_q
 from sharp.plugins import library_path
 from sharp.plugins.errors import InputError, SharpError
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.ops import schema
 
 RUNTIME = "TensorRT"
 
@@ -39,6 +40,7 @@ def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, 
     if manifest.cache.form == "paged" and manifest.target != "portable":
         # TensorRT 10's parser takes the function's body where there is one, later ones take the plugin.
         del model.functions[:]
+        _flag_as_int32(model)
         plugin = library_path("tensorrt")
         if trt.get_plugin_registry().load_library(plugin) is None:
             raise SharpError(f"TensorRT {trt.__version__} could not load {plugin}; its messages are above")
@@ -59,6 +61,22 @@ def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, 
     engine = build_engine(trt, RUNTIME, model, folder, manifest, limits, configure, progress, plugin=name)
     timing_cache.write_bytes(bytes(kept[0].get_timing_cache().serialize()))
     return engine
+
+
+def _flag_as_int32(model: onnx.ModelProto) -> None:
+    """Give the plugin `collect_stats` as int32: TensorRT does not say that a plugin may have inputs of bool."""
+    place = schema.INPUTS.index("collect_stats")
+    casts: dict[str, onnx.NodeProto] = {}
+    for node in model.graph.node:
+        if node.op_type == schema.PAGED_ATTENTION.name and len(node.input) > place and node.input[place]:
+            flag = node.input[place]
+            as_int32 = f"{flag}.int32"
+            casts[flag] = onnx.helper.make_node("Cast", [flag], [as_int32], to=onnx.TensorProto.INT32)
+            node.input[place] = as_int32
+    if unknown := set(casts) - {value.name for value in model.graph.input}:
+        raise InputError(f"the model computes {', '.join(sorted(unknown))}, but collect_stats must be an input")
+    for cast in casts.values():
+        model.graph.node.insert(0, cast)
 
 
 def _tensorrt() -> Any:

@@ -217,8 +217,8 @@ bool PagedAttentionPlugin::supportsFormatCombination(int32_t position, const Dyn
     case kHeadParams:
     case kAlibiSlopes:
       return type == DataType::kFLOAT;
-    case kCollectStats:
-      return type == DataType::kBOOL;
+    case kCollectStats:  // 0 or 1: the kernels read the first byte
+      return type == DataType::kBOOL || type == DataType::kINT32;
     default:
       return type == DataType::kINT32;
   }

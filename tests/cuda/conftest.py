@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
@@ -16,16 +17,23 @@ from tests.cuda.process import Call
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory) -> Path:
+def libraries(tmp_path_factory, worker_id) -> Path:
     """The folder of libsharp_cuda.so and libsharp_trt.so over fake kernels, and of the fake driver below `driver`."""
-    folder = tmp_path_factory.mktemp("gpu")
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "gpu"  # one for all of xdist's workers
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "build" / "driver" / "libcuda.so.1").exists():
+            build_all(folder)
+    return folder / "build"
+
+
+def build_all(folder: Path) -> None:
     fake_package(folder / "kernels")
     build_libraries(folder / "kernels", folder / "build")
     driver = folder / "build" / "driver" / "libcuda.so.1"
     driver.parent.mkdir()
     shared = ("-fPIC", "-shared", "-Wl,-soname,libcuda.so.1")
     compile_program("fake_driver.cc", driver, *shared, *headers(folder / "build"))
-    return folder / "build"
 
 
 @pytest.fixture(scope="session")

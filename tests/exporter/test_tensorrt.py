@@ -124,6 +124,12 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     model = onnx.load_from_string(recorder.model)
     attention = [node for node in model.graph.node if node.op_type == "PagedAttention"]
     assert attention and not model.functions
+    # TensorRT promises no bool inputs to plugins.
+    assert {node.input[11] for node in attention} == {"collect_stats.int32"}
+    casts = [node for node in model.graph.node if "collect_stats" in node.input]
+    assert [(cast.op_type, list(cast.output), cast.attribute[0].i) for cast in casts] == [
+        ("Cast", ["collect_stats.int32"], onnx.TensorProto.INT32)
+    ]
     assert recorder.loaded == ["/lib/tensorrt.so"]
     assert recorder.features == [("aliasing", True)]
     assert recorder.shapes["block_table"] == [(1, 1), (2, 2), (4, 4)]
