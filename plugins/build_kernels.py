@@ -96,7 +96,7 @@ def main(
     Console().print(summary(images))
     compiled = sum(image.seconds is not None for image in images)
     click.echo(
-        f"{output}: {len(images)} kernels for {len(capabilities)} targets, {size / 1e6:.1f} MB; {compiled} compiled "
+        f"{output}: {len(images)} kernels, {size / 1e6:.1f} MB; {compiled} compiled "
         f"and {len(images) - compiled} from the cache in {time.monotonic() - began:.0f} s"
     )
 
