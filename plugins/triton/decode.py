@@ -11,7 +11,7 @@ threshold from them, `decode_settled` reads the values, under entmax only of til
 Scratch memory, float32 (rows = sequences * q_heads):
     sums      [rows, splits, 8]: peak, total, weighted_log, highest, lowest, visible, support of `normalizers.py`
     outputs   [rows, splits, value_dim]
-    logits    [rows, max_blocks * block_size]
+    logits    [rows, max_blocks * block_size], -infinity where a key is not seen
     solution  [rows, 2]: peak, inverse temperature or tau
 """
 
@@ -193,13 +193,14 @@ def decode_observe(
 
 
 @triton.jit
-def stored_entmax_sums(logits, begin, end, peak, threshold, alpha, CHUNK: tl.constexpr, OPTIONS: tl.constexpr):
+def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.constexpr, OPTIONS: tl.constexpr):
     """F and G of one row's threshold [1] over its logits in scratch memory."""
     total = tl.full([1], 0, tl.float32)
     slope = tl.full([1], 0, tl.float32)
-    for start in tl.range(begin // CHUNK * CHUNK, end, CHUNK):
+    written = (end + 15) // 16 * 16  # more than `end`, so that the loads are vectors; blocks and tiles hold 16 and more
+    for start in tl.range(first, written, CHUNK):
         keys = start + tl.arange(0, CHUNK)
-        row = tl.load(logits + keys, mask=(keys >= begin) & (keys < end), other=-float("inf"))[None, :]
+        row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
         add_total, add_slope = entmax_sums(entmax_excess(row, peak, threshold, alpha), alpha, OPTIONS)
         total += add_total
         slope += add_slope
@@ -252,10 +253,11 @@ def decode_solve(
         zero = tl.full([1], 0, tl.float32)
         low, high = zero - 1.0, zero - tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
         tau = low
+        first = begin // OPTIONS.keys * OPTIONS.keys
         own = logits + row * max_blocks * OPTIONS.block_size
         step = 0
         while step < MOST_STEPS:
-            total, slope = stored_entmax_sums(own, begin, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
+            total, slope = stored_entmax_sums(own, first, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
             following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
             unsettled = entmax_unsettled(following, tau, total, OPTIONS)
             step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)

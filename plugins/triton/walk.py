@@ -155,7 +155,7 @@ def visit(
         seen = tl.sum(mapped.to(tl.float32), 0)
     if STORED == "write":
         pointers, exists = stored
-        inside = (keys >= tl.min(begin)) & (keys < tl.max(end))
+        inside = keys // OPTIONS.block_size < cache[3]  # whole blocks, so that the reads may be vectors
         tl.store(pointers[:, None] + keys[None, :], logits, mask=exists[:, None] & inside[None, :])
 
     if MODE == "stream" or MODE == "observe":

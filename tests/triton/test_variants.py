@@ -23,8 +23,8 @@ VARIANTS = {
         Options("entmax", "bfloat16", "bfloat16", 64, 64, 16, statistics=True, alibi=True, softcap=True, power="two"),
         90,
     ),
-    "ssa for sm_80": (Options("ssa", "float16", "float16", 80, 80, 32), 80),
-    "adaptive softmax for sm_86": (Options("adaptive_softmax", "bfloat16", "bfloat16", 128, 128, 16), 86),
+    "ssa for sm_80": (Options("ssa", "float16", "float16", 40, 40, 32), 80),
+    "adaptive softmax for sm_86": (Options("adaptive_softmax", "bfloat16", "bfloat16", 64, 64, 16), 86),
 }
 
 
