@@ -26,8 +26,8 @@ class Limits:
 class EngineManifest(BaseModel):
     """What a runtime must know about an engine; written beside it as JSON.
 
-    `version` is of the package that built it, and only that one loads it. `shapes` are the smallest, usual and largest
-    shape of every input that varies.
+    `version` is of the package that built it, and only that one loads it. `model_sha256` is of the graph's file.
+    `shapes` are the smallest, usual and largest shape of every input that varies.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -146,11 +146,14 @@ def progress_monitor(trt: Any, progress: Progress) -> Any:
             self.tasks[phase_name] = progress.add_task(f"{indent}{phase_name}", total=num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            progress.update(self.tasks[phase_name], completed=step + 1)
+            if (task := self.tasks.get(phase_name)) is not None:
+                progress.update(task, completed=step + 1)
             return True  # go on
 
         def phase_finish(self, phase_name: str) -> None:
-            progress.remove_task(self.tasks.pop(phase_name))
+            # Two phases may have one name; an exception would end the process, as the builder calls from C++.
+            if (task := self.tasks.pop(phase_name, None)) is not None:
+                progress.remove_task(task)
 
     return Monitor()
 

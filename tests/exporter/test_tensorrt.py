@@ -185,6 +185,8 @@ def test_the_builders_phases_are_bars():
         ]
         monitor.phase_finish("Measuring")
         monitor.phase_finish("Building")
+        monitor.phase_finish("Building")
+        assert monitor.step_complete("Building", 3)
         assert not progress.tasks
 
 
