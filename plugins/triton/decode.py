@@ -19,14 +19,16 @@ import triton
 import triton.language as tl
 
 from sharp.plugins.triton.normalizers import (
+    add_values,
     empty_state,
     entmax_excess,
     entmax_step,
     entmax_sums,
     entmax_unsettled,
+    settled,
     temperature,
 )
-from sharp.plugins.triton.walk import blocks_of, head_values, load_query, walk
+from sharp.plugins.triton.walk import blocks_of, head_values, load_pages, load_query, load_values, walk
 
 INTEGERS = ("q_heads", "kv_heads", "max_blocks", "splits", "window", "parameters")
 MOST_STEPS = tl.constexpr(64)
@@ -129,7 +131,7 @@ def decode_stream(
         (0.0, 0.0),
         OPTIONS,
         "stream",
-        "",
+        False,
         False,
         OPTIONS.statistics,
     )
@@ -185,7 +187,7 @@ def decode_observe(
         stored,
         OPTIONS,
         "observe",
-        "write",
+        True,
         False,
         OPTIONS.statistics,
     )
@@ -198,7 +200,7 @@ def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.con
     total = tl.full([1], 0, tl.float32)
     slope = tl.full([1], 0, tl.float32)
     written = (end + 15) // 16 * 16  # more than `end`, so that the loads are vectors; blocks and tiles hold 16 and more
-    for start in tl.range(first, written, CHUNK):
+    for start in tl.range(first, written, CHUNK, num_stages=3):
         keys = start + tl.arange(0, CHUNK)
         row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
         add_total, add_slope = entmax_sums(entmax_excess(row, peak, threshold, alpha), alpha, OPTIONS)
@@ -277,6 +279,36 @@ def merged_sums(peaks, peak, totals, weighted_logs):
     return tl.sum(factor * totals, 0), tl.sum(logs, 0)
 
 
+@triton.jit
+def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS: tl.constexpr):
+    """The state after the stored logits of the keys [low, high); values are read where a weight is not 0."""
+    peak, total, weighted_log, highest, lowest, visible, support, output = empty_state(OPTIONS)
+    pointers, exists = stored
+    # Under entmax no matrix product follows a load at once, and Triton would fetch no logits ahead by itself.
+    AHEAD: tl.constexpr = 4 if OPTIONS.normalizer == "entmax" else None
+    for tile in tl.range(low // OPTIONS.keys, (high + OPTIONS.keys - 1) // OPTIONS.keys, num_stages=AHEAD):
+        keys = tile * OPTIONS.keys + tl.arange(0, OPTIONS.keys)
+        inside = exists[:, None] & (keys // OPTIONS.block_size < cache[3])[None, :]
+        logits = tl.load(pointers[:, None] + keys[None, :], mask=inside, other=-float("inf"))
+        sums = (total, weighted_log, support)
+        weights, sums = settled(logits, solution, alpha, sums, OPTIONS, OPTIONS.statistics)
+        total, weighted_log, support = sums
+        if OPTIONS.normalizer == "entmax":
+            # `!= 0` and not `> 0`: a NaN must reach the output.
+            if tl.max((weights != 0).to(tl.int32)) > 0:
+                output = add_values(output, weights, values_of(keys, begin, end, cache, OPTIONS), OPTIONS)
+        else:
+            output = add_values(output, weights, values_of(keys, begin, end, cache, OPTIONS), OPTIONS)
+    return peak, total, weighted_log, highest, lowest, visible, support, output
+
+
+@triton.jit
+def values_of(keys, begin, end, cache, OPTIONS: tl.constexpr):
+    """Values [keys, value_width] of the keys that are seen."""
+    page = load_pages(keys, cache, OPTIONS)
+    return load_values(keys, (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS)
+
+
 @triton.jit(do_not_specialize=INTEGERS)
 def decode_settled(
     value_cache,
@@ -304,29 +336,13 @@ def decode_settled(
     if low >= high:
         return
     kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
-    zeros = tl.full([OPTIONS.rows], 0, tl.int32)
-    row = (zeros + context, zeros + begin, zeros + end, 0.0, 0.0, 0.0)
     table = block_table + sequence.to(tl.int64) * max_blocks
     cache = (value_cache, value_cache, table, blocks_of(end, OPTIONS), kv_head, kv_heads)
     index = sequence.to(tl.int64) * q_heads + heads
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     peak = tl.load(solution + index * 2, mask=exists, other=0.0)
     solved = tl.load(solution + index * 2 + 1, mask=exists, other=0.0)
-    state = walk(
-        (low, low, low, high),
-        empty_state(OPTIONS),
-        0.0,
-        row,
-        cache,
-        (0.0, 0.0, alpha),
-        (peak, solved),
-        stored,
-        OPTIONS,
-        "settled",
-        "read",
-        False,
-        OPTIONS.statistics,
-    )
+    state = weigh_stored(low, high, begin, end, cache, stored, (peak, solved), alpha, OPTIONS)
     _, total, weighted_log, highest, lowest, visible, support, output = state
     # All splits have the same peak: what is merged has none.
     state = (tl.full([OPTIONS.rows], 0, tl.float32), total, weighted_log, highest, lowest, visible, support, output)

@@ -5,6 +5,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
@@ -118,6 +119,9 @@ def paged_attention(
             for name, size in scratch(options, shapes).items()
         },
     }
+    for name, argument in arguments.items():
+        if isinstance(argument, Tensor) and not argument.is_contiguous():
+            raise InputError(f"{name} is not contiguous; the kernels read and write whole tensors: give a copy")
     if tokens > 0:
         for kernel in _kernels(options, capability):
             if kernel.needed(shapes):
@@ -167,7 +171,15 @@ def make_options(
 
 
 def launch(kernel: Kernel, shapes: Shapes, arguments: dict[str, Any]) -> None:
-    """Start one kernel on the current stream."""
+    """Start one kernel on the current stream.
+
+    Raises:
+        InputError: the tensors are on the CPU, where only Triton's interpreter can run the kernels.
+    """
+    if arguments["query"].device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise InputError(
+            "query is on the CPU; the Triton kernels need a CUDA device, or TRITON_INTERPRET=1 to try them"
+        )
     given = {name: arguments[name] for name, kind in kernel.signature.items() if kind != "constexpr"}
     kernel.function[kernel.grid(shapes)](**given, **kernel.constants, num_warps=kernel.warps, num_stages=kernel.stages)
 

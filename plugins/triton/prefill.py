@@ -59,7 +59,7 @@ def entmax_thresholds(bounds, peak, visible, query, row, cache, attributes, exis
             (0.0, 0.0),
             OPTIONS,
             "count",
-            "",
+            False,
             True,
             False,
         )
@@ -98,7 +98,7 @@ def attend_tile(
             unused,
             OPTIONS,
             "observe",
-            "",
+            False,
             True,
             STATISTICS,
         )
@@ -120,7 +120,7 @@ def attend_tile(
             unused,
             OPTIONS,
             "settled",
-            "",
+            False,
             True,
             STATISTICS,
         )
@@ -138,7 +138,7 @@ def attend_tile(
             unused,
             OPTIONS,
             "stream",
-            "",
+            False,
             True,
             STATISTICS,
         )

@@ -127,7 +127,7 @@ def visit(
     stored,
     OPTIONS: tl.constexpr,
     MODE: tl.constexpr,
-    STORED: tl.constexpr,
+    STORE: tl.constexpr,
     MASKED: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
@@ -138,11 +138,7 @@ def visit(
     keys = start + tl.arange(0, OPTIONS.keys)
     page = load_pages(keys, cache, OPTIONS)
     mapped = page >= 0
-    if STORED == "read":
-        pointers, exists = stored
-        logits = tl.load(pointers[:, None] + keys[None, :], mask=exists[:, None] & mapped[None, :], other=-float("inf"))
-    else:
-        logits = tile_logits(query, keys, page, row, cache, attributes, OPTIONS)
+    logits = tile_logits(query, keys, page, row, cache, attributes, OPTIONS)
     used = mapped
     if MASKED:
         sees = (keys[None, :] >= begin[:, None]) & (keys[None, :] < end[:, None]) & mapped[None, :]
@@ -153,7 +149,7 @@ def visit(
         # Added, not selected: the addition goes into the multiplication by the scale.
         logits = logits + tl.where(mapped, 0.0, -float("inf"))[None, :]
         seen = tl.sum(mapped.to(tl.float32), 0)
-    if STORED == "write":
+    if STORE:
         pointers, exists = stored
         inside = keys // OPTIONS.block_size < cache[3]  # whole blocks, so that the reads may be vectors
         tl.store(pointers[:, None] + keys[None, :], logits, mask=exists[:, None] & inside[None, :])
@@ -207,7 +203,7 @@ def walk(
     stored,
     OPTIONS: tl.constexpr,
     MODE: tl.constexpr,
-    STORED: tl.constexpr,
+    STORE: tl.constexpr,
     FULL: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
@@ -222,12 +218,12 @@ def walk(
         skipped = tl.where(tile >= left, full_high - full_low, 0) // OPTIONS.keys
         start = (low // OPTIONS.keys + tile + skipped) * OPTIONS.keys
         state = visit(
-            start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORED, True, STATISTICS
+            start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, True, STATISTICS
         )
     if FULL:
         for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
             start = tile * OPTIONS.keys
             state = visit(
-                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORED, False, STATISTICS
+                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, False, STATISTICS
             )
     return state

@@ -143,5 +143,17 @@ def test_types_that_the_kernels_lack_are_refused() -> None:
         wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
 
 
+def test_what_is_not_contiguous_is_refused() -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    inputs["value_cache"] = inputs["value_cache"].transpose(2, 3).contiguous().transpose(2, 3)
+    with pytest.raises(InputError, match="value_cache is not contiguous"):
+        wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+
+
+def test_the_cpu_is_refused_without_the_interpreter() -> None:
+    with pytest.raises(InputError, match="query is on the CPU"):
+        wrapper.paged_attention(**tensors(make_case("softmax"), "cpu"), normalizer="softmax", scale=1.0)
+
+
 def tensors(case: Case, device: str) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(np.asarray(array), device=device) for name, array in case.inputs.items()}
