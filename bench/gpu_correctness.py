@@ -1,6 +1,6 @@
 """Every kernel against float64, in every dtype; nothing is timed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -61,12 +61,14 @@ def compile_all(options: Options, capability: int) -> None:
         compile_kernel(kernel, capability)
 
 
-def compare(call: Call, wanted: tuple[np.ndarray, ...]) -> dict[str, float]:
-    """Errors of our kernels: relative norm of the output, whether the caches are equal, and of the statistics.
+def compare(
+    call: Call, wanted: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
+) -> dict[str, float]:
+    """Errors of our kernels, or of `launch`: relative norm of the output, whether the caches are equal, the statistics.
 
     The statistics are entropy in nats, support in keys, and the other two relative.
     """
-    output, *caches, stats = (tensor.float().cpu().numpy() for tensor in run(call))
+    output, *caches, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
     found = stats.reshape(-1, 4)
     entropy, support, beta, spread = np.abs(found - wanted[3].reshape(-1, 4)).max(0)
     return {

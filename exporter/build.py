@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import InputError
@@ -12,40 +13,67 @@ from sharp.plugins.manifest import check_verified, read_manifest
 
 @click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--backend", type=click.Choice(["tensorrt-rtx"]), required=True, help="What the engine is for.")
-@click.option("--compute-capability", type=int, required=True, metavar="CC", help="Of the GPU: 89 is 8.9.")
+@click.option(
+    "--backend",
+    type=click.Choice(["tensorrt", "tensorrt-rtx"]),
+    required=True,
+    help="The runtime that loads the engine.",
+)
+@click.option("--compute-capability", type=int, metavar="CC", help="Of the GPU, for tensorrt-rtx: 89 is 8.9.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine's file.  [default: in FOLDER]")
 @click.option("--max-sequences", type=click.IntRange(1), default=8, help="Most sequences of a batch.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, help="Most new tokens that a step computes.")
 @click.option("--max-context", type=click.IntRange(1), help="Longest sequence.  [default: the model's, at most 4096]")
+@click.option(
+    "--timing-cache",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TensorRT's measurements, read and written.  [default: in FOLDER]",
+)
 @click.option("--allow-unverified", is_flag=True, help="Build a model that failed its verification, too.")
 def build(
     folder: Path,
     backend: str,
-    compute_capability: int,
+    compute_capability: int | None,
     output: Path | None,
     max_sequences: int,
     max_tokens: int,
     max_context: int | None,
+    timing_cache: Path | None,
     allow_unverified: bool,
 ) -> None:
-    """Build an engine from the model FOLDER; the GPU need not be there.
+    """Build an engine from the model FOLDER, and a manifest beside it (the engine's name with .json behind it).
 
-    TensorRT-RTX finishes the engine on the GPU when it is first loaded. Attention runs as standard ops in it.
+    tensorrt needs TensorRT and the GPU that the engine is for; attention over a paged cache is Sharp's plugin.
+    tensorrt-rtx needs no GPU: TensorRT-RTX finishes the engine when it is first loaded; attention runs as standard ops.
     """
+    if backend == "tensorrt-rtx" and (compute_capability is None or timing_cache is not None):
+        raise click.UsageError("--backend tensorrt-rtx needs --compute-capability and takes no --timing-cache")
+    if backend == "tensorrt" and compute_capability is not None:
+        raise click.UsageError("--backend tensorrt builds for this machine's GPU and takes no --compute-capability")
     manifest = read_manifest(folder)
     check_verified(folder, manifest, allow_unverified)
     if max_context is not None and max_context > manifest.max_context:
         raise InputError(f"--max-context is {max_context}, but the model's longest sequence is {manifest.max_context}")
-    from sharp.exporter.tensorrt_rtx import Limits, build_engine
+    from sharp.exporter.tensorrt_engine import Limits, manifest_path
 
     context = max_context or min(manifest.max_context, 4096)
-    path = output or folder / f"model.sm{compute_capability}.engine"
+    limits = Limits(max_sequences, max_tokens, context)
     console = Console(stderr=True)
-    with console.status(f"Building for {backend}, compute capability {compute_capability / 10:.1f}"):
-        engine = build_engine(folder, manifest, compute_capability, Limits(max_sequences, max_tokens, context))
-    path.write_bytes(engine)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        if compute_capability is None:
+            from sharp.exporter import tensorrt
+
+            path = output or folder / "model.engine"
+            cache = timing_cache or folder / "model.timing-cache"
+            engine = tensorrt.build(folder, manifest, limits, cache, progress)
+        else:
+            from sharp.exporter import tensorrt_rtx
+
+            path = output or folder / f"model.sm{compute_capability}.engine"
+            engine = tensorrt_rtx.build(folder, manifest, compute_capability, limits, progress)
+    engine.write(path)
     click.echo(
-        f"{path}: {len(engine) / 1e6:.1f} MB, up to {max_sequences} sequences, {max_tokens} tokens a step and "
-        f"{context} of context"
+        f"{path}: {len(engine.content) / 1e6:.1f} MB, up to {max_sequences} sequences, {max_tokens} tokens a step and "
+        f"{context} of context; {manifest_path(path).name} beside it says for which runtime"
     )

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from sharp.plugins.errors import InputError, SharpError
 
-LIBRARIES = {"onnxruntime": "libsharp_ops.so"}
+LIBRARIES = {"onnxruntime": "libsharp_ops.so", "cuda": "libsharp_cuda.so", "tensorrt": "libsharp_trt.so"}
 
 
 def library_path(runtime: str) -> str:
-    """Path of the native library of `runtime` ("onnxruntime"), for `SessionOptions.register_custom_ops_library`.
+    """Path of the native library of `runtime`.
+
+    "onnxruntime" is for `SessionOptions.register_custom_ops_library`, "tensorrt" for `IPluginRegistry.load_library`;
+    "cuda" has the GPU kernels. A wheel has the last two only if it was built with SHARP_CUDA.
 
     Raises:
         InputError: there is no such runtime.
@@ -23,7 +26,10 @@ def library_path(runtime: str) -> str:
         path = folder / LIBRARIES[runtime]
         if path.is_file():
             return str(path)
-    raise SharpError(f"{LIBRARIES[runtime]} is not built; install Sharp with `make setup` or `pip install .`")
+    how = "install Sharp with `make setup` or `pip install .`"
+    if runtime != "onnxruntime":
+        how = "run `make kernels` and install the wheel of `make gpu-wheel`"
+    raise SharpError(f"{LIBRARIES[runtime]} is not built; {how}")
 
 
 def _library_folders() -> Iterator[Path]:

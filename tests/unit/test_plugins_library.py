@@ -26,6 +26,12 @@ def test_a_library_that_is_not_built_is_said_so(monkeypatch: pytest.MonkeyPatch)
         library_path("onnxruntime")
 
 
+def test_a_library_for_gpus_says_how_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
+    with pytest.raises(SharpError, match=r"libmissing\.so is not built; run `make kernels`"):
+        library_path("tensorrt")
+
+
 def test_only_the_entry_point_is_exported() -> None:
     symbols = subprocess.run(
         ["nm", "-D", "--defined-only", library_path("onnxruntime")], capture_output=True, text=True, check=True

@@ -1,0 +1,155 @@
+"""Compiles the Triton kernels for every GPU, without one, and packs them for `libsharp_cuda.so`: `make kernels`."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.cuda.compiler import CAPABILITIES, Image, Kernel, compile_kernel
+from sharp.plugins.cuda.package import write_package
+from sharp.plugins.ops.attributes import NORMALIZERS
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = ("float16", "bfloat16")
+OTHER_DTYPES = ("float32", "float32/float16", "float32/bfloat16")
+FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
+DEFAULT_FEATURES = FEATURES[:-1]  # models have slopes or a soft cap or neither
+PTX_TILES = 86  # the GPU with the least shared memory
+
+
+@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("build/kernels"), help="The folder.")
+@click.option(
+    "--target", "targets", type=click.Choice([*map(str, CAPABILITIES), "ptx"]), multiple=True, help="[default: all]"
+)
+@click.option("--normalizer", "normalizers", type=click.Choice(NORMALIZERS), multiple=True, help="[default: all]")
+@click.option("--head-dim", "head_dims", type=click.IntRange(1, 256), multiple=True, default=HEAD_DIMS)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice([*DTYPES, *OTHER_DTYPES]),
+    multiple=True,
+    default=DTYPES,
+    help="A/B: A with a cache of B.",
+)
+@click.option(
+    "--feature", "features", type=click.Choice(FEATURES), multiple=True, default=DEFAULT_FEATURES, help="With these."
+)
+@click.option("--jobs", type=click.IntRange(1), help="Compilers at a time.  [default: processors]")
+@click.option("--list", "only_list", is_flag=True, help="Name the kernels and compile nothing.")
+def main(
+    output: Path,
+    targets: tuple[str, ...],
+    normalizers: tuple[str, ...],
+    head_dims: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    features: tuple[str, ...],
+    jobs: int | None,
+    only_list: bool,
+) -> None:
+    """Compile the attention kernels ahead of time; no GPU is needed.
+
+    The folder then has the machine code of every kernel for every target, its C++ table and kernels.json, which
+    `cmake -DSHARP_CUDA=ON` builds into libsharp_cuda.so. What was compiled before is taken from the folder's cache, by
+    a hash of source, options and Triton's version. PTX is what GPUs without machine code of their own translate.
+    """
+    from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
+
+    capabilities = [None if target == "ptx" else int(target) for target in targets or (*map(str, CAPABILITIES), "ptx")]
+    options = options_for(normalizers or NORMALIZERS, head_dims, dtypes, features)
+    # Tiles differ between GPUs; PTX has those of the smallest.
+    work = [(kernel, goal) for goal in capabilities for kernel in kernels_for(options, goal or PTX_TILES)]
+    if only_list:
+        click.echo("\n".join(dict.fromkeys(kernel.name for kernel, _ in work)))
+        return
+    began = time.monotonic()
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("Compiling", total=len(work))
+
+        def on_image(image: Image) -> None:
+            if not console.is_terminal and image.seconds is not None:  # a log gets a line for each
+                size = f"{len(image.content) / 1e3:.1f} kB"
+                console.print(
+                    f"{time.monotonic() - began:7.1f} s  {image.target:>10}  {image.kernel}  {size}", width=200
+                )
+            progress.update(task, advance=1, description=f"{image.target:>10}  {image.kernel}")
+
+        images = compile_all(work, output / "cache", jobs or len(os.sched_getaffinity(0)), on_image)
+    size = write_package(images, plan_constants(), output)
+    Console().print(summary(images))
+    compiled = sum(image.seconds is not None for image in images)
+    click.echo(
+        f"{output}: {len(images)} kernels, {size / 1e6:.1f} MB; {compiled} compiled "
+        f"and {len(images) - compiled} from the cache in {time.monotonic() - began:.0f} s"
+    )
+
+
+def compile_all(
+    work: Sequence[tuple[Kernel, int | None]],
+    cache: Path,
+    jobs: int,
+    on_image: Callable[[Image], None] = lambda _image: None,
+) -> list[Image]:
+    """Every kernel for its compute capability (None: PTX), in order; `on_image` hears of each."""
+    if jobs == 1:
+        images = []
+        for item in work:
+            images.append(compile_kernel(*item, cache))
+            on_image(images[-1])
+        return images
+    global _work
+    _work = [(*item, cache) for item in work]  # a fork sees it: Triton's functions cannot be pickled
+    images = []
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+        for image in pool.map(_compile, range(len(work))):
+            images.append(image)
+            on_image(image)
+    return images
+
+
+_work: list[tuple[Kernel, int | None, Path]] = []
+
+
+def _compile(index: int) -> Image:
+    return compile_kernel(*_work[index])
+
+
+def summary(images: Sequence[Image]) -> Table:
+    """By target: how many kernels, how large they are, what the largest needs and how long they took to compile."""
+    table = Table()
+    for column in ("target", "kernels", "MB", "largest kB", "most shared kB", "compiled", "s"):
+        table.add_column(column, justify="left" if column == "target" else "right")
+    for name in dict.fromkeys(image.target for image in images):
+        of_target = [image for image in images if image.target == name]
+        seconds = [image.seconds for image in of_target if image.seconds is not None]
+        table.add_row(
+            name,
+            str(len(of_target)),
+            f"{sum(len(image.content) for image in of_target) / 1e6:.2f}",
+            f"{max(len(image.content) for image in of_target) / 1e3:.1f}",
+            f"{max(image.shared_bytes for image in of_target) / 1024:.1f}",
+            str(len(seconds)),
+            f"{sum(seconds):.0f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+// The values that kernels may ask for, by name.
+#pragma once
+
+#include <cstdint>
+
+namespace sharp::cuda {
+
+// Every parameter of every kernel; a kernel's own list is in its image.
+// clang-format off
+#define SHARP_ARGUMENTS(X) \
+  X(query) X(key) X(value) X(key_cache) X(value_cache) X(slot_mapping) X(block_table) X(query_start) X(context_lens) \
+  X(head_params) X(alibi_slopes) X(collect_stats) X(output) X(stats) X(sums) X(outputs) X(logits) X(solution) \
+  X(tokens) X(sequences) X(q_heads) X(kv_heads) X(max_blocks) X(splits) X(parameters) X(window) X(causal) \
+  X(scale) X(softcap) X(alpha) X(entropy_threshold) X(t0) X(t1) X(t2) X(t3) X(t4) X(t5) X(t6) X(t7)
+// clang-format on
+
+enum class Argument {
+#define SHARP_ENUMERATOR(name) name,
+  SHARP_ARGUMENTS(SHARP_ENUMERATOR)
+#undef SHARP_ENUMERATOR
+};
+
+constexpr const char* kArgumentNames[] = {
+#define SHARP_STRING(name) #name,
+    SHARP_ARGUMENTS(SHARP_STRING)
+#undef SHARP_STRING
+};
+constexpr int kArgumentCount = sizeof(kArgumentNames) / sizeof(kArgumentNames[0]);
+
+// What a launch passes; a kernel takes of it what it has parameters for.
+class Arguments {
+ public:
+  void set(Argument argument, const void* pointer) { at(argument).pointer = pointer; }
+  void set(Argument argument, int64_t integer) { at(argument).integer = integer; }
+  void set(Argument argument, float number) { at(argument).number = number; }
+
+  union Value {
+    const void* pointer;
+    int64_t integer;
+    float number;
+  };
+  const Value& get(int argument) const { return values_[argument]; }
+
+ private:
+  Value& at(Argument argument) { return values_[static_cast<int>(argument)]; }
+
+  Value values_[kArgumentCount] = {};
+};
+
+}  // namespace sharp::cuda

@@ -1,0 +1,177 @@
+"""Triton kernels to machine code, on a machine that need not have a GPU."""
+
+import builtins
+import hashlib
+import inspect
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharp.plugins.errors import InputError, SharpError
+
+# Compute capabilities with an image of their own.
+CAPABILITIES = (80, 86, 89, 90, 100, 120)
+# Bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities).
+MOST_SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+# The driver translates this one for every other GPU from Ampere on: what Triton writes for sm_90 and above is of that
+# GPU only. Every driver that knows a GPU newer than ours reads version 8.5.
+PTX_CAPABILITY, PTX_VERSION = 80, 85
+POINTER_ALIGNMENT = 16  # bytes; torch, ONNX Runtime and TensorRT all align tensors to more
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Triton function with everything that is fixed at compile time.
+
+    `arguments` are the function's run-time parameters in order, with Triton's types ("*fp16", "i32", "fp32"). Pointers
+    are taken to be aligned to 16 bytes. `rows` is the height of a tile, which a launch's grid follows from.
+    """
+
+    name: str
+    function: Any  # triton.JITFunction
+    arguments: Mapping[str, str]
+    constants: Mapping[str, object]
+    warps: int = 4
+    stages: int = 2
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Image:
+    """A compiled kernel: a cubin for one capability, or PTX.
+
+    `exact`: only a GPU of exactly this capability loads it (sm_90a and the like). `hidden` are the arguments that
+    Triton adds at the end; all are pointers that may be null.
+    """
+
+    kernel: str
+    entry: str
+    capability: int
+    ptx: bool
+    exact: bool
+    content: bytes
+    shared_bytes: int
+    threads: int
+    arguments: tuple[tuple[str, str], ...]
+    hidden: tuple[str, ...]
+    rows: int
+    seconds: float | None  # None: it was in the cache
+
+    @property
+    def target(self) -> str:
+        """As NVIDIA's tools name it: sm_90a, or compute_80 for PTX."""
+        return f"compute_{self.capability}" if self.ptx else f"sm_{self.capability}{'a' * self.exact}"
+
+
+_PTX_TYPES = {"i32": "u32", "i64": "u64", "fp32": "f32"}
+HIDDEN_ARGUMENTS = ("global_scratch", "profile_scratch")
+
+
+def compile_kernel(kernel: Kernel, capability: int | None, cache: Path) -> Image:
+    """Compile for a compute capability (90 is 9.0), or to PTX for None.
+
+    `cache` keeps what was compiled, by a hash of source, options and Triton's version.
+
+    Raises:
+        InputError: the kernel needs something that the launcher does not give.
+        SharpError: Triton or NVIDIA's assembler refused it.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.errors import TritonError
+
+    ptx = capability is None
+    triton.knobs.cache.dir = str(cache / _constants_digest(kernel))
+    triton.knobs.cache.store_binary_only = not ptx
+    # Line tables would name this machine's folders in every image.
+    triton.knobs.compilation.disable_line_info = True
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
+    if ptx:
+        options["ptx_version"] = PTX_VERSION
+    hits = []
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+    began = time.monotonic()
+    try:
+        compiled = triton.compile(
+            ASTSource(
+                fn=kernel.function,
+                signature=_signature(kernel),
+                constexprs=dict(kernel.constants),
+                attrs=_attributes(kernel),
+            ),
+            target=GPUTarget("cuda", capability or PTX_CAPABILITY, 32),
+            options=options,
+        )
+    except TritonError as error:
+        raise SharpError(f"kernel {kernel.name} does not compile for {capability or 'PTX'}: {error}") from error
+    finally:
+        triton.knobs.compilation.listener = None
+    metadata = compiled.metadata
+    for need in ("global_scratch_size", "profile_scratch_size", "tensordesc_meta", "launch_cooperative_grid"):
+        if getattr(metadata, need, None):
+            raise InputError(
+                f"kernel {kernel.name} has {need} = {getattr(metadata, need)}; the launcher has no such thing"
+            )
+    if metadata.num_ctas != 1 or getattr(metadata, "launch_pdl", False):
+        raise InputError(f"kernel {kernel.name} needs clusters or dependent launches, which the launcher has not")
+    # PTX is for GPUs that nobody knows yet: it may need what all known ones have.
+    most = MOST_SHARED[capability] if capability else min(MOST_SHARED.values())
+    if metadata.shared > most:
+        raise InputError(
+            f"kernel {kernel.name} needs {metadata.shared} bytes of shared memory, but compute capability "
+            f"{capability or 'of PTX'} has {most} a block; give it smaller tiles or fewer stages"
+        )
+    if ptx:
+        _check_parameters(kernel, compiled.asm["ptx"])
+    content = compiled.asm["ptx"].encode() + b"\0" if ptx else compiled.asm["cubin"]
+    return Image(
+        kernel=kernel.name,
+        entry=metadata.name,
+        capability=capability or PTX_CAPABILITY,
+        ptx=ptx,
+        exact=not ptx and (capability or 0) >= 90,
+        content=content,
+        shared_bytes=metadata.shared,
+        threads=metadata.num_warps * metadata.warp_size,
+        arguments=tuple(kernel.arguments.items()),
+        hidden=HIDDEN_ARGUMENTS,
+        rows=kernel.rows,
+        seconds=None if hits == [True] else time.monotonic() - began,
+    )
+
+
+def _constants_digest(kernel: Kernel) -> str:
+    """Of the modules that define the constants' classes: Triton hashes a kernel's code and what it calls, not those."""
+    modules = {inspect.getmodule(type(value)) for value in kernel.constants.values()}
+    sources = sorted(inspect.getsource(module) for module in modules if module and module is not builtins)
+    return hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
+
+
+def _signature(kernel: Kernel) -> dict[str, str]:
+    """Triton's types by parameter, in the function's order."""
+    names = kernel.function.arg_names
+    unknown = sorted({*kernel.arguments, *kernel.constants} ^ set(names))
+    if unknown or set(kernel.arguments) & set(kernel.constants):
+        raise InputError(f"kernel {kernel.name}: every parameter must be an argument or a constant; see {unknown}")
+    return {name: kernel.arguments.get(name, "constexpr") for name in names}
+
+
+def _check_parameters(kernel: Kernel, ptx: str) -> None:
+    # A Triton that hides other arguments than these would have its kernels read parameters that nobody passed.
+    declared = re.findall(r"\.param \.(\w+)", ptx[: ptx.index("\n)")])
+    expected = [_PTX_TYPES.get(type_, "u64") for type_ in kernel.arguments.values()] + ["u64"] * len(HIDDEN_ARGUMENTS)
+    if [kind.replace("b", "u") for kind in declared] != [kind.replace("b", "u") for kind in expected]:
+        raise InputError(f"kernel {kernel.name} has the parameters {declared} in PTX, but should have {expected}")
+
+
+def _attributes(kernel: Kernel) -> dict[tuple[int], list[list[object]]]:
+    aligned = [["tt.divisibility", POINTER_ALIGNMENT]]
+    return {
+        (index,): aligned
+        for index, name in enumerate(kernel.function.arg_names)
+        if kernel.arguments.get(name, "").startswith("*")
+    }

@@ -1,0 +1,100 @@
+"""Which kernels `make kernels` compiles, and their names, which the C++ side puts together in the same way."""
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+
+from sharp.plugins.cuda.compiler import Kernel
+from sharp.plugins.triton import variants
+from sharp.plugins.triton.cache_write import write_cache
+from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_solve, decode_stream
+from sharp.plugins.triton.merge import merge
+from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.prefill import prefill
+
+BLOCK_SIZE = 16  # what the exporter writes
+POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
+
+# What each kernel's code depends on beside types and sizes. Options that make no difference are not in the name, and
+# have the values of the first call that needs the kernel. Statistics are always compiled in: a flag on the device turns
+# them on.
+FIELDS = {
+    "write_cache": "",
+    "decode_stream": "normalizer alibi softcap",
+    "decode_observe": "normalizer alibi softcap",
+    "decode_solve": "normalizer power",
+    "decode_settled": "normalizer power",
+    "merge": "normalizer",
+    "prefill": "normalizer power alibi softcap",
+}
+_FUNCTIONS = (write_cache, decode_stream, decode_observe, decode_solve, decode_settled, merge, prefill)
+SIZES = "dtype cache_dtype head_dim value_dim block_size"
+
+
+def options_for(
+    normalizers: Iterable[str], head_dims: Iterable[int], dtypes: Iterable[str], features: Iterable[str]
+) -> list[Options]:
+    """The options of every call that the library is to serve.
+
+    A type is of queries and cache alike, or of both as in float32/float16. A feature is plain, alibi, softcap or
+    alibi+softcap.
+    """
+    return [
+        Options(
+            normalizer,
+            dtype.partition("/")[0],
+            dtype.rpartition("/")[2],
+            head_dim,
+            head_dim,
+            BLOCK_SIZE,
+            statistics=True,
+            alibi="alibi" in feature.split("+"),
+            softcap="softcap" in feature.split("+"),
+            power=power,
+        )
+        for normalizer, head_dim, dtype, feature in product(normalizers, head_dims, dtypes, features)
+        for power in (POWERS if normalizer == "entmax" else ("",))
+    ]
+
+
+def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
+    """Every kernel that calls with these options launch on a GPU of this capability, each once."""
+    # Triton's hash of a function differs with which functions were hashed before it. All are hashed in one order here,
+    # so that what one process compiles another one finds in the cache.
+    for function in sorted(_FUNCTIONS, key=lambda function: str(function.__name__)):
+        function.cache_key  # noqa: B018 - computed once, when first read
+    kernels: dict[str, Kernel] = {}
+    for option in options:
+        for variant in variants.kernels(option, capability):
+            name = kernel_name(variant.name, option)
+            kernels.setdefault(name, _kernel(name, variant))
+    return list(kernels.values())
+
+
+def kernel_name(function: str, options: Options) -> str:
+    """For example `prefill float16 float16 64 64 16 entmax two alibi`: function, types and sizes, fields."""
+    values = [getattr(options, field) for field in SIZES.split()]
+    for field in FIELDS[function].split():
+        value = getattr(options, field)
+        values.append(field * value if isinstance(value, bool) else value)
+    return " ".join([function, *(str(value) for value in values if value != "")])
+
+
+def plan_constants() -> Mapping[str, int]:
+    """The numbers that splits follow from, for C++."""
+    return {
+        "kDecodeWaves": variants.DECODE_WAVES,
+        "kSplitKeys": variants.SPLIT_KEYS,
+        "kMostSplits": variants.MOST_SPLITS,
+    }
+
+
+def _kernel(name: str, variant: variants.Kernel) -> Kernel:
+    return Kernel(
+        name=name,
+        function=variant.function,
+        arguments={name: kind for name, kind in variant.signature.items() if kind != "constexpr"},
+        constants=variant.constants,
+        warps=variant.warps,
+        stages=variant.stages,
+        rows=variant.constants["OPTIONS"].rows,
+    )

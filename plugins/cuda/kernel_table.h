@@ -1,0 +1,30 @@
+// What build_kernels.py packs: machine code of every kernel for every GPU, and how each is launched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sharp::cuda {
+
+struct KernelImage {
+  const char* kernel;  // the variant; several images have the same, one for each target
+  const char* entry;   // symbol in the image
+  int capability;      // 90 is 9.0; of PTX the oldest GPU that it is for
+  bool ptx;
+  bool exact;  // only this capability, not later ones of the same major version
+  const unsigned char* content;
+  size_t bytes;
+  unsigned shared_bytes;  // dynamic shared memory of a block
+  unsigned threads;       // of a block
+  const char* arguments;  // "name:type name:type ...", types ptr, i32, i64, fp32
+  int hidden_arguments;   // pointers after those, all null
+  int rows;               // height of a tile
+};
+
+extern const KernelImage kKernelImages[];
+extern const size_t kKernelImageCount;
+
+// What decoding's splits follow from; plugins/triton/variants.py says what each is.
+extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits;
+
+}  // namespace sharp::cuda

@@ -1,0 +1,84 @@
+"""`libsharp_cuda.so` from Python: its C structures, for tests and benchmarks that launch without a runtime."""
+
+from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+
+from sharp.plugins.errors import SharpError
+from sharp.plugins.ops.attributes import NORMALIZERS
+
+TYPES = ("float32", "float16", "bfloat16", "int8")
+MOST_TEMPERATURE_TERMS = 8
+
+
+class Attributes(Structure):
+    """SharpAttributes of sharp_cuda.h."""
+
+    _fields_ = (
+        ("normalizer", c_int),
+        ("scale", c_float),
+        ("alpha", c_float),
+        ("temperature_coefficients", c_float * MOST_TEMPERATURE_TERMS),
+        ("temperature_terms", c_int32),
+        ("entropy_threshold", c_float),
+        ("softcap", c_float),
+        ("window", c_int32),
+        ("causal", c_int32),
+    )
+
+
+class Problem(Structure):
+    """SharpPagedAttention of sharp_cuda.h; pointers are addresses of device memory."""
+
+    _fields_ = (
+        ("attributes", Attributes),
+        *(
+            (name, c_int64)
+            for name in ("tokens", "q_heads", "kv_heads", "head_dim", "value_dim", "blocks", "block_size", "sequences")
+        ),
+        ("max_blocks", c_int64),
+        ("type", c_int),
+        ("cache_type", c_int),
+        *((name, c_void_p) for name in ("query", "key", "value", "key_cache", "value_cache")),
+        *((name, c_void_p) for name in ("slot_mapping", "block_table", "query_start", "context_lens", "head_params")),
+        ("head_params_width", c_int64),
+        ("alibi", c_int32),
+        *((name, c_void_p) for name in ("alibi_slopes", "collect_stats", "output", "stats")),
+    )
+
+
+def normalizer_number(name: str) -> int:
+    """SharpNormalizer's value."""
+    return NORMALIZERS.index(name)
+
+
+class Library:
+    """The library's functions.
+
+    Raises:
+        SharpError: a call failed; the message is the library's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = CDLL(str(path))
+        self._library.sharp_cuda_last_error.restype = c_char_p
+        self._library.sharp_cuda_workspace_bytes.argtypes = (POINTER(Problem), POINTER(c_size_t))
+        self._library.sharp_cuda_prepare.argtypes = (POINTER(Problem),)
+        self._library.sharp_cuda_paged_attention.argtypes = (POINTER(Problem), c_void_p, c_void_p)
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        """Device memory that calls up to this size need."""
+        size = c_size_t()
+        self._check(self._library.sharp_cuda_workspace_bytes(byref(problem), byref(size)))
+        return size.value
+
+    def prepare(self, problem: Problem) -> None:
+        """Load the code that such a call launches."""
+        self._check(self._library.sharp_cuda_prepare(byref(problem)))
+
+    def paged_attention(self, problem: Problem, workspace: int, stream: int) -> None:
+        """Put the call on a stream; `workspace` is an address of device memory."""
+        self._check(self._library.sharp_cuda_paged_attention(byref(problem), workspace, stream))
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise SharpError(self._library.sharp_cuda_last_error().decode())

@@ -1,0 +1,85 @@
+"""Compiled kernels as the source of `libsharp_cuda.so`: one file of images, a C++ table and a manifest for people."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sharp.plugins.cuda.compiler import Image
+
+IMAGES_FILE, TABLE_FILE, MANIFEST_FILE = "kernels.bin", "kernels.cc", "kernels.json"
+ALIGNMENT = 64  # bytes, of every image
+
+_TABLE = """\
+// Written by build_kernels.py: do not edit. The images lie in {images}, which the assembler includes.
+#include "kernel_table.h"
+
+__asm__(
+    ".pushsection .rodata\\n"
+    ".balign {alignment}\\n"
+    "sharp_kernel_images:\\n"
+    ".incbin {path}\\n"
+    ".popsection\\n");
+extern "C" __attribute__((visibility("hidden"))) const unsigned char sharp_kernel_images[];
+
+namespace sharp::cuda {{
+
+const KernelImage kKernelImages[] = {{
+{rows}
+}};
+const size_t kKernelImageCount = sizeof(kKernelImages) / sizeof(kKernelImages[0]);
+{constants}
+
+}}  // namespace sharp::cuda
+"""
+
+
+def write_package(images: Sequence[Image], constants: Mapping[str, int], folder: Path) -> int:
+    """Write the three files into `folder`; returns the size of all images in bytes.
+
+    `constants` are what launches are planned with (`kernel_table.h`).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    content = bytearray()
+    rows, entries = [], []
+    for image in images:
+        content += bytes(-len(content) % ALIGNMENT)
+        offset = len(content)
+        content += image.content
+        # A space separates arguments; C++ finds each one's value by its name.
+        arguments = " ".join(
+            f"{name}:{kind.lstrip('*') if kind[0] != '*' else 'ptr'}" for name, kind in image.arguments
+        )
+        rows.append(
+            f'    {{"{image.kernel}", "{image.entry}", {image.capability}, {_bool(image.ptx)}, {_bool(image.exact)}, '
+            f"sharp_kernel_images + {offset}, {len(image.content)}, {image.shared_bytes}, {image.threads}, "
+            f'"{arguments}", {len(image.hidden)}, {image.rows}}},'
+        )
+        entries.append(
+            {
+                "kernel": image.kernel,
+                "entry": image.entry,
+                "target": image.target,
+                "offset": offset,
+                "bytes": len(image.content),
+                "shared_bytes": image.shared_bytes,
+                "threads": image.threads,
+                "arguments": dict(image.arguments),
+                "hidden_arguments": image.hidden,
+                "rows": image.rows,
+            }
+        )
+    (folder / IMAGES_FILE).write_bytes(content)
+    table = _TABLE.format(
+        images=IMAGES_FILE,
+        alignment=ALIGNMENT,
+        path=json.dumps(str((folder / IMAGES_FILE).resolve())).replace('"', '\\"'),
+        rows="\n".join(rows),
+        constants="\n".join(f"const int64_t {name} = {value};" for name, value in constants.items()),
+    )
+    (folder / TABLE_FILE).write_text(table, encoding="utf-8")
+    (folder / MANIFEST_FILE).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    return len(content)
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,89 @@
+/* libsharp_cuda.so: PagedAttention on NVIDIA GPUs, for whoever has a stream and device buffers.
+ *
+ * Nothing here synchronizes or allocates on the device, except that a kernel's code is loaded when it is first needed;
+ * sharp_cuda_prepare does that beforehand, so that a stream may be captured into a CUDA graph. The caller's context
+ * must be current. Every function that returns an int returns 0, or 1 with the reason in sharp_cuda_last_error().
+ */
+#ifndef SHARP_CUDA_H
+#define SHARP_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st* SharpStream; /* a CUstream, which is a cudaStream_t */
+
+typedef enum { SHARP_FLOAT32, SHARP_FLOAT16, SHARP_BFLOAT16, SHARP_INT8 } SharpType;
+
+typedef enum {
+  SHARP_SOFTMAX,
+  SHARP_SSA,
+  SHARP_ADAPTIVE_SOFTMAX,
+  SHARP_ENTMAX,
+  SHARP_SIGMOID,
+  SHARP_RELU,
+  SHARP_RELU2
+} SharpNormalizer;
+
+enum { SHARP_MAX_TEMPERATURE_TERMS = 8 };
+
+typedef struct {
+  SharpNormalizer normalizer;
+  float scale;
+  float alpha;                                                 /* entmax */
+  float temperature_coefficients[SHARP_MAX_TEMPERATURE_TERMS]; /* adaptive softmax, highest power first */
+  int32_t temperature_terms;
+  float entropy_threshold; /* nats */
+  float softcap;           /* 0 = off */
+  int32_t window;          /* -1 = off */
+  int32_t causal;
+} SharpAttributes;
+
+/* One call of the op. Sizes are known to the host, everything else is device memory. */
+typedef struct {
+  SharpAttributes attributes;
+  int64_t tokens, q_heads, kv_heads, head_dim, value_dim;
+  int64_t blocks, block_size, sequences, max_blocks;
+  SharpType type, cache_type;
+  const void* query;           /* type [tokens, q_heads, head_dim] */
+  const void* key;             /* type [tokens, kv_heads, head_dim] */
+  const void* value;           /* type [tokens, kv_heads, value_dim] */
+  void* key_cache;             /* cache_type [blocks, kv_heads, head_dim, block_size], updated in place */
+  void* value_cache;           /* cache_type [blocks, kv_heads, block_size, value_dim], updated in place */
+  const int32_t* slot_mapping; /* [tokens] */
+  const int32_t* block_table;  /* [sequences, max_blocks] */
+  const int32_t* query_start;  /* [sequences + 1] */
+  const int32_t* context_lens; /* [sequences] */
+  const float* head_params;    /* [q_heads, head_params_width], or null */
+  int64_t head_params_width;
+  int32_t alibi;                /* whether there are slopes; known before the buffers are */
+  const float* alibi_slopes;    /* [q_heads], or null */
+  const uint8_t* collect_stats; /* one bool, or null: false */
+  void* output;                 /* type [tokens, q_heads, value_dim] */
+  float* stats;                 /* [tokens, q_heads, 4]; zeros where statistics are not collected */
+} SharpPagedAttention;
+
+/* Bytes of device memory that calls with these types and attributes and with sizes up to these need, aligned to 256.
+ * Buffers may be null. */
+int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, size_t* bytes);
+
+/* Load the code of every kernel that such a call launches. */
+int sharp_cuda_prepare(const SharpPagedAttention* problem);
+
+/* Put the work on the stream. */
+int sharp_cuda_paged_attention(const SharpPagedAttention* problem, void* workspace, SharpStream stream);
+
+/* Copy device memory to device memory on the stream; for caches that are not updated in place. */
+int sharp_cuda_copy(void* to, const void* from, size_t bytes, SharpStream stream);
+
+/* Why this thread's last call failed, in one sentence. */
+const char* sharp_cuda_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,303 @@
+#include "paged_attention_plugin.h"
+
+#include <functional>
+
+#include "log.h"
+
+namespace sharp::tensorrt {
+namespace {
+
+using nvinfer1::DataType;
+using nvinfer1::Dims;
+using nvinfer1::DynamicPluginTensorDesc;
+using nvinfer1::PluginTensorDesc;
+
+enum Input {
+  kQuery,
+  kKey,
+  kValue,
+  kKeyCache,
+  kValueCache,
+  kSlotMapping,
+  kBlockTable,
+  kQueryStart,
+  kContextLens,
+  kHeadParams,
+  kAlibiSlopes,
+  kCollectStats,
+  kInputCount
+};
+enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kOutputCount };
+
+constexpr const char* kInputNames[] = {"query",        "key",          "value",        "key_cache",
+                                       "value_cache",  "slot_mapping", "block_table",  "query_start",
+                                       "context_lens", "head_params",  "alibi_slopes", "collect_stats"};
+constexpr int32_t kRequiredInputs = kContextLens + 1;
+constexpr int32_t kRanks[kInputCount] = {3, 3, 3, 4, 4, 1, 2, 1, 1, -1, -1, -1};
+
+int64_t elements(const Dims& dims) {
+  int64_t product = 1;
+  for (int32_t index = 0; index < dims.nbDims; ++index) product *= dims.d[index];
+  return product;
+}
+
+size_t bytes_of(DataType type) { return type == DataType::kFLOAT ? 4 : type == DataType::kINT8 ? 1 : 2; }
+
+SharpType sharp_type(DataType type) {
+  if (type == DataType::kHALF) return SHARP_FLOAT16;
+  if (type == DataType::kBF16) return SHARP_BFLOAT16;
+  return SHARP_FLOAT32;
+}
+
+// An optional input that is left out before a given one is an empty tensor.
+bool is_given(Input input, const Dims* dims, int32_t count) {
+  return input < count && (input < kRequiredInputs || elements(dims[input]) != 0);
+}
+
+// The sizes and types of a call, all inputs checked against each other; -1 where a size is not known yet.
+SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims, const DataType* types,
+                             int32_t count) {
+  if (count < kRequiredInputs || count > kInputCount)
+    throw InputError("it has " + std::to_string(count) + " inputs, but must have " + std::to_string(kRequiredInputs) +
+                     " to " + std::to_string(kInputCount));
+  for (int32_t input = 0; input < count; ++input)
+    if (kRanks[input] >= 0 && dims[input].nbDims != kRanks[input])
+      throw InputError(std::string(kInputNames[input]) + " has " + std::to_string(dims[input].nbDims) +
+                       " dimensions, but must have " + std::to_string(kRanks[input]));
+  SharpPagedAttention problem{};
+  problem.attributes = attributes;
+  problem.tokens = dims[kQuery].d[0];
+  problem.q_heads = dims[kQuery].d[1];
+  problem.head_dim = dims[kQuery].d[2];
+  problem.value_dim = dims[kValue].d[2];
+  problem.blocks = dims[kKeyCache].d[0];
+  problem.kv_heads = dims[kKeyCache].d[1];
+  problem.block_size = dims[kKeyCache].d[3];
+  problem.sequences = dims[kBlockTable].d[0];
+  problem.max_blocks = dims[kBlockTable].d[1];
+  problem.type = sharp_type(types[kQuery]);
+  problem.cache_type = sharp_type(types[kKeyCache]);
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw InputError(what);
+  };
+  require(problem.q_heads > 0 && problem.kv_heads > 0 && problem.head_dim > 0 && problem.value_dim > 0 &&
+              problem.block_size > 0,
+          "heads, head_dim, value_dim and block_size must be fixed in the model");
+  require(problem.q_heads % problem.kv_heads == 0, "kv_heads must divide q_heads");
+  require(dims[kKey].d[1] == problem.kv_heads && dims[kValue].d[1] == problem.kv_heads &&
+              dims[kValueCache].d[1] == problem.kv_heads,
+          "key, value and both caches must have the same number of heads");
+  require(dims[kKey].d[2] == problem.head_dim && dims[kKeyCache].d[2] == problem.head_dim,
+          "query, key and key_cache must have the same head_dim");
+  require(dims[kValueCache].d[2] == problem.block_size && dims[kValueCache].d[3] == problem.value_dim,
+          "value_cache must be [blocks, kv_heads, block_size, value_dim]");
+  const bool ssa = attributes.normalizer == SHARP_SSA;
+  if (is_given(kHeadParams, dims, count)) {
+    require(dims[kHeadParams].nbDims == 2 && dims[kHeadParams].d[0] == problem.q_heads,
+            "head_params must be [q_heads, parameters]");
+    problem.head_params_width = dims[kHeadParams].d[1];
+  }
+  require(!ssa || problem.head_params_width >= 2, "ssa needs head_params [q_heads, 2]: b and n of every head");
+  problem.alibi = is_given(kAlibiSlopes, dims, count);
+  if (problem.alibi)
+    require(dims[kAlibiSlopes].nbDims == 1 && dims[kAlibiSlopes].d[0] == problem.q_heads,
+            "alibi_slopes must be [q_heads]");
+  return problem;
+}
+
+// Descriptions of either kind as plain shapes and types.
+struct Shapes {
+  Dims dims[kInputCount];
+  DataType types[kInputCount];
+
+  Shapes(const PluginTensorDesc* inputs, int32_t count) {
+    for (int32_t input = 0; input < std::min<int32_t>(count, kInputCount); ++input) {
+      dims[input] = inputs[input].dims;
+      types[input] = inputs[input].type;
+    }
+  }
+  Shapes(const DynamicPluginTensorDesc* inputs, int32_t count, bool largest) {
+    for (int32_t input = 0; input < std::min<int32_t>(count, kInputCount); ++input) {
+      dims[input] = largest ? inputs[input].max : inputs[input].desc.dims;
+      types[input] = inputs[input].desc.type;
+    }
+  }
+};
+
+void check(int status) {
+  if (status != 0) throw std::runtime_error(sharp_cuda_last_error());
+}
+
+// TensorRT's status: 0, or 1 with the reason in the log.
+int32_t status_of(const std::function<void()>& work) noexcept {
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    log_error((std::string(PagedAttentionPlugin::kName) + ": " + error.what()).c_str());
+    return 1;
+  }
+}
+
+}  // namespace
+
+PagedAttentionPlugin::PagedAttentionPlugin(const SharpAttributes& attributes)
+    : attributes_(attributes), description_(describe(attributes)), serialized_(attributes) {}
+
+nvinfer1::IPluginCapability* PagedAttentionPlugin::getCapabilityInterface(
+    nvinfer1::PluginCapabilityType type) noexcept {
+  switch (type) {
+    case nvinfer1::PluginCapabilityType::kCORE:
+      return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+    case nvinfer1::PluginCapabilityType::kBUILD:
+      return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
+    case nvinfer1::PluginCapabilityType::kRUNTIME:
+      return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+  }
+  return nullptr;
+}
+
+nvinfer1::IPluginV3* PagedAttentionPlugin::clone() noexcept {
+  PagedAttentionPlugin* copy = nullptr;
+  status_of([&] {
+    copy = new PagedAttentionPlugin(attributes_);
+    copy->input_count_ = input_count_;
+  });
+  return copy;
+}
+
+int32_t PagedAttentionPlugin::getNbOutputs() const noexcept { return kOutputCount; }
+
+int32_t PagedAttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t output_count, const DataType* inputs,
+                                                 int32_t input_count) const noexcept {
+  if (output_count != kOutputCount || input_count < kRequiredInputs) return 1;
+  outputs[kOutput] = inputs[kQuery];
+  outputs[kKeyCacheOut] = inputs[kKeyCache];
+  outputs[kValueCacheOut] = inputs[kValueCache];
+  outputs[kStats] = DataType::kFLOAT;
+  return 0;
+}
+
+int32_t PagedAttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t input_count,
+                                              const nvinfer1::DimsExprs*, int32_t, nvinfer1::DimsExprs* outputs,
+                                              int32_t output_count, nvinfer1::IExprBuilder& builder) noexcept {
+  if (output_count != kOutputCount || input_count < kRequiredInputs) return 1;
+  outputs[kOutput] = inputs[kQuery];
+  outputs[kOutput].d[2] = inputs[kValue].d[2];
+  outputs[kKeyCacheOut] = inputs[kKeyCache];
+  outputs[kValueCacheOut] = inputs[kValueCache];
+  outputs[kStats] = inputs[kQuery];
+  outputs[kStats].d[2] = builder.constant(4);
+  return 0;
+}
+
+bool PagedAttentionPlugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors,
+                                                     int32_t input_count, int32_t output_count) noexcept {
+  if (input_count < kRequiredInputs || input_count > kInputCount || output_count != kOutputCount) return false;
+  const PluginTensorDesc& tensor = tensors[position].desc;
+  if (tensor.format != nvinfer1::TensorFormat::kLINEAR) return false;
+  const DataType type = tensor.type;
+  const auto is = [&](int32_t other) { return type == tensors[other].desc.type; };
+  if (position >= input_count) {
+    const int32_t output = position - input_count;
+    if (output == kStats) return type == DataType::kFLOAT;
+    return is(output == kOutput ? kQuery : output == kKeyCacheOut ? kKeyCache : kValueCache);
+  }
+  switch (position) {
+    case kQuery:
+      return type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16;
+    case kKey:
+    case kValue:
+      return is(kQuery);
+    case kKeyCache:  // float32 queries may have a cache of half the size
+      return is(kQuery) ||
+             (tensors[kQuery].desc.type == DataType::kFLOAT && (type == DataType::kHALF || type == DataType::kBF16));
+    case kValueCache:
+      return is(kKeyCache);
+    case kHeadParams:
+    case kAlibiSlopes:
+      return type == DataType::kFLOAT;
+    case kCollectStats:  // 0 or 1: the kernels read the first byte
+      return type == DataType::kBOOL || type == DataType::kINT32;
+    default:
+      return type == DataType::kINT32;
+  }
+}
+
+int32_t PagedAttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t input_count,
+                                              const DynamicPluginTensorDesc*, int32_t) noexcept {
+  return status_of([&] {
+    const Shapes shapes(inputs, input_count, false);
+    sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    input_count_ = input_count;
+  });
+}
+
+size_t PagedAttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t input_count,
+                                              const DynamicPluginTensorDesc*, int32_t) const noexcept {
+  size_t bytes = 0;
+  status_of([&] {
+    const Shapes shapes(inputs, input_count, true);
+    const SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    check(sharp_cuda_workspace_bytes(&problem, &bytes));
+  });
+  return bytes;
+}
+
+int32_t PagedAttentionPlugin::getAliasedInput(int32_t output) noexcept {
+  if (output == kKeyCacheOut) return kKeyCache;
+  return output == kValueCacheOut ? kValueCache : -1;
+}
+
+int32_t PagedAttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t input_count,
+                                            const PluginTensorDesc*, int32_t) noexcept {
+  return status_of([&] {
+    const Shapes shapes(inputs, input_count);
+    const SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    input_count_ = input_count;
+    check(sharp_cuda_prepare(&problem));
+  });
+}
+
+int32_t PagedAttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions, const PluginTensorDesc*,
+                                      const void* const* inputs, void* const* outputs, void* workspace,
+                                      cudaStream_t cuda_stream) noexcept {
+  return status_of([&] {
+    const Shapes shapes(input_descriptions, input_count_);
+    SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count_);
+    const SharpStream stream = cuda_stream;
+    const auto updated = [&](Input cache, Output to) {
+      const size_t bytes = elements(shapes.dims[cache]) * bytes_of(shapes.types[cache]);
+      if (outputs[to] != inputs[cache]) check(sharp_cuda_copy(outputs[to], inputs[cache], bytes, stream));
+      return outputs[to];
+    };
+    const auto optional = [&](Input input) {
+      return is_given(input, shapes.dims, input_count_) ? inputs[input] : nullptr;
+    };
+    problem.query = inputs[kQuery];
+    problem.key = inputs[kKey];
+    problem.value = inputs[kValue];
+    problem.key_cache = updated(kKeyCache, kKeyCacheOut);
+    problem.value_cache = updated(kValueCache, kValueCacheOut);
+    problem.slot_mapping = static_cast<const int32_t*>(inputs[kSlotMapping]);
+    problem.block_table = static_cast<const int32_t*>(inputs[kBlockTable]);
+    problem.query_start = static_cast<const int32_t*>(inputs[kQueryStart]);
+    problem.context_lens = static_cast<const int32_t*>(inputs[kContextLens]);
+    problem.head_params = static_cast<const float*>(optional(kHeadParams));
+    problem.alibi_slopes = static_cast<const float*>(optional(kAlibiSlopes));
+    problem.collect_stats = static_cast<const uint8_t*>(optional(kCollectStats));
+    problem.output = outputs[kOutput];
+    problem.stats = static_cast<float*>(outputs[kStats]);
+    check(sharp_cuda_paged_attention(&problem, workspace, stream));
+  });
+}
+
+nvinfer1::IPluginV3* PagedAttentionPlugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept {
+  return clone();
+}
+
+const nvinfer1::PluginFieldCollection* PagedAttentionPlugin::getFieldsToSerialize() noexcept {
+  return serialized_.collection();
+}
+
+}  // namespace sharp::tensorrt

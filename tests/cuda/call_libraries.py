@@ -1,0 +1,42 @@
+"""Makes a call of bench/gpu_library.py in every way it knows, where the fake driver is what the loader finds.
+
+python -m tests.cuda.call_libraries FOLDER: per way the launches as JSON, with the names of tensors for their addresses.
+"""
+
+import ctypes
+import json
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import gpu_library
+import torch
+
+
+def launches(events: list[str], addresses: dict[str, str]) -> list[str]:
+    return [
+        re.sub(r"=(\d{6,})", lambda found: "=" + addresses.get(found[1], "memory"), event)
+        for event in events
+        if not event.startswith(("kernel ", "shared "))
+    ]
+
+
+def main() -> None:
+    caller = gpu_library.Caller(Path(sys.argv[1]))
+    fake = ctypes.CDLL("libcuda.so.1")
+    fake.fake_events.restype = ctypes.c_char_p
+    case = {"normalizer": "adaptive_softmax", "dtype": torch.float16, "head_dim": 64, "alibi": True, "statistics": True}
+    call, *_ = gpu_library.fresh(case, "cpu")
+    said = {}
+    for how in gpu_library.HOW:
+        output, *_, stats = caller.run(call, how)
+        tensors = {**call.tensors, "output": output, "stats": stats}
+        addresses = {str(tensor.data_ptr()): name for name, tensor in tensors.items()}
+        said[how] = launches(fake.fake_events().decode().splitlines(), addresses)
+    said["rows"] = list(gpu_library.check_library(caller, True, "cpu"))
+    json.dump(said, sys.stdout)
+
+
+main()

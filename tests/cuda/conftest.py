@@ -1,0 +1,58 @@
+"""The GPU libraries, built once, and a process with a fake CUDA driver that calls them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+
+from tests.cuda.native import ROOT, build_libraries, compile_program, fake_package, headers
+from tests.cuda.process import Call
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory, worker_id) -> Path:
+    """The folder of libsharp_cuda.so and libsharp_trt.so over fake kernels, and of the fake driver below `driver`."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "gpu"  # one for all of xdist's workers
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "build" / "driver" / "libcuda.so.1").exists():
+            build_all(folder)
+    return folder / "build"
+
+
+def build_all(folder: Path) -> None:
+    fake_package(folder / "kernels")
+    build_libraries(folder / "kernels", folder / "build")
+    driver = folder / "build" / "driver" / "libcuda.so.1"
+    driver.parent.mkdir()
+    shared = ("-fPIC", "-shared", "-Wl,-soname,libcuda.so.1")
+    compile_program("fake_driver.cc", driver, *shared, *headers(folder / "build"))
+
+
+@pytest.fixture(scope="session")
+def launch(libraries) -> Callable[..., list[dict]]:
+    """Makes the calls in one process on a device of this capability; what came of each."""
+
+    def run(calls: Sequence[Call], capability: int = 90, driver: bool = True) -> list[dict]:
+        environment = {**os.environ, "SHARP_FAKE_CAPABILITY": str(capability)}
+        if driver:
+            environment["LD_LIBRARY_PATH"] = str(libraries / "driver")
+        finished = subprocess.run(
+            [sys.executable, "-m", "tests.cuda.process", libraries / "libsharp_cuda.so"],
+            input=json.dumps([call.as_dict() for call in calls]),
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(finished.stdout)
+
+    return run

@@ -1,0 +1,104 @@
+// A CUDA driver without a GPU: it takes every call and writes it down. An image is text: the kernel's name and
+// parameters
+// ("scale x:ptr count:i32"), so that the values of a launch can be read back. The device's compute capability is in
+// SHARP_FAKE_CAPABILITY.
+#include <cuda.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <string>
+
+namespace {
+
+std::string events;
+
+int capability() {
+  const char* text = std::getenv("SHARP_FAKE_CAPABILITY");
+  return text == nullptr ? 90 : std::atoi(text);
+}
+
+}  // namespace
+
+#define FAKE extern "C" __attribute__((visibility("default"))) CUresult
+
+// All events so far, one a line; they are forgotten then.
+extern "C" __attribute__((visibility("default"))) const char* fake_events() {
+  static std::string taken;
+  taken.swap(events);
+  events.clear();
+  return taken.c_str();
+}
+
+FAKE cuGetErrorString(CUresult error, const char** words) {
+  *words = error == CUDA_ERROR_INVALID_IMAGE ? "device kernel image is invalid" : "another error";
+  return CUDA_SUCCESS;
+}
+
+FAKE cuCtxGetDevice(CUdevice* device) {
+  *device = 0;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) *value = capability() / 10;
+  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) *value = capability() % 10;
+  if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) *value = 132;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
+                       unsigned) {
+  if (std::strncmp(static_cast<const char*>(code), "broken", 6) == 0) return CUDA_ERROR_INVALID_IMAGE;
+  *library = reinterpret_cast<CUlibrary>(const_cast<void*>(code));
+  return CUDA_SUCCESS;
+}
+
+FAKE cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  events += "kernel " + std::string(name) + " of " + reinterpret_cast<const char*>(library) + "\n";
+  *kernel = reinterpret_cast<CUkernel>(library);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  *function = reinterpret_cast<CUfunction>(kernel);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice) {
+  if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    events += "shared " + std::to_string(value) + " for " + reinterpret_cast<const char*>(kernel) + "\n";
+  return CUDA_SUCCESS;
+}
+
+FAKE cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
+                    unsigned shared, CUstream stream, void** parameters, void**) {
+  std::istringstream image(reinterpret_cast<const char*>(function));
+  std::ostringstream line;
+  std::string word;
+  image >> word;
+  line << "launch " << word << " grid=" << x << "," << y << "," << z << " threads=" << threads << " shared=" << shared
+       << " stream=" << reinterpret_cast<uintptr_t>(stream);
+  for (int index = 0; image >> word; ++index) {
+    const size_t colon = word.find(':');
+    const std::string type = word.substr(colon + 1);
+    line << " " << word.substr(0, colon) << "=";
+    if (type == "ptr" || type == "i64") line << *static_cast<uint64_t*>(parameters[index]);
+    if (type == "i32") line << *static_cast<int32_t*>(parameters[index]);
+    if (type == "fp32") line << *static_cast<float*>(parameters[index]);
+  }
+  events += line.str() + "\n";
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  events += "copy to=" + std::to_string(to) + " from=" + std::to_string(from) + " bytes=" + std::to_string(bytes) +
+            " stream=" + std::to_string(reinterpret_cast<uintptr_t>(stream)) + "\n";
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
+  events +=
+      "set to=" + std::to_string(to) + " value=" + std::to_string(value) + " bytes=" + std::to_string(bytes) + "\n";
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,88 @@
+"""The GPU libraries as CMake builds them, over a package of kernels that the fake driver can read."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sharp.plugins.cuda.compiler import HIDDEN_ARGUMENTS, PTX_CAPABILITY, Image, Kernel
+from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
+from sharp.plugins.cuda.package import write_package
+from sharp.plugins.ops.attributes import NORMALIZERS
+
+ROOT = Path(__file__).resolve().parents[2]
+FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
+PREFILL_SHARED = 100_000  # more than a kernel may have without asking
+OTHER_SHARED = 4096
+
+
+def compiler() -> str:
+    return os.environ.get("CXX") or shutil.which("g++") or "c++"
+
+
+def cmake_path(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def fake_image(kernel: Kernel, capability: int | None) -> Image:
+    """An image that says in text what it is and which parameters it takes."""
+    ptx = capability is None
+    function = kernel.name.split()[0]
+    image = Image(
+        kernel=kernel.name,
+        entry=function,
+        capability=capability or PTX_CAPABILITY,
+        ptx=ptx,
+        exact=(capability or 0) >= 90,
+        content=b"",
+        shared_bytes=PREFILL_SHARED if function == "prefill" else OTHER_SHARED,
+        threads=kernel.warps * 32,
+        arguments=tuple(kernel.arguments.items()),
+        hidden=HIDDEN_ARGUMENTS,
+        rows=kernel.rows,
+        seconds=None,
+    )
+    parameters = [f"{name}:{'ptr' if kind[0] == '*' else kind}" for name, kind in kernel.arguments.items()]
+    words = [f"{function}@{image.target}", *parameters, *(f"{name}:ptr" for name in HIDDEN_ARGUMENTS)]
+    object.__setattr__(image, "content", " ".join(words).encode() + b"\0")
+    return image
+
+
+def fake_package(folder: Path, capabilities: Sequence[int | None] = (80, 86, 90, 100, None)) -> None:
+    options = options_for(NORMALIZERS, [64, 128], ["float16", "float32"], FEATURES)
+    images = [
+        fake_image(kernel, capability)
+        for capability in capabilities
+        for kernel in kernels_for(options, capability or 86)
+    ]
+    write_package(images, plan_constants(), folder)
+
+
+def build_libraries(kernels: Path, folder: Path, *definitions: str) -> None:
+    """libsharp_cuda.so and libsharp_trt.so in `folder`."""
+    settings = ["-DSHARP_CUDA=ON", f"-DSHARP_KERNELS={kernels}", "-DCMAKE_BUILD_TYPE=Debug", *definitions]
+    ninja = f"-DCMAKE_MAKE_PROGRAM={cmake_path('ninja')}"
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    subprocess.run(
+        [cmake_path("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja", ninja, python, *settings],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    subprocess.run([cmake_path("cmake"), "--build", folder, "--target", "sharp_trt", "sharp_plugin_call"], check=True)
+
+
+def headers(folder: Path) -> list[str]:
+    """The compiler's options for the headers of CUDA and TensorRT that CMake has found."""
+    cache = (folder / "CMakeCache.txt").read_text().splitlines()
+    names = ("SHARP_CUDA_INCLUDE_DIR:PATH=", "SHARP_TENSORRT_INCLUDE_DIR:PATH=")
+    found = [line.removeprefix(name) for name in names for line in cache if line.startswith(name)]
+    return [option for include in found for option in ("-isystem", include)]
+
+
+def compile_program(source: str, output: Path, *options: str) -> None:
+    """A C++ file of this folder as a program, or what `options` say."""
+    command = [compiler(), "-std=c++17", "-O0", "-Wall", "-Wextra", ROOT / "tests" / "cuda" / source, *options]
+    subprocess.run([*command, "-o", output, "-ldl"], check=True)

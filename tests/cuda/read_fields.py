@@ -1,0 +1,41 @@
+"""Parses a model with TensorRT-RTX's parser and a plugin creator of our name; prints what the creator is given.
+
+python -m tests.cuda.read_fields MODEL. In a process of its own: TensorRT-RTX takes no plugins, and may abort at one.
+"""
+
+import json
+import sys
+
+import tensorrt_rtx_bindings as trt
+
+FIELDS = {
+    "normalizer": trt.PluginFieldType.CHAR,
+    "scale": trt.PluginFieldType.FLOAT32,
+    "alpha": trt.PluginFieldType.FLOAT32,
+    "temperature_coefficients": trt.PluginFieldType.FLOAT32,
+    "entropy_threshold": trt.PluginFieldType.FLOAT32,
+    "softcap": trt.PluginFieldType.FLOAT32,
+    "window": trt.PluginFieldType.INT32,
+    "causal": trt.PluginFieldType.INT32,
+}
+
+
+class Creator(trt.IPluginCreatorV3One):
+    def __init__(self):
+        trt.IPluginCreatorV3One.__init__(self)
+        self.name, self.plugin_namespace, self.plugin_version = "PagedAttention", "", "1"
+        self.field_names = trt.PluginFieldCollection([trt.PluginField(name, b"", FIELDS[name]) for name in FIELDS])
+
+    def create_plugin(self, name, fields, _phase):
+        found = {
+            field.name: (bytes(field.data).decode() if field.type == trt.PluginFieldType.CHAR else field.data.tolist())
+            for field in fields
+        }
+        print(json.dumps({"node": name, "types": {f.name: f.type.name for f in fields}, "values": found}), flush=True)
+
+
+creator = Creator()
+assert trt.get_plugin_registry().register_creator(creator, "")
+logger = trt.Logger(trt.Logger.ERROR)
+network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+trt.OnnxParser(network, logger).parse_from_file(sys.argv[1])

@@ -1,0 +1,203 @@
+"""`sharp build --backend tensorrt`: TensorRT cannot be installed here, so TensorRT-RTX or a fake stands in for it."""
+
+import hashlib
+import json
+import shutil
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from rich.progress import Progress
+
+from sharp.exporter.build import build
+from sharp.exporter.cli import export
+from sharp.exporter.tensorrt_engine import progress_monitor
+from sharp.models.checkpoint import save_checkpoint
+from tests.exporter.conftest import tiny_model
+
+trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
+
+
+def run(*arguments):
+    return CliRunner().invoke(build, [str(argument) for argument in arguments], prog_name="sharp build")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("paged")
+    save_checkpoint(folder / "tiny.safetensors", tiny_model("ssa"))
+    options = ("--norm", "ssa", "-o", str(folder / "out"))
+    result = CliRunner().invoke(export, [str(folder / "tiny.safetensors"), *options])
+    assert result.exit_code == 0, result.output
+    return folder / "out"
+
+
+@pytest.fixture
+def paged(exported, tmp_path):
+    return shutil.copytree(exported, tmp_path / "paged")
+
+
+class Recorder:
+    """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`."""
+
+    def __init__(self):
+        self.loaded, self.model, self.features, self.shapes, self.timing = [], None, [], {}, []
+
+    def module(self):
+        module = ModuleType("tensorrt")
+        module.__version__ = "10.14.1"
+        module.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, level: None})
+        module.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=0)
+        module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliasing")
+        module.IProgressMonitor = object
+        module.OnnxParser = lambda network, logger: self
+        module.Builder = lambda logger: self
+        module.get_plugin_registry = lambda: self
+        return module
+
+    def load_library(self, path):
+        self.loaded.append(path)
+        return "handle"
+
+    def parse(self, content, path):
+        self.model = content
+        return True
+
+    def create_network(self, flags):
+        assert flags == 1
+        return "network"
+
+    def create_builder_config(self):
+        return self
+
+    create_optimization_profile = create_builder_config
+
+    def set_preview_feature(self, feature, on):
+        self.features.append((feature, on))
+
+    def create_timing_cache(self, content):
+        self.timing.append(content)
+        return None if content == b"damaged" else SimpleNamespace(serialize=lambda: content + b"+measured")
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        assert not ignore_mismatch
+        self.cache = cache
+        return True
+
+    def get_timing_cache(self):
+        return self.cache
+
+    def set_shape(self, name, smallest, usual, largest):
+        self.shapes[name] = [smallest, usual, largest]
+
+    def add_optimization_profile(self, profile):
+        assert profile is self
+
+    def build_serialized_network(self, network, config):
+        return b"engine"
+
+
+def test_without_tensorrt_it_says_what_to_install(paged):
+    result = run(paged, "--backend", "tensorrt")
+    assert (result.exit_code, "the Python package tensorrt is not installed" in result.output) == (2, True)
+    assert "Traceback" not in result.output and not list(paged.glob("*.engine*"))
+
+
+def test_without_the_plugin_it_says_how_to_build_it(paged, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", Recorder().module())
+    monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
+    result = run(paged, "--backend", "tensorrt")
+    assert (result.exit_code, "run `make kernels`" in result.output) == (2, True)
+
+
+def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_path):
+    import onnx
+
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
+    monkeypatch.setattr("sharp.exporter.tensorrt.library_path", lambda runtime: f"/lib/{runtime}.so")
+    cache = tmp_path / "measured"
+    options = ("--backend", "tensorrt", "--max-sequences", 4, "--max-tokens", 32, "--max-context", 64)
+    result = run(paged, *options, "--timing-cache", cache)
+    assert result.exit_code == 0, result.output
+    model = onnx.load_from_string(recorder.model)
+    attention = [node for node in model.graph.node if node.op_type == "PagedAttention"]
+    assert attention and not model.functions
+    # TensorRT promises no bool inputs to plugins.
+    assert {node.input[11] for node in attention} == {"collect_stats.int32"}
+    casts = [node for node in model.graph.node if "collect_stats" in node.input]
+    assert [(cast.op_type, list(cast.output), cast.attribute[0].i) for cast in casts] == [
+        ("Cast", ["collect_stats.int32"], onnx.TensorProto.INT32)
+    ]
+    assert recorder.loaded == ["/lib/tensorrt.so"]
+    assert recorder.features == [("aliasing", True)]
+    assert recorder.shapes["block_table"] == [(1, 1), (2, 2), (4, 4)]
+    assert recorder.shapes["key_cache.0"][2][0] == 4 * 4
+    assert recorder.shapes["input_ids"] == [(1,), (16,), (32,)]
+    assert (paged / "model.engine").read_bytes() == b"engine"
+    written = json.loads((paged / "model.engine.json").read_text())
+    assert written["backend"] == "TensorRT" and written["version"] == "10.14.1" and written["plugin"] == "tensorrt.so"
+    assert written["sha256"] == hashlib.sha256(b"engine").hexdigest()
+    assert written["limits"] == {"sequences": 4, "tokens": 32, "context": 64}
+    assert written["shapes"]["block_table"] == [[1, 1], [2, 2], [4, 4]]
+    # The next build starts from what this one has measured.
+    assert cache.read_bytes() == b"+measured"
+    assert run(paged, *options, "--timing-cache", cache).exit_code == 0
+    assert recorder.timing == [b"", b"+measured"]
+    cache.write_bytes(b"damaged")
+    result = run(paged, *options, "--timing-cache", cache)
+    assert (result.exit_code, "is not a timing cache of TensorRT 10.14.1" in result.output) == (2, True)
+
+
+def test_another_model_becomes_standard_ops(checkpoint, sharp_export, tmp_path, monkeypatch):
+    class Builder(trt.Builder):
+        """TensorRT-RTX builds for a GPU that is not there when it is told which."""
+
+        def create_builder_config(self):
+            config = super().create_builder_config()
+            config.num_compute_capabilities = 1
+            config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+            return config
+
+    module = ModuleType("tensorrt")
+    module.__dict__.update({**vars(trt), "Builder": Builder})
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    out = tmp_path / "out"
+    result = sharp_export(checkpoint("softmax"), "--norm", "softmax", "--cache", "contiguous", "-o", out)
+    assert result.exit_code == 0, result.output
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "engine").stat().st_size > 1000
+    assert json.loads((tmp_path / "engine.json").read_text())["plugin"] is None
+    assert (out / "model.timing-cache").is_file()
+
+
+def test_the_builders_phases_are_bars():
+    with Progress(disable=True) as progress:
+        monitor = progress_monitor(trt, progress)
+        monitor.phase_start("Building", None, 4)
+        monitor.phase_start("Measuring", "Building", 10)
+        assert monitor.step_complete("Measuring", 2)
+        assert [(task.description, task.completed, task.total) for task in progress.tasks] == [
+            ("Building", 0, 4),
+            ("  Measuring", 3, 10),
+        ]
+        monitor.phase_finish("Measuring")
+        monitor.phase_finish("Building")
+        monitor.phase_finish("Building")
+        assert monitor.step_complete("Building", 3)
+        assert not progress.tasks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--backend", "tensorrt-rtx"),
+        ("--backend", "tensorrt-rtx", "--compute-capability", 89, "--timing-cache", "cache"),
+        ("--backend", "tensorrt", "--compute-capability", 89),
+    ],
+)
+def test_options_of_the_other_backend_are_refused(tmp_path, options):
+    result = run(tmp_path, *options)
+    assert (result.exit_code, "--compute-capability" in result.output) == (2, True)
