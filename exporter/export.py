@@ -1,5 +1,6 @@
 """`sharp-export`, step by step: read, lower, write, verify, then show the folder whole or not at all."""
 
+import gc
 import json
 import shutil
 import tempfile
@@ -169,7 +170,8 @@ def _export_into(
             checked = Path(tempfile.mkdtemp(dir=staging))
             widen_bfloat16(graph)
             lowering.write(graph, checked, tracing.defaults, settings.target)
-    del graph, tracing  # they hold the weights too
+    del graph, tracing
+    gc.collect()  # they hold the weights too, in cycles
     verification = _verify(checked, form, settings, text, phase)
     if checked != staging:
         shutil.rmtree(checked)
