@@ -1,6 +1,5 @@
 """`sharp-export`, step by step: read, lower, write, verify, then show the folder whole or not at all."""
 
-import gc
 import json
 import shutil
 import tempfile
@@ -170,8 +169,8 @@ def _export_into(
             checked = Path(tempfile.mkdtemp(dir=staging))
             widen_bfloat16(graph)
             lowering.write(graph, checked, tracing.defaults, settings.target)
-    del graph, tracing
-    gc.collect()  # they hold the weights too, in cycles
+    lowering.release_weights(graph)
+    del tracing
     verification = _verify(checked, form, settings, text, phase)
     if checked != staging:
         shutil.rmtree(checked)

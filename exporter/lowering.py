@@ -173,6 +173,12 @@ def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], targ
     onnx.save(model, path)
 
 
+def release_weights(graph: onnx_ir.Model) -> None:
+    """Forget the weights of a graph that was written: something in onnxscript keeps the last graphs alive."""
+    for value in graph.graph.initializers.values():
+        value.const_value = None
+
+
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` with the bodies of its functions in place of their calls, and nothing left of the domain `ai.sharp`."""
     inlined = inliner.inline_local_functions(model)

@@ -4,6 +4,7 @@ import torch
 
 from sharp.exporter import parking
 from sharp.exporter.export import ExportSettings, export
+from sharp.exporter.paged_verification import PagedVerifier
 from sharp.exporter.parking import parked
 from sharp.exporter.verifier import verify as verify_unparked
 from sharp.models.checkpoint import save_checkpoint
@@ -52,3 +53,26 @@ def test_an_export_verifies_with_parked_weights(tmp_path, monkeypatch):
     assert result.verification.passed
     assert seen[0] > 0
     assert not (tmp_path / "out" / parking.FILE).exists()
+
+
+def test_nothing_else_holds_the_weights_that_are_parked(checkpoint, sharp_export, tmp_path, monkeypatch):
+    monkeypatch.setattr(parking, "LEAST_BYTES", 0)
+    expected, opened = PagedVerifier.expected, PagedVerifier.open
+    weights: list[int] = []
+    freed: list[bool] = []
+
+    def remember(self, case):
+        if not weights:
+            weights.extend(one.untyped_storage()._weak_ref() for one in self.model.parameters())
+        return expected(self, case)
+
+    def look(self, folder, *, kernels):
+        freed.extend(torch.UntypedStorage._expired(weight) for weight in weights)
+        return opened(self, folder, kernels=kernels)
+
+    monkeypatch.setattr(PagedVerifier, "expected", remember)
+    monkeypatch.setattr(PagedVerifier, "open", look)
+    result = sharp_export(checkpoint("softmax"), "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert freed
+    assert all(freed)
