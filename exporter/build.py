@@ -1,5 +1,6 @@
 """The command `sharp build`: a model folder compiled for one kind of hardware."""
 
+import os
 from pathlib import Path
 
 import click
@@ -54,6 +55,9 @@ def build(
     check_verified(folder, manifest, allow_unverified)
     if max_context is not None and max_context > manifest.max_context:
         raise InputError(f"--max-context is {max_context}, but the model's longest sequence is {manifest.max_context}")
+    path = output or folder / ("model.engine" if compute_capability is None else f"model.sm{compute_capability}.engine")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(f"the engine {path} cannot be written: give a file in a folder that exists with -o")
     from sharp.exporter.tensorrt_engine import Limits, manifest_path
 
     context = max_context or min(manifest.max_context, 4096)
@@ -64,13 +68,11 @@ def build(
         if compute_capability is None:
             from sharp.exporter import tensorrt
 
-            path = output or folder / "model.engine"
             cache = timing_cache or folder / "model.timing-cache"
             engine = tensorrt.build(folder, manifest, limits, cache, progress)
         else:
             from sharp.exporter import tensorrt_rtx
 
-            path = output or folder / f"model.sm{compute_capability}.engine"
             engine = tensorrt_rtx.build(folder, manifest, compute_capability, limits, progress)
     engine.write(path)
     click.echo(

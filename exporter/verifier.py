@@ -254,7 +254,7 @@ def against_float64(
         before = found[index]
         own = compare("torch", before.case, expected[before.case], exact[before.case])
         cached = [error.largest for error in own.cached.values()]
-        rounding = Difference(max(own.logits_error, *cached), own.entropy_error)
+        rounding = Difference(max((own.logits_error, *cached)), own.entropy_error)
         tolerance = Difference(
             _allowed(before.tolerance.logits, rounding.logits, MOST.logits),
             _allowed(before.tolerance.entropy, rounding.entropy, MOST.entropy),

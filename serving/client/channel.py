@@ -82,6 +82,9 @@ def channel_options(attempts: int) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ("grpc.max_send_message_length", MESSAGE_BYTES),
         ("grpc.service_config", json.dumps(config)),
+        # A server that was restarted is found again before the next one goes; gRPC's own wait grows to minutes.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.keepalive_time_ms", 30_000),  # finds out that the server's machine has gone
     ]
 

@@ -106,7 +106,8 @@ def test_encoders_equal_transformers(sharp_export, tmp_path, name):
         inputs["token_type_ids"] = torch.randint(2, (3, 9), generator=generator)
     with torch.no_grad():
         wanted = model(**inputs).logits[mask.bool()]
-    found = UncachedSession(folder, kernels=True).run([inputs[port].numpy() for port in names])[mask.bool().numpy()]
+    fed = [inputs[port].numpy() for port in names if port in inputs]
+    found = UncachedSession(folder, kernels=True).run(fed)[mask.bool().numpy()]
     assert np.abs(found - wanted.numpy()).max() < 1e-4 * wanted.abs().max()
     SEEN[name, "none"] = "logits"
 

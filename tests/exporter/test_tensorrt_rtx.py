@@ -48,6 +48,9 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(checkpoint, sharp_export,
     result = run(out, *BACKEND, 89)
     assert (result.exit_code, "export the model again with --target portable" in result.output) == (2, True)
     (out / "sharp.json").write_text(written)
+    for place in (tmp_path / "missing" / "engine", tmp_path):
+        result = run(out, *BACKEND, 89, "-o", place)
+        assert (result.exit_code, f"the engine {place} cannot be written" in result.output) == (2, True)
     result = run(out, *BACKEND, 42)
     assert (result.exit_code, "but must be one of: 75" in result.output) == (2, True)
     (out / "model.onnx").write_bytes(b"")

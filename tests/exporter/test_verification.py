@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from sharp.exporter import contiguous_verification
 from sharp.exporter.contiguous_session import ContiguousSession
 from sharp.exporter.continuation import check_continuation
 from sharp.exporter.hooked_model import HookedDecoder
@@ -143,14 +144,15 @@ def test_a_greedy_answer_may_differ_by_a_tie_only():
 
 
 def test_a_text_that_is_predicted_worse_fails(checkpoint, sharp_export, tmp_path, monkeypatch):
+    long = contiguous_verification.CASES["long context"][0].context
     step = ContiguousSession.step
 
     def spoiled(session, tokens):
         logits, stats = step(session, tokens)
-        return (logits * 0.9 if tokens.shape[1] > 100 else logits), stats
+        return (logits * 0.9 if tokens.shape[1] > 100 and tokens.shape[1] != long else logits), stats
 
     monkeypatch.setattr(ContiguousSession, "step", spoiled)
     options = ("--norm", "ssa", "--untrained-norm", "--cache", "contiguous", "-o", tmp_path / "out")
     result = sharp_export(checkpoint("softmax"), *options)
     assert result.exit_code == 1
-    assert "2 of 14 checks, first in the perplexity of the text (kernels)" in " ".join(result.output.split())
+    assert "2 of 16 checks, first in the perplexity of the text (kernels)" in " ".join(result.output.split())

@@ -51,7 +51,8 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
             return stacks[number].enter_context(serve(folders[number], *options))
 
         before = [start(number) for number in range(2)]
-        threads = [threading.Thread(target=ask) for _ in range(THREADS)]
+        running.callback(stop.set)  # or the threads would go on after a failure
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
         while len(answers) < 10 * THREADS and not failures:
@@ -64,9 +65,9 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
             after.append(start(number))
             # The other one answered meanwhile.
             assert len(answers) > count
-        deadline = time.monotonic() + 20
-        while min(requests_of(server) for server in after) == 0 and time.monotonic() < deadline:
-            time.sleep(0.05)
+            deadline = time.monotonic() + 20
+            while requests_of(after[-1]) == 0 and time.monotonic() < deadline:
+                time.sleep(0.05)
         stop.set()
         for thread in threads:
             thread.join()

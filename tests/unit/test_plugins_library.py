@@ -53,3 +53,13 @@ def test_an_unknown_instruction_set_is_refused_when_the_library_is_registered() 
         check=False,
     )
     assert "SHARP_ISA is 'mmx'; this processor can run:" in finished.stderr
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
+def test_onnx_runtime_reports_its_use_only_if_the_user_says_so(given: dict[str, str], kept: str) -> None:
+    code = "import os, sharp.plugins.cache_tensors; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment | given, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == kept
