@@ -8,6 +8,7 @@ from transformers.pytorch_utils import Conv1D
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.forms import Form
 from sharp.exporter.graph_options import GraphOptions
+from sharp.exporter.parking import LEAST_BYTES
 from sharp.exporter.quantization import choose_packings
 from sharp.exporter.source import Source
 from sharp.models.config import SharpConfig
@@ -17,9 +18,10 @@ from sharp.plugins.manifest import NormParameter, Target
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # Measured on 2026-11-21: exporting a model of 12 MB takes 540 MB, SmolLM2-135M (GGUF, 538 MB in float32) 1,977 MB. The
-# copies are the model in PyTorch, ONNX Runtime's, and the one that ONNX Runtime packs for its matrix products.
+# copies are the model in PyTorch, ONNX Runtime's, and the one that ONNX Runtime packs for its matrix products. Of a
+# large model one is there at a time, and what is read of its file: 1.1 billion parameters (4,417 MB) take 7,083 MB.
 BASE_BYTES = 510_000_000  # Python with torch and transformers
-COPIES = 2.75
+COPIES, COPIES_OF_LARGE = 2.75, 1.5
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,12 @@ def make_plan(
         weights=weights,
         weight_bytes=_weight_bytes(source.model, options),
         cache_bytes_per_token=_cache_bytes(form) if cached else 0.0,
-        memory_bytes=BASE_BYTES + int(COPIES * weights * BYTES["float32"]),
+        memory_bytes=_memory_bytes(weights * BYTES["float32"]),
     )
+
+
+def _memory_bytes(weights: int) -> int:
+    return BASE_BYTES + int((COPIES_OF_LARGE if weights >= LEAST_BYTES else COPIES) * weights)
 
 
 def _cache_bytes(form: Form) -> float:

@@ -5,9 +5,8 @@ from pathlib import Path
 import onnxruntime
 
 from sharp.exporter.lowering import DATA_FILE, MODEL_FILE
+from sharp.exporter.parking import LEAST_BYTES
 from sharp.plugins import library_path
-
-LEAST_LARGE_BYTES = 2**30
 
 
 def open_session(folder: Path, *, kernels: bool, threads: int = 0) -> onnxruntime.InferenceSession:
@@ -19,7 +18,7 @@ def open_session(folder: Path, *, kernels: bool, threads: int = 0) -> onnxruntim
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     data = folder / DATA_FILE
-    if data.exists() and data.stat().st_size >= LEAST_LARGE_BYTES:
+    if data.exists() and data.stat().st_size >= LEAST_BYTES:
         # ONNX Runtime maps the weights from their file; packed for its matrix products they are a second copy.
         options.add_session_config_entry("session.disable_prepacking", "1")
     if kernels:
