@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,6 @@ import click
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, available_cpus
-from sharp.serving.engine.thread import SWITCH_SECONDS
 from sharp.serving.metrics import Metrics, ModelMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -82,7 +80,6 @@ def decode(
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(folder: str, streams: int, context: int, steps: int, threads: int, output: Path | None) -> None:
     """Measure and write the results."""
-    sys.setswitchinterval(SWITCH_SECONDS)  # as a server has it
     tokens = 2 * context + streams * (steps + 64)
     llm = LLM(
         folder,

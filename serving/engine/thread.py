@@ -2,7 +2,6 @@
 
 import logging
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,10 +15,6 @@ from sharp.serving.errors import EngineError, NotFoundError, SharpError
 from sharp.serving.request import Request
 
 logger = logging.getLogger(__name__)
-
-# How long the engine waits for another thread to hand over Python's interpreter; Python's own 5 ms, several times in a
-# step, made tokens late while metrics were read.
-SWITCH_SECONDS = 0.0005
 
 # Takes the events of one request, in the engine's thread: it must return at once.
 Sink = Callable[[Event], None]
@@ -53,8 +48,7 @@ class EngineThread:
         self._step_began: float | None = None
 
     def start(self) -> None:
-        """Begin to work; all threads of the process now change more often, see SWITCH_SECONDS."""
-        sys.setswitchinterval(SWITCH_SECONDS)
+        """Begin to work."""
         self._thread.start()
 
     def stop(self) -> None:
