@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from sharp.plugins.manifest import Manifest
 from sharp.serving.config import MetricsConfig
 from sharp.serving.metrics.dispersion import LEAST_CONTEXT
-from sharp.serving.metrics.exposition import Family, labelled, line
+from sharp.serving.metrics.exposition import Family, labelled, template
 from sharp.serving.metrics.heads import HeadSnapshot, HeadStatistics
 
 FLUSH_SECONDS = 2.0
+FLOAT32 = "%.9g"  # all its digits, in a third of the time of all digits of a float64
 ALL_HEADS = "all"
 ENTROPY = "sharp_attention_entropy_nats"
 CONTEXT = "sharp_attention_context_normalized_entropy"
@@ -45,26 +47,38 @@ class AttentionModel:
         return labelled(model=self.manifest.name)
 
     @cached_property
-    def layers(self) -> list[str]:
+    def layers(self) -> tuple[str, ...]:
         """The labels of each layer."""
-        return [f"{self.labels},{labelled(layer=str(layer))}" for layer in range(self.manifest.layers)]
+        return tuple(f"{self.labels},{labelled(layer=str(layer))}" for layer in range(self.manifest.layers))
 
     @cached_property
-    def series(self) -> list[str]:
+    def series(self) -> tuple[str, ...]:
         """The labels of each series: all heads of the first layer, then of the second ..."""
         heads = [str(head) for head in range(self.manifest.q_heads)] if self.per_head else [ALL_HEADS]
-        return [f"{layer},{labelled(head=head)}" for layer in self.layers for head in heads]
+        return tuple(f"{layer},{labelled(head=head)}" for layer in self.layers for head in heads)
 
     @cached_property
-    def buckets(self) -> list[list[str]]:
-        """How the line of each bucket of the entropy of each series begins."""
-        bounds = [*(str(float(bound)) for bound in self.heads.bounds), "+Inf"]
-        return [[f"{ENTROPY}_bucket{{{labels},{labelled(le=bound)}}}" for bound in bounds] for labels in self.series]
+    def histogram(self) -> str:
+        """The template of the entropy; the lines of a series stand together, as OpenMetrics asks."""
+        bounds = [labelled(le=bound) for bound in (*(str(float(bound)) for bound in self.heads.bounds), "+Inf")]
+        return "".join(
+            template(f"{ENTROPY}_bucket", tuple(f"{one},{bound}" for bound in bounds))
+            + template(f"{ENTROPY}_count", (one,))
+            + template(f"{ENTROPY}_sum", (one,))
+            for one in self.series
+        )
+
+    @cached_property
+    def by_context(self) -> str:
+        """The template of the summary."""
+        ranges = [labelled(context=str(bound)) for bound in self.heads.contexts.tolist()]
+        each = [f"{layer},{one}" for layer in self.layers for one in ranges]
+        return "".join(template(f"{CONTEXT}_count", (one,)) + template(f"{CONTEXT}_sum", (one,)) for one in each)
 
 
 @dataclass(frozen=True)
 class _View:
-    """A model and its numbers."""
+    """A model and its numbers; every method gives lines."""
 
     model: AttentionModel
     snapshot: HeadSnapshot
@@ -73,43 +87,34 @@ class _View:
         """[layers, heads, ...] -> [layers, series of a layer, ...]."""
         return values if self.model.per_head else values.sum(1, keepdims=True)
 
-    def gauge(
-        self, name: str, values: NDArray[np.float64] | None, over_heads: Callable[..., Any] = np.mean
-    ) -> Iterator[str]:
-        """Lines of [layers, heads], without those that are NaN: nothing is known of them yet."""
+    def gauge(self, name: str, values: NDArray[np.float64] | None, over_heads: Callable[..., Any] = np.mean) -> str:
+        """Of [layers, heads], without those that are NaN: nothing is known of them yet."""
         if values is None:
-            return
+            return ""
         if not self.model.per_head:
             values = over_heads(values, axis=-1, keepdims=True)
-        for labels, value in zip(self.model.series, values.ravel().tolist(), strict=True):
-            if value == value:  # not NaN
-                yield line(name, labels, value)
+        known = ~np.isnan(values.ravel())
+        series = tuple(compress(self.model.series, known))
+        return template(name, series, FLOAT32) % tuple(values.ravel()[known].tolist())
 
-    def histogram(self) -> Iterator[str]:
-        """Lines of the entropy, those of a series together: OpenMetrics asks for that."""
+    def histogram(self) -> str:
+        """Of the entropy."""
         counts = self.summed(self.snapshot.counts).cumsum(-1)  # [layers, series of a layer, buckets]
         rows = counts.reshape(-1, counts.shape[-1]).tolist()
         sums = self.summed(self.snapshot.entropy).ravel().tolist()
-        for labels, starts, row, total in zip(self.model.series, self.model.buckets, rows, sums, strict=True):
-            for start, value in zip(starts, row, strict=True):
-                yield f"{start} {value}"
-            yield line(f"{ENTROPY}_count", labels, row[-1])
-            yield line(f"{ENTROPY}_sum", labels, total)
+        return self.model.histogram % tuple(
+            value for row, total in zip(rows, sums, strict=True) for value in (*row, row[-1], total)
+        )
 
-    def by_context(self) -> Iterator[str]:
-        """Lines of the summary."""
-        for labels, sums in zip(self.model.layers, self.snapshot.context_sums.tolist(), strict=True):
-            for bound, tokens, total in zip(
-                self.model.heads.contexts.tolist(), self.snapshot.context_counts.tolist(), sums, strict=True
-            ):
-                whole = f"{labels},{labelled(context=str(bound))}"
-                yield line(f"{CONTEXT}_count", whole, tokens)
-                yield line(f"{CONTEXT}_sum", whole, total)
+    def by_context(self) -> str:
+        """Of the summary."""
+        counts = self.snapshot.context_counts.tolist() * len(self.model.layers)
+        sums = self.snapshot.context_sums.ravel().tolist()
+        return self.model.by_context % tuple(chain.from_iterable(zip(counts, sums, strict=True)))
 
-    def dispersed(self, name: str) -> Iterator[str]:
-        """Lines of the number of dispersed heads."""
-        counts = self.snapshot.dispersed.sum(-1).tolist()
-        return (line(name, labels, count) for labels, count in zip(self.model.layers, counts, strict=True))
+    def dispersed(self, name: str) -> str:
+        """Of the number of dispersed heads."""
+        return template(name, self.model.layers) % tuple(self.snapshot.dispersed.sum(-1).tolist())
 
 
 def attention_families(models: list[AttentionModel]) -> Iterator[Family]:
@@ -121,15 +126,13 @@ def attention_families(models: list[AttentionModel]) -> Iterator[Family]:
         model.heads.flush(FLUSH_SECONDS)
         views.append(_View(model, model.heads.snapshot()))
 
-    def family(
-        name: str, kind: str, unit: str, description: str, lines: Callable[[_View, str], Iterator[str]]
-    ) -> Family:
-        return Family(name, kind, unit, description, (one for view in views for one in lines(view, name)))
+    def family(name: str, kind: str, unit: str, description: str, lines: Callable[[_View, str], str]) -> Family:
+        return Family(name, kind, unit, description, "".join(lines(view, name) for view in views))
 
-    def of_model(suffix: str, value: Callable[[_View], float]) -> Callable[[_View, str], Iterator[str]]:
-        return lambda view, name: iter([line(name + suffix, view.model.labels, value(view))])
+    def of_model(suffix: str, value: Callable[[_View], float]) -> Callable[[_View, str], str]:
+        return lambda view, name: template(name + suffix, (view.model.labels,)) % value(view)
 
-    def recent(field: str) -> Callable[[_View, str], Iterator[str]]:
+    def recent(field: str) -> Callable[[_View, str], str]:
         return lambda view, name: view.gauge(name, getattr(view.snapshot.recent, field, None))
 
     yield family(
