@@ -6,6 +6,21 @@ from functools import cache
 from typing import Any
 
 import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Reader(gguf.GGUFReader):  # type: ignore[misc]
+    """GGUF's own reader, whose file is a plain array: of a memmap every slice, one a token, runs Python code."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The bytes of the file, still mapped."""
+        return self._data
+
+    @data.setter
+    def data(self, mapped: NDArray[np.uint8]) -> None:
+        self._data = np.asarray(mapped)
 
 
 @contextmanager
@@ -17,8 +32,7 @@ def one_reader() -> Iterator[None]:
     """
     library: Any = gguf
     kept = {name: getattr(library, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    for name, made in kept.items():
-        setattr(library, name, cache(made))
+    library.GGUFReader, library.get_tensor_name_map = cache(Reader), cache(gguf.get_tensor_name_map)
     try:
         yield
     finally:

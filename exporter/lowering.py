@@ -68,6 +68,7 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
     graph = program.model
     simplify(graph)
     name_dimensions(graph, tracing.inputs)
+    share_cache_shapes(graph)
     leave_out_unused_outputs(graph)
     widen_norms(graph)
     if tracing.beside:
@@ -76,19 +77,32 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
 
 
 def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, ...]]) -> None:
-    """Give the dynamic sizes the names of `inputs` instead of the tracer's `s17`."""
+    """Give the dynamic sizes the names of `inputs` instead of the tracer's `s17`, or its constant for blocks."""
     names: dict[str, str] = {}
     for value in graph.graph.inputs:
         assert value.name is not None
-        for dimension, name in zip(value.shape or (), inputs[value.name], strict=True):
+        for axis, (dimension, name) in enumerate(zip(value.shape or (), inputs[value.name], strict=True)):
             if isinstance(dimension, onnx_ir.SymbolicDim):
                 names[str(dimension.value)] = str(name)
+            elif isinstance(name, str):
+                assert value.shape is not None
+                value.shape[axis] = name
     produced = (output for node in graph.graph for output in node.outputs)
     for value in (*graph.graph.inputs, *produced):
         for axis, dimension in enumerate(value.shape or ()):
             if isinstance(dimension, onnx_ir.SymbolicDim) and str(dimension.value) in names:
                 assert value.shape is not None
                 value.shape[axis] = names[str(dimension.value)]
+
+
+def share_cache_shapes(graph: onnx_ir.Model) -> None:
+    """Give the caches that the paged op updates the shapes of those that it is given."""
+    for node in graph.graph:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name):
+            for name in ("key_cache", "value_cache"):
+                cache = node.inputs[schema.INPUTS.index(name)]
+                assert cache is not None
+                node.outputs[schema.OUTPUTS.index(f"{name}_out")].shape = cache.shape
 
 
 def leave_out_unused_outputs(graph: onnx_ir.Model) -> None:

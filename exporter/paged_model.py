@@ -135,7 +135,7 @@ def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:
         *([torch.zeros(blocks, *one.block_shape, dtype=cache_dtype) for one in part] for part in (keys, values)),
     )
     dynamic = [{axis: Dim.DYNAMIC for axis, _ in enumerate(dimensions)} for dimensions in INPUTS.values()]
-    caches = [{0: Dim.DYNAMIC}] * len(keys)
+    caches = [None] * len(keys)  # only the op sees how many blocks there are, so they need not slow the tracer
     return Tracing(
         module=PagedModel(decoder),
         arguments=arguments,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from sharp.exporter.continuation import Append, Continuation, check_continuation, continue_greedily
+from sharp.exporter.continuation import Append, Continuation, check_continuation, continue_as_drafted, continue_greedily
 from sharp.exporter.parking import parked
 from sharp.exporter.perplexity import TextPrediction, perplexity, runtime_losses, window_of
 from sharp.exporter.precision import in_float64
@@ -160,8 +160,8 @@ def verify(
 ) -> Verification:
     """Compare the written model with PyTorch in every runtime; at the same time, unless the model is large.
 
-    The greedy answer goes on from the start of `text`, or from drawn tokens where there is none. Cases that differ by
-    more than `tolerance` are judged anew, see `against_float64`.
+    The greedy answer goes on from the start of `text`, or from drawn tokens where there is none; the first runtime's is
+    the draft of the others'. Cases that differ by more than `tolerance` are judged anew, see `against_float64`.
     """
     expected = {case: verifier.expected(case) for case in verifier.cases}
     longest = verifier.config.max_context
@@ -170,6 +170,7 @@ def verify(
     answered = min(CONTINUATION_TOKENS, longest - len(prompt) + 1)
 
     interrupted = Event()
+    draft: Future[Tokens] = Future()
 
     def checked() -> None:
         on_check()
@@ -188,13 +189,17 @@ def verify(
                 failed[case] = said
             checked()
         if verifier.writes_text:
-            append = verifier.begin(session, len(prompt) + answered)
-            answer = continue_greedily(append, prompt, answered)
+            begin = partial(verifier.begin, session, len(prompt) + answered)
+            if runtime == runtimes[0]:
+                answer = continue_greedily(begin(), prompt, answered)
+                draft.set_result(answer)
+            else:
+                answer = continue_as_drafted(begin, prompt, draft.result())
             checked()
         if text is not None:
-            begin = partial(verifier.begin, session)
+            begin_text = partial(verifier.begin, session)
             tokens = text.tokens if runtime.kernels else text.tokens[:INLINED_TEXT_TOKENS]
-            losses = runtime_losses(begin, tokens, window_of(verifier.config), verifier.text_step)
+            losses = runtime_losses(begin_text, tokens, window_of(verifier.config), verifier.text_step)
             checked()
         return _Run(found, failed, answer, losses)
 
@@ -203,6 +208,7 @@ def verify(
             runs = dict(zip((name for name, _ in runtimes), pool.map(run_in, runtimes), strict=True))
         except BaseException:  # Ctrl-C arrives here, and the pool waits for its threads
             interrupted.set()
+            draft.cancel()
             raise
     found = [comparison for run in runs.values() for comparison in run.found]
     failed = {index: runs[one.runtime].failed[one.case] for index, one in enumerate(found) if not one.passed}

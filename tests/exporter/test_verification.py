@@ -9,7 +9,7 @@ import torch
 
 from sharp.exporter import contiguous_verification
 from sharp.exporter.contiguous_session import ContiguousSession
-from sharp.exporter.continuation import check_continuation
+from sharp.exporter.continuation import check_continuation, continue_as_drafted, continue_greedily
 from sharp.exporter.hooked_model import HookedDecoder
 from sharp.exporter.norm_options import NO_OPTIONS
 from sharp.exporter.own_model import OwnDecoder
@@ -141,6 +141,52 @@ def test_a_greedy_answer_may_differ_by_a_tie_only():
     assert (right.same, right.tied, right.first_difference, right.passed) == (3, 0, None, True)
     assert (tie.same, tie.tied, tie.first_difference, tie.passed) == (2, 1, 2, True)
     assert (wrong.same, wrong.tied, wrong.first_difference, wrong.passed) == (2, 0, 1, False)
+
+
+@pytest.mark.parametrize(("wrong", "steps"), [(None, 3), (0, 3 + 33), (20, 3 + 33), (32, 3 + 33)])
+def test_a_draft_saves_steps_and_changes_no_token(wrong, steps):
+    taken = 0
+
+    def begin():
+        seen: list[int] = []
+
+        def append(tokens):
+            nonlocal taken
+            taken += 1
+            rows = []
+            for token in tokens.tolist():
+                seen.append(token)
+                rows.append(np.eye(50)[(3 * sum(seen) + len(seen)) % 50])
+            return np.array(rows)
+
+        return append
+
+    prompt = np.array([7, 1, 40])
+    answer = continue_greedily(begin(), prompt, 33)
+    draft = answer.copy()
+    if wrong is not None:
+        draft[wrong] = (draft[wrong] + 1) % 50
+    taken = 0
+    assert continue_as_drafted(begin, prompt, draft).tolist() == answer.tolist()
+    assert taken == steps
+
+
+def test_one_token_may_be_drafted():
+    assert continue_as_drafted(lambda: lambda tokens: np.eye(3)[[2] * len(tokens)], np.array([0]), np.array([2])) == [2]
+
+
+def test_no_runtime_waits_for_one_that_failed(checkpoint, sharp_export, tmp_path, monkeypatch):
+    sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    opened = PagedVerifier.open
+
+    def broken(verifier, folder, *, kernels):
+        if kernels:
+            raise InputError("broken")
+        return opened(verifier, folder, kernels=kernels)
+
+    monkeypatch.setattr(PagedVerifier, "open", broken)
+    with pytest.raises(InputError, match="broken"):
+        verify(PagedVerifier(OwnDecoder(tiny_model("ssa")), Cache()), tmp_path / "out", (KERNELS, INLINED), None, int)
 
 
 def test_a_text_that_is_predicted_worse_fails(checkpoint, sharp_export, tmp_path, monkeypatch):
