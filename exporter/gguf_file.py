@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Reader(gguf.GGUFReader):  # type: ignore[misc]
+class Reader(gguf.GGUFReader):
     """GGUF's own reader, whose file is a plain array: of a memmap every slice, one a token, runs Python code."""
 
-    @property
+    @property  # type: ignore[override]
     def data(self) -> NDArray[np.uint8]:
         """The bytes of the file, still mapped."""
         return self._data
