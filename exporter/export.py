@@ -180,8 +180,10 @@ def _export_into(
         source, form, settings, name, windows, verified=verification.passed, found=summary(verification, measured)
     )
     described.write(staging)
-    if form.cache.form == "contiguous" and not described.norm.heads:  # genai knows one cache a layer, all of one size
+    if form.cache.form == "contiguous" and not described.norm.heads:  # others know one cache a layer, all of one size
         write_genai_config(staging, described)
+        if source.write_config is not None:
+            source.write_config(staging)
     (staging / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return described, verification, measured, report
 

@@ -99,6 +99,7 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
         model=exported,
         original=original,
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
+        write_config=facts.save_pretrained,
         unused_weights=tuple(sorted(map(str, loading["unexpected_keys"]))),
     )
 

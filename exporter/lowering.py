@@ -5,6 +5,7 @@ ops instead. They are attached last: `optimize` and version conversion would inl
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,9 +91,10 @@ def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, 
     produced = (output for node in graph.graph for output in node.outputs)
     for value in (*graph.graph.inputs, *produced):
         for axis, dimension in enumerate(value.shape or ()):
-            if isinstance(dimension, onnx_ir.SymbolicDim) and str(dimension.value) in names:
+            if isinstance(dimension, onnx_ir.SymbolicDim):
                 assert value.shape is not None
-                value.shape[axis] = names[str(dimension.value)]
+                # The tracer's may be a sum: the keys of a present are "past + tokens".
+                value.shape[axis] = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), str(dimension.value))
 
 
 def share_cache_shapes(graph: onnx_ir.Model) -> None:

@@ -14,6 +14,7 @@ class Source:
     """A checkpoint that was read: the model, and what goes beside it into the model folder.
 
     `original` is the checkpoint under the norm that it was trained with: `model` itself where that is the norm.
+    `write_config` writes transformers' `config.json`, which optimum asks for.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Source:
     model: Decoder | UncachedModel
     original: Decoder | UncachedModel
     write_tokenizer: Callable[[Path], object] | None
+    write_config: Callable[[Path], object] | None = None
     task: str | None = None
     task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
     unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for

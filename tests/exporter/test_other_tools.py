@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from onnx.reference import ReferenceEvaluator
+from transformers import AutoConfig
 
 from sharp.exporter.cli import export
 from sharp.exporter.contiguous_session import ContiguousSession
@@ -19,9 +20,11 @@ from sharp.exporter.genai import with_kernels
 from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins import library_path
 from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
 
 PROMPT = np.array([[72, 101, 108, 108, 111]])
 NEW_TOKENS = 12
+SUMS = ("past + tokens", "tokens + past")  # as the tracer happens to sort them
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,24 @@ def test_genai_opens_the_tokenizer(genai, contiguous):
     assert tokenizer.encode("aé").tolist() == [97, 195, 169]
     assert tokenizer.decode([97, 195, 169]) == "aé"
     assert json.loads((contiguous / "genai_config.json").read_text())["model"]["eos_token_id"] == [256]
+
+
+def test_what_optimum_reads(tmp_path):
+    """Its names, sizes and config.json; optimum itself wants transformers 4, and ran SmolLM2 by hand."""
+    source = save(tiny("llama"), tmp_path / "llama")
+    arguments = [str(source), "--norm", "softmax", "--cache", "contiguous", "-o", str(tmp_path / "out")]
+    assert CliRunner().invoke(export, arguments).exit_code == 0
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    assert (config.model_type, config.num_hidden_layers) == ("llama", 2)
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    sizes = {
+        one.name: [dimension.dim_param or dimension.dim_value for dimension in one.type.tensor_type.shape.dim]
+        for one in (*graph.input, *graph.output)
+    }
+    heads, head_dim = config.num_key_value_heads, config.head_dim
+    for part in ("key", "value"):
+        assert sizes[f"past_key_values.1.{part}"] == ["batch", heads, "past", head_dim]
+        assert sizes[f"present.1.{part}"] in [["batch", heads, keys, head_dim] for keys in SUMS]
 
 
 def test_onnx_checks_infers_and_evaluates_it(contiguous):
