@@ -167,6 +167,8 @@ def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
             f"{path} is a {facts.model_type} model, which sharp-export does not support yet; "
             f"supported are: {', '.join(ARCHITECTURES)}"
         )
+    if path.is_dir() and getattr(facts, "quantization_config", None) is not None:
+        raise InputError(f"{path} is quantized; export the model that it was made from, with --quantize int8 or int4")
     if not 1 <= facts.num_hidden_layers <= MOST_LAYERS:
         raise InputError(
             f"{path} says that it has {facts.num_hidden_layers} layers, but must have from 1 to {MOST_LAYERS}; "
@@ -195,6 +197,8 @@ def _hooked(
         heads = probe_heads(model, lambda attention: model(input_ids=tokens, sharp_attention=attention))
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
+    except Exception as error:  # its configuration may hold anything
+        raise InputError(f"{path} cannot be exported, as transformers cannot run it: {_reason(error)}") from error
     config = replace(_config(model, heads, architecture, norm), **options.config_fields())
     kind = HookedDecoder if architecture.kind == "decoder" else HookedEncoder
     return kind(model, config, architecture.positions)

@@ -13,6 +13,7 @@ from sharp.models.checkpoint import save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
 from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
 
 
 def assert_refused(result: Result, output: Path, *words: str) -> None:
@@ -92,6 +93,23 @@ def test_hugging_face_folder_of_another_architecture(sharp_export, tmp_path):
     (tmp_path / "mine" / "config.json").write_text(json.dumps({"model_type": "bloom"}))
     result = sharp_export(tmp_path / "mine", "--norm", "softmax", "-o", tmp_path / "out")
     assert_refused(result, tmp_path / "out", "bloom", "llama", "gemma2")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": "48"}, ("hidden_size",)),
+        ({"num_key_value_heads": 4}, ("incomplete", "its config.json describes")),
+        ({"sliding_window": "x"}, ("transformers cannot run it",)),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, ("is quantized", "--quantize")),
+    ],
+)
+def test_hugging_face_folder_with_another_configuration(sharp_export, tmp_path, change, words):
+    config = save(tiny("llama"), tmp_path / "mine") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    assert_refused(
+        sharp_export(tmp_path / "mine", "--norm", "softmax", "-o", tmp_path / "out"), tmp_path / "out", *words
+    )
 
 
 def test_hugging_face_folder_without_weights(sharp_export, tmp_path):
