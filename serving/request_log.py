@@ -3,11 +3,14 @@
 import json
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
-from sharp.serving.served import ServedRequest
+from sharp.serving.errors import SharpError
+from sharp.serving.served import Call, ServedRequest
 from sharp.serving.tokenizer import Tokenizer
 
 logger = logging.getLogger("sharp.requests")
@@ -26,11 +29,24 @@ def set_up_logging(log_format: str) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def log_request(served: ServedRequest, model: str, trace_id: str | None) -> None:
+def log_request(served: ServedRequest, model: str | None, trace_id: str | None) -> None:
     """Write the line of a request that has ended; JSON has each of its fields by name."""
     fields = _fields(served, model, trace_id)
     line = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
     logger.info("request %s", line, extra=fields)
+
+
+@contextmanager
+def refusals_logged(call: Call, model: str | None) -> Iterator[None]:
+    """Write the line of a request that is refused inside, before a `GenerationService` has it.
+
+    `model` is None where it is not known yet.
+    """
+    try:
+        yield
+    except SharpError as error:
+        log_request(ServedRequest(call, error=str(error)), model, None)
+        raise
 
 
 def log_prompt(served: ServedRequest, tokenizer: Tokenizer | None) -> None:
@@ -42,8 +58,10 @@ def log_prompt(served: ServedRequest, tokenizer: Tokenizer | None) -> None:
         logger.info("prompt of %s: %r", served.request.request_id, prompt, extra=fields)
 
 
-def _fields(served: ServedRequest, model: str, trace_id: str | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"protocol": served.call.protocol, "model": model, "outcome": served.outcome}
+def _fields(served: ServedRequest, model: str | None, trace_id: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"protocol": served.call.protocol, "outcome": served.outcome}
+    if model is not None:
+        fields["model"] = model
     if served.request is not None:
         fields = {"request_id": served.request.request_id, **fields}
         fields["prompt_tokens"] = len(served.request.prompt_ids)

@@ -7,6 +7,8 @@ import grpc
 
 from sharp.serving.errors import UnauthenticatedError
 from sharp.serving.grpc.status import abort
+from sharp.serving.request_log import refusals_logged
+from sharp.serving.served import Call
 from sharp.serving.tokens import Tokens
 
 # Probes have no token.
@@ -34,7 +36,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             return handler
         given = dict(handler_call_details.invocation_metadata or ()).get("authorization")
         try:
-            self._tokens.check(given if isinstance(given, str) else None)
+            with refusals_logged(Call("grpc"), None):
+                self._tokens.check(given if isinstance(given, str) else None)
         except UnauthenticatedError as error:
             return _refusal(handler, error)
         return handler

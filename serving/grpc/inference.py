@@ -31,11 +31,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     @reports_errors
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # noqa: N802
         """Stream the answers to one prompt."""
-        self._service.check_model(request.model)
         async with self._service.stream(call_of(context, "grpc"), lambda: self._prepare(request)) as stream:
             await self._send(stream, context)
 
     def _prepare(self, request: inference_pb2.GenerateRequest) -> Request:
+        self._service.check_model(request.model)
         try:
             return self._checked(request)
         except FieldError as error:

@@ -5,6 +5,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharp.serving.errors import UnauthenticatedError
 from sharp.serving.http.errors import error_response
+from sharp.serving.request_log import refusals_logged
+from sharp.serving.served import Call
 from sharp.serving.tokens import Tokens
 
 PROTECTED = "/v1/"  # not /health and /metrics, whose readers have no token
@@ -21,7 +23,8 @@ class TokenMiddleware:
         """See ASGI."""
         if scope["type"] == "http" and scope["path"].startswith(PROTECTED):
             try:
-                self._tokens.check(Request(scope).headers.get("authorization"))
+                with refusals_logged(Call("http"), None):
+                    self._tokens.check(Request(scope).headers.get("authorization"))
             except UnauthenticatedError as error:
                 await error_response(error)(scope, receive, send)
                 return

@@ -20,6 +20,7 @@ from sharp.serving.http.openai_answer import Answer, ChatAnswer, TextAnswer, usa
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest, parse
 from sharp.serving.request import Prompt
 from sharp.serving.request import Request as EngineRequest
+from sharp.serving.request_log import refusals_logged
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.served import Call
 from sharp.serving.service import EventStream, GenerationService, new_request_id
@@ -49,9 +50,11 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        call = Call("http", dict(Request(scope).headers))
         try:
-            body = await self._body(Request(scope, receive))
-            await _until_disconnected(receive, self._answer(body, scope, receive, send))
+            with refusals_logged(call, self._service.model.manifest.name):
+                body = await self._body(Request(scope, receive))
+            await _until_disconnected(receive, self._answer(body, call, scope, receive, send))
         except ClientDisconnect:
             return
         except SharpError as error:
@@ -65,15 +68,16 @@ class Generation:
                 raise InputError(f"the body has more than {self._max_body_bytes} bytes, the limit")
         return bytes(body)
 
-    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        request = await asyncio.to_thread(parse, self._kind, body)
-        self._service.check_model(request.model)
-        params = request.params()
+    async def _answer(self, body: bytes, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        with refusals_logged(call, self._service.model.manifest.name):
+            request = await asyncio.to_thread(parse, self._kind, body)
+            self._service.check_model(request.model)
+            params = request.params()
+            prompts = await asyncio.to_thread(self._prompts, request)
         request_id = new_request_id()
-        call = Call("http", dict(Request(scope).headers))
         async with AsyncExitStack() as stack:
             streams = []
-            for number, prompt in enumerate(await asyncio.to_thread(self._prompts, request)):
+            for number, prompt in enumerate(prompts):
                 name = f"{request_id}-{number}"
                 prepare = self._preparation(request, name, prompt, params)
                 streams.append(await stack.enter_async_context(self._service.stream(call, prepare)))

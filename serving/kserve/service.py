@@ -26,6 +26,7 @@ from sharp.serving.kserve.tensors import (
     text_response,
 )
 from sharp.serving.request import Request
+from sharp.serving.request_log import refusals_logged
 from sharp.serving.sampling_fields import SamplingFields, first_error
 from sharp.serving.served import Call
 from sharp.serving.service import GenerationService, new_request_id
@@ -104,10 +105,12 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelInferRequest, context: Context
     ) -> messages.ModelInferResponse:
         """Generate, and answer with the whole text."""
-        wish = self._wish(request)
-        if wish.stream:
-            raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
-        return await self._whole(request, wish, call_of(context, "kserve"))
+        call = call_of(context, "kserve")
+        with refusals_logged(call, self._model):
+            wish = self._wish(request)
+            if wish.stream:
+                raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
+        return await self._whole(request, wish, call)
 
     @reports_errors
     async def ModelStreamInfer(  # noqa: N802
@@ -140,7 +143,8 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def _responses(
         self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
-        wish = self._wish(request)
+        with refusals_logged(call, self._model):
+            wish = self._wish(request)
         if not wish.stream:
             whole = await self._whole(request, wish, call)
             whole.parameters[FINAL].bool_param = True

@@ -2,10 +2,13 @@
 
 import json
 import logging
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
 
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.config import ServerConfig
 from sharp.serving.engine.events import Finished, FinishReason, Timing, Usage
 from sharp.serving.errors import InputError
@@ -13,6 +16,7 @@ from sharp.serving.request import Request
 from sharp.serving.request_log import log_prompt, log_request, set_up_logging
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.served import Call, ServedRequest
+from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import status
 
@@ -51,6 +55,37 @@ def test_a_refused_request_has_its_reason_and_not_its_prompt(client, lines, capl
     (line,) = lines()
     assert (line["outcome"], line["error"]) == ("error", details)
     assert SECRET not in caplog.text
+
+
+def post(started, body, token=None):
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    request = urllib.request.Request(f"http://{started.http_address}/v1/completions", body, headers)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=20)
+    return json.loads(refused.value.read())["error"]["message"]
+
+
+def test_what_an_edge_refuses_by_itself_has_a_line_too(start_server, counting, tmp_path, lines):
+    (tmp_path / "tokens").write_text("good")
+    started = start_server(counting, server=ServerConfig(grpc_port=0, http_port=0, token_file=tmp_path / "tokens"))
+    told = [
+        post(started, b"{"),
+        post(started, b'{"prompt": "a", "model": "other"}', "good"),
+        post(started, b'{"prompt": 7}', "good"),
+    ]
+    with grpc.insecure_channel(started.grpc_address) as channel:
+        ask = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        request = grpc_service_pb2.ModelInferRequest(model_name="counting")
+        told.append(status(lambda: ask(request, timeout=20))[1])
+        good = (("authorization", "Bearer good"),)
+        told.append(status(lambda: ask(request, timeout=20, metadata=good))[1])
+        generate = inference_pb2_grpc.InferenceServiceStub(channel).Generate
+        other = inference_pb2.GenerateRequest(text="a", model="other")
+        told.append(status(lambda: list(generate(other, timeout=20, metadata=good)))[1])
+    assert [(line["protocol"], line["outcome"], line["error"]) for line in lines()] == [
+        (protocol, "error", error)
+        for protocol, error in zip(("http", "http", "http", "grpc", "kserve", "grpc"), told, strict=True)
+    ]
 
 
 def test_an_id_cannot_write_lines_of_its_own(client, lines, caplog):
