@@ -1,0 +1,113 @@
+"""A server at twice its capacity, and answers that run while long prompts arrive.
+
+python bench/overload.py FOLDER [--requests 200] [--output bench/results/overload.json]
+
+"capacity" is what a server answers when as many requests as it runs together are always open. "overload" then sends
+requests at twice that rate by chance: none may be lost, refused ones are told when to come back, and the time to the
+first token of admitted ones is bounded by the queue, whose bound is (waiting requests + 1) / capacity. "alone" and
+"long prompts" are answers without and with prompts of 8,000 tokens that arrive meanwhile; their inter-token
+latencies are compared.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sharp.plugins.cli import SharpCommand
+from sharp.serving.bench.load import Load, run_load
+from sharp.serving.bench.summary import Summary, summarize
+from sharp.serving.client import AsyncClient
+
+RUNNING = 16
+WAITING = 16
+PROMPT_TOKENS = 128
+ANSWER_TOKENS = 32
+LONG_PROMPT_TOKENS = 8000
+STREAMS = 4
+
+
+@contextmanager
+def server(folder: str) -> Iterator[str]:
+    """The gRPC address of a server in a process of its own."""
+    limits = ("--max-sequences", RUNNING, "--max-waiting-requests", WAITING, "--cache-tokens", 40_000)
+    ports = ("--grpc-port", 0, "--http-port", 0)
+    command = [str(Path(sys.executable).with_name("sharp-serve")), folder, *map(str, (*limits, *ports))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield next(found[1] for line in process.stdout if (found := re.search(r"ready grpc=(\S+)", line)))
+        finally:
+            process.terminate()
+
+
+async def measure(address: str, *loads: Load) -> list[Summary]:
+    """The figures of loads that run at the same time."""
+    async with AsyncClient(address, attempts=1) as client:
+        return [summarize(samples) for samples in await asyncio.gather(*(run_load(client, load) for load in loads))]
+
+
+@click.command(cls=SharpCommand)
+@click.argument("folder")
+@click.option("--requests", default=200, show_default=True, help="Requests of the overload.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(folder: str, requests: int, output: Path | None) -> None:
+    """Measure and write the results."""
+    short = {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS, "spread": 0.5}
+    with server(folder) as address:
+        asyncio.run(measure(address, Load(4, **short)))  # the first steps take memory from the system
+        (capacity,) = asyncio.run(measure(address, Load(4 * RUNNING, concurrency=RUNNING, seed=1, **short)))
+        rate = 2 * capacity.requests_per_second
+        (overload,) = asyncio.run(measure(address, Load(requests, rate=rate, seed=2, **short)))
+        streams = Load(STREAMS, prompt_tokens=PROMPT_TOKENS, answer_tokens=400, seed=3)
+        (alone,) = asyncio.run(measure(address, streams))
+        long = Load(2, rate=0.2, prompt_tokens=LONG_PROMPT_TOKENS, answer_tokens=1, seed=4)
+        beside, prompts = asyncio.run(measure(address, streams, long))
+    bound = (WAITING + 1) / capacity.requests_per_second
+    row: dict[str, Any] = {
+        "capacity_requests_per_second": round(capacity.requests_per_second, 3),
+        "capacity_tokens_per_second": round(capacity.tokens_per_second, 1),
+        "offered_requests_per_second": round(rate, 3),
+        "answered": overload.answered,
+        "refused": overload.refused,
+        "lost": overload.failed,
+        "first_token_p99_ms": overload.time_to_first_token.p99,
+        "first_token_bound_ms": round(1000 * bound),
+        "inter_token_alone": asdict(alone.inter_token_latency),
+        "inter_token_beside_long_prompts": asdict(beside.inter_token_latency),
+        "long_prompts_answered": prompts.answered,
+        "long_prompt_first_token_ms": prompts.time_to_first_token.p50,
+    }
+    click.echo(json.dumps(row, indent=2))
+    result = {
+        "benchmark": "overload",
+        "model": Path(folder).name,
+        "running": RUNNING,
+        "waiting": WAITING,
+        "prompt_tokens": PROMPT_TOKENS,
+        "answer_tokens": ANSWER_TOKENS,
+        "date": date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "load_average": os.getloadavg(),
+        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy")},
+        "row": row,
+    }
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
