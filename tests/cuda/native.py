@@ -75,9 +75,9 @@ def build_libraries(kernels: Path, folder: Path, *definitions: str) -> None:
 
 
 def headers(folder: Path) -> list[str]:
-    """The compiler's options for the headers of CUDA and TensorRT that CMake has found."""
+    """The compiler's options for the headers of CUDA, TensorRT and ONNX Runtime that CMake has found."""
     cache = (folder / "CMakeCache.txt").read_text().splitlines()
-    names = ("SHARP_CUDA_INCLUDE_DIR:PATH=", "SHARP_TENSORRT_INCLUDE_DIR:PATH=")
+    names = ("SHARP_CUDA_INCLUDE_DIR:PATH=", "SHARP_TENSORRT_INCLUDE_DIR:PATH=", "ONNXRUNTIME_INCLUDE_DIR:PATH=")
     found = [line.removeprefix(name) for name in names for line in cache if line.startswith(name)]
     return [option for include in found for option in ("-isystem", include)]
 
