@@ -14,7 +14,7 @@ from filelock import FileLock
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
 from sharp.plugins import library_path
-from tests.cuda.native import ROOT, build_libraries, compile_program, fake_package, headers
+from tests.cuda.native import ROOT, build_libraries, build_runtime, compile_program, fake_package, headers
 from tests.cuda.process import Call
 
 
@@ -43,6 +43,22 @@ def build_all(folder: Path) -> None:
     own = ("-Wl,-z,nodelete", f'-DLIBRARY="{ops}"')
     compile_program("host_provider.cc", folder / "build" / "host_provider.so", *shared, *own)
     compile_program("fake_driver.cc", driver, *shared, "-Wl,-soname,libcuda.so.1")
+
+
+@pytest.fixture(scope="session")
+def cuda_provider(libraries) -> dict[str, str]:
+    """Variables of a process in which ONNX Runtime's CUDA provider finds a GPU that computes nothing."""
+    package = ROOT / "build" / "onnxruntime-gpu"
+    provider = package / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
+    if not provider.is_file():
+        pytest.skip(f"no onnxruntime-gpu: pip install --no-deps --target {package.relative_to(ROOT)} onnxruntime-gpu")
+    with FileLock(f"{libraries}.lock"):
+        if not (libraries / "runtime" / "libcublasLt.so.13").exists():
+            build_runtime(provider, libraries / "runtime")
+    return {
+        "LD_LIBRARY_PATH": f"{libraries / 'driver'}:{libraries / 'runtime'}",
+        "PYTHONPATH": str(package),
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,13 @@
 """Runs the CUDA op of libsharp_ops.so in ONNX Runtime over host memory, where the fake driver is what the loader finds.
 
-python -m tests.cuda.run_op FOLDER: steps as JSON on stdin, what came of each as JSON on stdout.
+python -m tests.cuda.run_op FOLDER: steps as JSON on stdin, what came of each as JSON on stdout. A step's `provider` is
+"cpu", which is handed the op, or "cuda": ONNX Runtime's own CUDA provider, over a fake CUDA runtime.
 """
 
 import ctypes
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,10 @@ HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 64, 16
 
 @dataclass
 class Step:
-    """A call of the op. `absent` are inputs that the node leaves out; `shapes` are other shapes than usual."""
+    """A call of the op. `absent` are inputs that the node leaves out; `shapes` are other shapes than usual.
+
+    It is made `runs` times by one session; `graph` is the CUDA provider's option to replay the first one.
+    """
 
     normalizer: str = "softmax"
     dtype: str = "float16"
@@ -33,6 +38,9 @@ class Step:
     in_place: bool = True
     absent: list[str] = field(default_factory=lambda: ["head_params", "alibi_slopes", "collect_stats"])
     shapes: dict[str, list[int]] = field(default_factory=dict)
+    provider: str = "cpu"
+    graph: bool = False
+    runs: int = 1
 
     def as_dict(self):
         return asdict(self)
@@ -84,47 +92,65 @@ def model(step: Step) -> bytes:
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
-def value(dtype: str, shape: list[int]) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_shape_and_type(shape, element(dtype), "cpu", 0)
+def value(device: str, dtype: str, shape: list[int]) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_shape_and_type(shape, element(dtype), device, 0)
 
 
-def run(step: Step, library: Path) -> dict[str, Any]:
+def make_session(step: Step, folder: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.register_custom_ops_library(str(library))
-    session = ort.InferenceSession(model(step), options, providers=["CPUExecutionProvider"])
-    tensors = {name: value(*described) for name, described in step.inputs().items()}
+    if step.provider == "cpu":
+        options.register_custom_ops_library(str(folder / "host_provider.so"))
+        return ort.InferenceSession(model(step), options, providers=["CPUExecutionProvider"])
+    options.register_custom_ops_library(str(folder / "libsharp_ops.so"))
+    provider = ("CUDAExecutionProvider", {"enable_cuda_graph": str(int(step.graph))})
+    session = ort.InferenceSession(model(step), options, providers=[provider])
+    assert session.get_providers()[0] == provider[0]
+    return session
+
+
+def run(step: Step, folder: Path, events: list[Callable[[], bytes]]) -> dict[str, Any]:
+    """Addresses of all tensors, and the events of every run."""
+    session = make_session(step, folder)
+    tensors = {name: value(step.provider, *described) for name, described in step.inputs().items()}
     outputs = {
-        "output": value(step.dtype, [step.tokens, HEADS, DIM]),
+        "output": value(step.provider, step.dtype, [step.tokens, HEADS, DIM]),
         "key_cache_out": tensors["key_cache"],
         "value_cache_out": tensors["value_cache"],
-        "stats": value("float32", [step.tokens, HEADS, 4]),
+        "stats": value(step.provider, "float32", [step.tokens, HEADS, 4]),
     }
     if not step.in_place:
         for name in ("key_cache", "value_cache"):
-            outputs[f"{name}_out"] = value(*step.inputs()[name])
+            outputs[f"{name}_out"] = value(step.provider, *step.inputs()[name])
     binding = session.io_binding()
     for name, tensor in tensors.items():
         binding.bind_ortvalue_input(name, tensor)
     for name, tensor in outputs.items():
         binding.bind_ortvalue_output(name, tensor)
-    session.run_with_iobinding(binding)
-    return {name: tensor.data_ptr() for name, tensor in (tensors | outputs).items()}
+    happened = []
+    for source in events:
+        source()
+    for _ in range(step.runs):
+        session.run_with_iobinding(binding)
+        happened.append([line for source in events for line in source().decode().splitlines()])
+    addresses = {name: tensor.data_ptr() for name, tensor in (tensors | outputs).items()}
+    return {"addresses": addresses, "events": happened[0], "runs": happened}
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    fake = ctypes.CDLL("libcuda.so.1")
-    fake.fake_events.restype = ctypes.c_char_p
+    steps = [Step(**values) for values in json.load(sys.stdin)]
+    events = [ctypes.CDLL("libcuda.so.1").fake_events]
+    if any(step.provider == "cuda" for step in steps):
+        events.append(ctypes.CDLL("libcudart.so.13").fake_runtime_events)
+    for source in events:
+        source.restype = ctypes.c_char_p
     results = []
-    for values in json.load(sys.stdin):
-        result: dict[str, Any] = {"addresses": {}, "error": None}
+    for step in steps:
         try:
-            result["addresses"] = run(Step(**values), folder / "host_provider.so")
+            results.append({"error": None, **run(step, folder, events)})
         except Exception as error:  # ONNX Runtime has no common exception
-            result["error"] = str(error)
-        result["events"] = fake.fake_events().decode().splitlines()
-        results.append(result)
+            results.append({"error": str(error), "events": events[0]().decode().splitlines()})
     json.dump(results, sys.stdout)
 
 

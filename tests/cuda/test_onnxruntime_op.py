@@ -19,25 +19,25 @@ from tests.cuda.run_op import Step
 IN_ORDER = ("query", "key", "value", "slot_mapping", "block_table", "query_start", "context_lens", "output", "stats")
 
 
+def make_steps(libraries, wanted, fails=False, environment=None):
+    """What came of steps, all made in one process."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.run_op", libraries],
+        input=json.dumps([step.as_dict() for step in wanted]),
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver"), **(environment or {})},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    results = json.loads(finished.stdout)
+    assert fails or [result["error"] for result in results] == [None] * len(wanted)
+    return results
+
+
 @pytest.fixture(scope="module")
 def run(libraries):
-    """Makes the steps in one process; what came of each."""
-
-    def steps(*wanted, fails=False):
-        finished = subprocess.run(
-            [sys.executable, "-m", "tests.cuda.run_op", libraries],
-            input=json.dumps([step.as_dict() for step in wanted]),
-            env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver")},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        results = json.loads(finished.stdout)
-        assert fails or [result["error"] for result in results] == [None] * len(wanted)
-        return results
-
-    return steps
+    return lambda *wanted, fails=False: make_steps(libraries, wanted, fails)
 
 
 def launches(result):
@@ -180,3 +180,28 @@ def test_without_the_kernels_there_is_no_cuda_op(libraries, tmp_path):
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
     (tmp_path / "libsharp_cuda.so").unlink()
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_cuda_provider_takes_the_node_and_replays_it_as_a_graph(libraries, cuda_provider):
+    plain = Step("ssa", absent=[], provider="cuda", runs=2)
+    copying = Step("entmax", provider="cuda", in_place=False)
+    graph = Step("adaptive_softmax", provider="cuda", graph=True, runs=3)
+    plain, copying, graph = make_steps(libraries, [plain, copying, graph], environment=cuda_provider)
+
+    # Memory of the device is taken once; nothing is copied to the host or back, and the op never waits: the two waits
+    # are those of the session around it.
+    happened = [[event for event in run if event in ("allocate", "wait")] for run in plain["runs"]]
+    assert happened == [["allocate", "wait", "wait"], ["wait", "wait"]]
+    assert not [event for run in plain["runs"] for event in run if event.startswith("copy ")]
+    for _, values in launches(plain):
+        assert values["stream"] not in ("0", "77")
+        for name in set(values) & set(plain["addresses"]):
+            assert values[name] == str(plain["addresses"][name]), name
+
+    assert len([event for event in copying["events"] if event.startswith("copy to=")]) == 2
+
+    # The first run warms up, is captured and replayed; later ones launch nothing but the graph.
+    first, second, third = graph["runs"]
+    assert "capture" in first and "replay" in first
+    assert not [event for event in first if event.endswith("while capturing")]
+    assert second == third == ["replay", "wait"]
