@@ -6,7 +6,7 @@ from pathlib import Path
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, check_verified, read_manifest
 from sharp.serving.backends import Backend, load_backend
-from sharp.serving.cache_size import available_memory, cache_blocks
+from sharp.serving.cache_size import cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.guide import GuideCompiler
@@ -83,7 +83,6 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         )
     tokenizer = load_tokenizer(path, manifest)
     loaded = load_backend(path, manifest, backend)
-    # Without kernels the cache exists twice.
-    blocks = cache_blocks(manifest, engine.cache_tokens, available_memory() // (1 if loaded.kernels else 2))
+    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory())
     folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer))
     return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)

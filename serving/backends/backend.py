@@ -43,6 +43,13 @@ class Backend(Protocol):
     def kernels(self) -> bool:
         """Whether attention runs our kernels and not the standard ops of its function body."""
 
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu" or "cuda"."""
+
+    def free_memory(self) -> int:
+        """Bytes that the key-value cache may have."""
+
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
         """Load the model of a folder; raise InputError when it cannot be loaded."""
