@@ -7,8 +7,9 @@ import onnx
 from rich.progress import Progress
 
 from sharp.exporter.lowering import inline
-from sharp.exporter.tensorrt_engine import Engine, Limits, build_engine, check_quantization
+from sharp.exporter.tensorrt_engine import Engine, build_engine, check_quantization
 from sharp.plugins import library_path
+from sharp.plugins.engine_manifest import EngineLimits
 from sharp.plugins.errors import InputError, SharpError
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.ops import schema
@@ -16,10 +17,11 @@ from sharp.plugins.ops import schema
 RUNTIME = "TensorRT"
 
 
-def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, progress: Progress) -> Engine:
+def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: Path, progress: Progress) -> Engine:
     """The engine of the model in `folder`, for this machine's GPU.
 
-    A paged model keeps its attention nodes, which become the plugin of `libsharp_trt.so`; other models run on the
+    A paged model keeps its attention nodes, which become the plugin of `libsharp_trt.so`, and gets two optimization
+    profiles: one for steps that compute a token of each sequence, and one for all steps. Other models run on the
     standard ops of their function bodies. `timing_cache` is read if it is there, and written: it makes the next build
     faster.
 
@@ -58,7 +60,9 @@ def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, 
         kept.append(config)
 
     name = Path(plugin).name if plugin else None
-    engine = build_engine(trt, RUNTIME, model, folder, manifest, limits, configure, progress, plugin=name)
+    decode = limits.model_copy(update={"tokens": limits.sequences})
+    profiles = (decode, limits) if manifest.cache.form == "paged" and limits.tokens > limits.sequences else (limits,)
+    engine = build_engine(trt, RUNTIME, model, folder, manifest, profiles, configure, progress, plugin=name)
     timing_cache.write_bytes(bytes(kept[0].get_timing_cache().serialize()))
     return engine
 

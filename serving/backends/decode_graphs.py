@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: ONNX Runtime captures a step of fixed shapes once and replays it as a single launch."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.backends.backend import Batch, StepOutput
+from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
 from sharp.serving.backends.cuda_provider import device_tensor
 
 # Which graph a run captures or replays: ONNX Runtime's own name of the option, and what it takes for none.
@@ -76,7 +76,7 @@ class DecodeGraphs:
         """Compute a decode step."""
         size = graph_size(batch)
         whole = padded(batch, *size)
-        arrays = {field.name: np.asarray(getattr(whole, field.name)) for field in fields(whole)}
+        arrays = {name: np.asarray(getattr(whole, name)) for name in STEP_INPUTS}
         if size not in self._graphs:
             self._graphs[size] = self._make(arrays)
         graph = self._graphs[size]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sharp.plugins.cuda.device import free_memory
 from sharp.plugins.manifest import CacheDtype, Manifest
-from sharp.serving.backends.backend import Batch, StepOutput
+from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
 from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device, device_cache
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
 from sharp.serving.cache_size import available_memory, tensors_of
@@ -26,16 +26,6 @@ TENSOR_TYPES: dict[CacheDtype, str] = {
     "bfloat16": "tensor(bfloat16)",
     "int8": "tensor(int8)",
 }
-STEP_INPUTS = (
-    "input_ids",
-    "positions",
-    "slot_mapping",
-    "block_table",
-    "query_start",
-    "context_lens",
-    "collect_stats",
-    "logits_indices",
-)
 
 
 class OnnxRuntimeBackend:
@@ -68,6 +58,10 @@ class OnnxRuntimeBackend:
     def device(self) -> str:
         """The device that the session computes on."""
         return self._device
+
+    @property
+    def limits(self) -> None:
+        """Every size is taken."""
 
     def free_memory(self) -> int:
         """Bytes of the device that the cache may have; without our kernels it exists twice."""
