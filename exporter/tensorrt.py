@@ -8,11 +8,11 @@ from rich.progress import Progress
 
 from sharp.exporter.lowering import inline
 from sharp.exporter.tensorrt_engine import Engine, build_engine, check_quantization
-from sharp.plugins import library_path
 from sharp.plugins.engine_manifest import EngineLimits
-from sharp.plugins.errors import InputError, SharpError
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.ops import schema
+from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 RUNTIME = "TensorRT"
 
@@ -29,7 +29,7 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
         InputError: TensorRT cannot read the model, or the plugin lacks what its cache needs.
         SharpError: TensorRT or the plugin is missing, or the engine could not be built.
     """
-    trt = _tensorrt()
+    trt = import_tensorrt(", or build for --backend tensorrt-rtx, which needs neither GPU nor plugin")
     path = folder / manifest.model_file
     check_quantization(path, manifest, RUNTIME)
     if manifest.cache.beside:
@@ -43,9 +43,7 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
         # TensorRT 10's parser takes the function's body where there is one, later ones take the plugin.
         del model.functions[:]
         _flag_as_int32(model)
-        plugin = library_path("tensorrt")
-        if trt.get_plugin_registry().load_library(plugin) is None:
-            raise SharpError(f"TensorRT {trt.__version__} could not load {plugin}; its messages are above")
+        plugin = load_plugin(trt)
     elif model.functions:
         model = inline(model)  # its parser takes a node Attention of any domain for ONNX's own
     kept: list[Any] = []
@@ -81,14 +79,3 @@ def _flag_as_int32(model: onnx.ModelProto) -> None:
         raise InputError(f"the model computes {', '.join(sorted(unknown))}, but collect_stats must be an input")
     for cast in casts.values():
         model.graph.node.insert(0, cast)
-
-
-def _tensorrt() -> Any:
-    try:
-        import tensorrt
-    except ModuleNotFoundError as error:
-        raise SharpError(
-            "the Python package tensorrt is not installed; install TensorRT 10.14 or newer and its package for this "
-            "Python, or build for --backend tensorrt-rtx, which needs neither GPU nor plugin"
-        ) from error
-    return tensorrt

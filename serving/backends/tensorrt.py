@@ -9,10 +9,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins import library_path
 from sharp.plugins.cache_tensors import CacheTensor
+from sharp.plugins.cuda.runtime import Cuda
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, read_engine_manifest
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.cache_size import tensors_of
 from sharp.serving.config import BackendConfig
@@ -41,7 +42,7 @@ class TensorRtBackend:
     after each step.
     """
 
-    def __init__(self, engine: Any, described: EngineManifest, manifest: Manifest, cuda: "Cuda") -> None:
+    def __init__(self, engine: Any, described: EngineManifest, manifest: Manifest, cuda: Cuda) -> None:
         self._engine = engine
         self._described = described
         self._manifest = manifest
@@ -85,13 +86,11 @@ class TensorRtBackend:
             raise InputError(f"{folder} has no {ENGINE_FILE}; make it with: sharp build {folder} --backend tensorrt")
         described = read_engine_manifest(path)
         content = path.read_bytes()
-        trt, cuda = _tensorrt(), Cuda()
+        trt, cuda = import_tensorrt(), Cuda()
         _check(path, described, content, folder / manifest.model_file, trt.__version__)
         logger = trt.Logger(trt.Logger.ERROR)
         if described.plugin is not None:
-            plugin = library_path("tensorrt")
-            if trt.get_plugin_registry().load_library(plugin) is None:
-                raise SharpError(f"TensorRT {trt.__version__} could not load {plugin}; its messages are above")
+            load_plugin(trt)
         engine = trt.Runtime(logger).deserialize_cuda_engine(content)
         if engine is None:
             raise InputError(
@@ -174,50 +173,6 @@ class TensorRtBackend:
             if all(_between(shape, *profile[name]) for name, shape in shapes.items() if name in profile):
                 return number
         raise EngineError(f"the engine takes no step of these shapes: {dict(shapes)}; its limits are {self.limits}")
-
-
-class Cuda:
-    """CUDA's runtime as `cuda.bindings` has it; a failed call becomes an exception.
-
-    Raises:
-        SharpError: cuda-python is not installed, or a call failed.
-    """
-
-    def __init__(self) -> None:
-        try:
-            from cuda.bindings import runtime
-        except ModuleNotFoundError as error:
-            raise SharpError(
-                "the package cuda-python is not installed; install it with: pip install cuda-python"
-            ) from error
-        self._runtime = runtime
-
-    def call(self, function: str, *arguments: Any) -> Any:
-        """What the function answers behind its status: nothing, one value or a tuple."""
-        status, *values = getattr(self._runtime, function)(*arguments)
-        if int(status):
-            raise SharpError(f"{function} failed: {getattr(status, 'name', status)}")
-        return values[0] if len(values) == 1 else tuple(values)
-
-    def copy_to_device(self, address: int, array: NDArray[Any], stream: Any) -> None:
-        """Put a copy on the stream."""
-        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self.call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, kind, stream)
-
-    def copy_to_host(self, array: NDArray[Any], address: int, stream: Any) -> None:
-        """Put a copy on the stream."""
-        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        self.call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, kind, stream)
-
-
-def _tensorrt() -> Any:
-    try:
-        import tensorrt
-    except ModuleNotFoundError as error:
-        raise SharpError(
-            "the Python package tensorrt is not installed; install TensorRT 10.14 or newer with its package for Python"
-        ) from error
-    return tensorrt
 
 
 def _check(path: Path, described: EngineManifest, content: bytes, model: Path, version: str) -> None:

@@ -118,7 +118,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
 
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
-    monkeypatch.setattr("sharp.exporter.tensorrt.library_path", lambda runtime: f"/lib/{runtime}.so")
+    monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
     cache = tmp_path / "measured"
     options = ("--backend", "tensorrt", "--max-sequences", 4, "--max-tokens", 32, "--max-context", 64)
     result = run(paged, *options, "--timing-cache", cache)

@@ -27,7 +27,7 @@ def machine(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", made.tensorrt())
     for name, module in made.cuda().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("sharp.serving.backends.tensorrt.library_path", lambda runtime: f"/lib/{runtime}.so")
+    monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
     return made
 
 
