@@ -150,3 +150,20 @@ def test_sizes_of_graphs(sequences, pages, size):
 def test_graphs_need_a_gpu(folder):
     with pytest.raises(InputError, match="cuda_graphs is on, which needs a GPU and our kernels"):
         load_backend(folder, read_manifest(folder), BackendConfig(threads=1, device="cpu", cuda_graphs=True))
+
+
+def test_the_doctor_sees_that_this_gpu_computes_nothing(libraries, cuda_provider):
+    finished = subprocess.run(
+        [sys.executable, "-c", "from sharp.plugins.cli import main; main()", "doctor", "--json"],
+        env={**os.environ, "SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 1
+    assert "ONNX Runtime on a GPU, our kernels: wrong here. Please open an issue" in finished.stderr
+    said = json.loads(finished.stdout)
+    assert said["machine"]["GPU"] == "a fake GPU, compute capability 9.0, 8 GiB, a driver for CUDA 13.1"
+    found = {backend["name"]: backend for backend in said["backends"]}
+    assert found["ONNX Runtime on the CPU, our kernels"]["status"] == "agrees"
+    on_gpu = found["ONNX Runtime on a GPU, our kernels"]
+    assert on_gpu["status"] == "differs" and len(on_gpu["comparisons"]) == 4

@@ -1,21 +1,30 @@
-"""TensorRT and cuda-python over host memory: an engine is an ONNX model, which ONNX Runtime computes.
+"""TensorRT and cuda-python over host memory: an engine is an ONNX model, which ONNX Runtime computes with our kernels.
 
 Like the real ones they work on addresses, check shapes against the profile in use, and copy on a stream.
 """
 
 import ctypes
 import hashlib
+import sys
 from enum import IntEnum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import onnx
 import onnxruntime
 
+from sharp.plugins import library_path
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, EngineManifest, manifest_path
 
-DTYPES = {"tensor(int64)": "INT64", "tensor(int32)": "INT32", "tensor(bool)": "BOOL", "tensor(float)": "FLOAT"}
-NUMPY = {"INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "FLOAT": np.float32}
+DTYPES = {
+    "tensor(int64)": "INT64",
+    "tensor(int32)": "INT32",
+    "tensor(bool)": "BOOL",
+    "tensor(float)": "FLOAT",
+    "tensor(float16)": "HALF",
+}
+NUMPY = {"INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "FLOAT": np.float32, "HALF": np.float16}
 VERSION = "10.14.1"
 
 
@@ -27,14 +36,26 @@ class FakeMachine:
         self.used: list[int] = []  # profile of every step
         self.memory: dict[int, ctypes.Array] = {}  # by address
         self.addresses: dict[str, set[int]] = {}  # of every tensor in any step
+        self.features: list[tuple[str, bool]] = []  # that the builder was asked for
         self.refuse = ""  # what fails
         self.profiles: list[dict] = []
+
+    def install(self, monkeypatch) -> None:
+        """What `import tensorrt` and `from cuda.bindings import runtime` then find."""
+        monkeypatch.setitem(sys.modules, "tensorrt", self.tensorrt())
+        for name, module in self.cuda().items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
 
     def tensorrt(self) -> ModuleType:
         module = ModuleType("tensorrt")
         module.__version__ = VERSION
         module.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, level: None})
         module.get_plugin_registry = lambda: SimpleNamespace(load_library=self.load_library)
+        module.Builder = lambda logger: FakeBuilder(self)
+        module.OnnxParser = lambda network, logger: FakeParser(network)
+        module.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=0)
+        module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliasing")
         module.Runtime = lambda logger: SimpleNamespace(deserialize_cuda_engine=self.deserialize)
         return module
 
@@ -47,6 +68,7 @@ class FakeMachine:
         runtime.cudaMalloc = self.allocate
         runtime.cudaMemset = lambda address, value, size: (Status(0), ctypes.memset(address, value, size))[:1]
         runtime.cudaMemcpyAsync = self.copy
+        runtime.cudaFree = lambda address: (Status(0), self.memory.pop(address))[:1]
         bindings = ModuleType("cuda.bindings")
         bindings.runtime = runtime
         return {"cuda": ModuleType("cuda"), "cuda.bindings": bindings, "cuda.bindings.runtime": runtime}
@@ -73,6 +95,38 @@ class FakeMachine:
         return (Status(0),)
 
 
+class FakeBuilder:
+    """Its network is what the parser has read, and its engine that network in bytes."""
+
+    def __init__(self, machine):
+        self.machine = machine
+
+    def create_network(self, flags):
+        assert flags == 1
+        return SimpleNamespace(model=None)
+
+    def create_builder_config(self):
+        return SimpleNamespace(set_preview_feature=lambda feature, on: self.machine.features.append((feature, on)))
+
+    def build_serialized_network(self, network, config):
+        return None if self.machine.refuse == "build" else network.model
+
+
+class FakeParser:
+    def __init__(self, network):
+        self.network = network
+
+    def parse(self, content):
+        """Like our plugin, the kernels in the engine then take `collect_stats` as int32."""
+        model = onnx.load_from_string(content)
+        [node] = model.graph.node
+        place = list(node.input).index("collect_stats")
+        node.input[place] = "flag"
+        model.graph.node.insert(0, onnx.helper.make_node("Cast", ["collect_stats"], ["flag"], to=onnx.TensorProto.BOOL))
+        self.network.model = model.SerializeToString()
+        return True
+
+
 class Status(IntEnum):
     cudaSuccess = 0
     cudaErrorMemoryAllocation = 2
@@ -81,7 +135,9 @@ class Status(IntEnum):
 class FakeEngine:
     def __init__(self, machine, content):
         self.machine = machine
-        self.session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.register_custom_ops_library(library_path("onnxruntime"))
+        self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = {value.name: value for value in self.session.get_outputs()}
         self.tensors = self.inputs | self.outputs
@@ -101,7 +157,8 @@ class FakeEngine:
 class FakeContext:
     def __init__(self, engine):
         self.engine, self.machine = engine, engine.machine
-        self.shapes, self.addresses, self.profile = {}, {}, None
+        self.shapes = {name: value.shape for name, value in engine.inputs.items()}  # of inputs that do not vary
+        self.addresses, self.profile = {}, None
 
     def set_optimization_profile_async(self, profile, stream):
         self.profile = profile

@@ -24,10 +24,7 @@ ENGINE = EngineConfig(max_sequences=4, max_batch_tokens=16, attention_interval=0
 @pytest.fixture
 def machine(monkeypatch):
     made = FakeMachine()
-    monkeypatch.setitem(sys.modules, "tensorrt", made.tensorrt())
-    for name, module in made.cuda().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
+    made.install(monkeypatch)
     return made
 
 
