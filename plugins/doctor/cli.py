@@ -64,8 +64,8 @@ def doctor(as_json: bool) -> None:
     if wrong:
         names = "; ".join(each.name for each in wrong)
         raise FailedVerification(
-            f"{names}: wrong here. Please open an issue with the output of `sharp doctor --json` and of `pip freeze`; the "
-            "former holds versions, where Sharp's libraries lie, this machine's processor and GPU, and the errors"
+            f"{names}: wrong here. Please open an issue with the output of `sharp doctor --json` and of `pip freeze`. "
+            "The former holds versions, where Sharp's libraries lie, this machine's processor and GPU, and the errors"
         )
 
 
