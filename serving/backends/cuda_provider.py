@@ -37,7 +37,9 @@ def choose_device(device: str, manifest: Manifest, kernels: bool) -> str:
         _check_model(manifest, kernels)
     except SharpError as error:
         if device == "auto":
-            logger.debug("the model runs on the CPU: %s", error)
+            # Who has the package for GPUs will wonder.
+            level = logging.WARNING if PROVIDER in onnxruntime.get_available_providers() else logging.DEBUG
+            logger.log(level, "the model runs on the CPU: %s", error)
             return "cpu"
         raise InputError(f"--device cuda cannot be used: {error}") from error
     if find_spec("nvidia") is not None:  # CUDA's libraries as Python packages, which no linker finds by itself

@@ -1,5 +1,7 @@
 """Which device a model runs on, decided on machines that have all, some or nothing of what a GPU needs."""
 
+import logging
+
 import pytest
 from click.testing import CliRunner
 
@@ -52,9 +54,12 @@ def test_a_gpu_is_used_where_everything_is_there(machine, manifest):
         ("driver", "there is no NVIDIA driver"),
     ],
 )
-def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, manifest, missing, words):
+def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, manifest, caplog, missing, words):
     machine(missing)
     assert choose_device("auto", manifest, True) == "cpu"
+    # A warning for those who have ONNX Runtime's package for GPUs; to others it is nothing new.
+    warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [message.partition(":")[0] for message in warned] == ["the model runs on the CPU"] * (missing != "provider")
     with pytest.raises(InputError, match=f"--device cuda cannot be used: .*{words}"):
         choose_device("cuda", manifest, True)
 
