@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.cuda.runtime import Cuda
-from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, read_engine_manifest
+from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
@@ -49,7 +49,8 @@ class TensorRtBackend:
         self._cuda = cuda
         self._caches = tensors_of(manifest)
         self._stream = cuda.call("cudaStreamCreate")
-        self._contexts = [self._make_context(number) for number in range(len(described.profiles))]
+        self._profiles = _profiles(engine, self._caches)
+        self._contexts = [self._make_context(number) for number in range(len(self._profiles))]
         self._current: list[int] = []  # addresses
         self._next: list[int] = []
         self._memory = self._make_memory()
@@ -67,9 +68,13 @@ class TensorRtBackend:
     @property
     def limits(self) -> Limits:
         """What the engine was built for."""
-        limits = self._described.limits
-        blocks = self._described.profiles[-1][self._caches[0].name][2][0]
-        return Limits(limits.sequences, limits.tokens, limits.context, blocks)
+        largest = {name: bounds[2] for name, bounds in self._profiles[-1].items()}
+        return Limits(
+            sequences=largest["context_lens"][0],
+            tokens=largest["input_ids"][0],
+            context=largest["block_table"][1] * self._manifest.cache.block_size,
+            blocks=largest[self._caches[0].name][0],
+        )
 
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
@@ -97,7 +102,7 @@ class TensorRtBackend:
                 f"{path} cannot be loaded by TensorRT {trt.__version__} on this GPU; its messages are above. "
                 f"Build it here with: sharp build {folder} --backend tensorrt"
             )
-        _check_tensors(path, engine, described, tensors_of(manifest))
+        _check_tensors(path, engine, tensors_of(manifest))
         return cls(engine, described, manifest, cuda)
 
     def free_memory(self) -> int:
@@ -156,8 +161,8 @@ class TensorRtBackend:
 
     def _make_memory(self) -> dict[str, int]:
         """Inputs and outputs of the largest step, by name."""
-        m, tokens = self._manifest, self._described.limits.tokens
-        largest = {name: bounds[2] for name, bounds in self._described.profiles[-1].items()}
+        m, tokens = self._manifest, self.limits.tokens
+        largest = {name: bounds[2] for name, bounds in self._profiles[-1].items()}
         sizes = {name: prod(largest.get(name, ())) * ITEM_BYTES[DTYPES[name]] for name in STEP_INPUTS}
         sizes |= {"logits": tokens * m.vocab_size * 4, "stats": m.layers * tokens * m.q_heads * 4 * 4}
         return {name: self._zeros(size) for name, size in sizes.items()}
@@ -169,7 +174,7 @@ class TensorRtBackend:
 
     def _profile(self, shapes: Mapping[str, Shape]) -> int:
         """The first profile that takes the shapes; the one for decoding comes first."""
-        for number, profile in enumerate(self._described.profiles):
+        for number, profile in enumerate(self._profiles):
             if all(_between(shape, *profile[name]) for name, shape in shapes.items() if name in profile):
                 return number
         raise EngineError(f"the engine takes no step of these shapes: {dict(shapes)}; its limits are {self.limits}")
@@ -190,7 +195,19 @@ def _check(path: Path, described: EngineManifest, content: bytes, model: Path, v
         )
 
 
-def _check_tensors(path: Path, engine: Any, described: EngineManifest, caches: tuple[CacheTensor, ...]) -> None:
+def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, ShapeRange]]:
+    """Smallest, usual and largest shape of every input that varies, in each optimization profile."""
+    names = [*(name for name in STEP_INPUTS if name != "collect_stats"), *(tensor.name for tensor in caches)]
+
+    def bounds(name: str, profile: int) -> ShapeRange:
+        smallest, usual, largest = (tuple(shape) for shape in engine.get_tensor_profile_shape(name, profile))
+        return smallest, usual, largest
+
+    count = engine.num_optimization_profiles
+    return [{name: bounds(name, profile) for name in names} for profile in range(count)]
+
+
+def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> None:
     wanted = dict(DTYPES)
     for tensor in caches:
         wanted |= dict.fromkeys((tensor.name, tensor.updated_name), CACHE_DTYPES[tensor.dtype])
@@ -201,11 +218,6 @@ def _check_tensors(path: Path, engine: Any, described: EngineManifest, caches: t
         found = engine.get_tensor_dtype(name).name
         if found != dtype:
             raise InputError(f"{name} of {path} is {found}, but must be {dtype}; build it again with sharp build")
-    if engine.num_optimization_profiles != len(described.profiles):
-        raise InputError(
-            f"{path} has {engine.num_optimization_profiles} optimization profiles, and its manifest describes "
-            f"{len(described.profiles)}; build it again with sharp build"
-        )
 
 
 def _between(shape: Shape, smallest: Shape, _usual: Shape, largest: Shape) -> bool:

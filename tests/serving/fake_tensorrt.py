@@ -150,6 +150,9 @@ class FakeEngine:
     def get_tensor_dtype(self, name):
         return SimpleNamespace(name=DTYPES[self.tensors[name].type])
 
+    def get_tensor_profile_shape(self, name, profile):
+        return list(self.machine.profiles[profile][name])
+
     def create_execution_context(self):
         return FakeContext(self)
 
