@@ -156,12 +156,14 @@ def _run_tensorrt(case: Case) -> AttentionOutput:
     content = builder.build_serialized_network(network, config)
     if content is None:
         raise SharpError("TensorRT could not build an engine of the node; its messages are above")
-    context = trt.Runtime(logger).deserialize_cuda_engine(content).create_execution_context()
+    runtime = trt.Runtime(logger)
+    engine = runtime.deserialize_cuda_engine(content)
+    context = engine.create_execution_context()
 
     inputs = {name: np.asarray(array, order="C") for name, array in case.inputs.items()}
     inputs["collect_stats"] = inputs["collect_stats"].astype(np.int32)
     outputs = {"output": np.empty_like(inputs["query"]), "stats": np.empty(case.expected.stats.shape, np.float32)}
-    stream = cuda.call("cudaStreamCreate")
+    stream = int(cuda.call("cudaStreamCreate"))
     memory = {name: int(cuda.call("cudaMalloc", array.nbytes)) for name, array in (inputs | outputs).items()}
     for name, array in inputs.items():
         cuda.copy_to_device(memory[name], array, stream)

@@ -76,13 +76,14 @@ class OnnxRuntimeBackend:
             InputError: ONNX Runtime cannot load the file, or it has not the inputs and outputs of a paged model; or
                 the device cannot be used.
         """
-        device = choose_device(config.device, manifest, config.kernels and manifest.target != "portable")
-        if config.cuda_graphs and (device == "cpu" or not config.kernels or manifest.target == "portable"):
-            raise InputError("cuda_graphs is on, which needs a GPU and our kernels; leave --no-kernels and it out")
+        with_kernels = config.kernels and manifest.target != "portable"
+        device = choose_device(config.device, manifest, with_kernels)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = config.threads
         options.inter_op_num_threads = 1
-        library = kernel_library() if config.kernels and manifest.target != "portable" else None
+        library = kernel_library() if with_kernels else None
+        if config.cuda_graphs and (device == "cpu" or library is None):
+            raise InputError("cuda_graphs is on, which needs a GPU and our kernels; turn it off")
         if library is not None:
             options.register_custom_ops_library(str(library))
         path = folder / manifest.model_file

@@ -48,7 +48,7 @@ class TensorRtBackend:
         self._manifest = manifest
         self._cuda = cuda
         self._caches = tensors_of(manifest)
-        self._stream = cuda.call("cudaStreamCreate")
+        self._stream = int(cuda.call("cudaStreamCreate"))
         self._profiles = _profiles(engine, self._caches)
         self._contexts = [self._make_context(number) for number in range(len(self._profiles))]
         self._current: list[int] = []  # addresses

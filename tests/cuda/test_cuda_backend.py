@@ -147,7 +147,7 @@ def test_sizes_of_graphs(sequences, pages, size):
     assert graph_size(Batch(**{**vars(batch), "block_table": np.zeros((sequences, pages), np.int32)})) == size
 
 
-def test_graphs_need_a_gpu(folder):
+def test_graphs_need_a_gpu_and_the_kernels(folder):
     with pytest.raises(InputError, match="cuda_graphs is on, which needs a GPU and our kernels"):
         load_backend(folder, read_manifest(folder), BackendConfig(threads=1, device="cpu", cuda_graphs=True))
 

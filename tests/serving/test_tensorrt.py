@@ -11,11 +11,12 @@ from sharp.plugins.errors import SharpError
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.backends import load_backend
+from sharp.serving.backends.tensorrt import CACHE_DTYPES, DTYPES
 from sharp.serving.cli import serve
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.errors import EngineError, InputError
 from tests.serving.conftest import BLOCK
-from tests.serving.fake_tensorrt import FakeMachine, write_engine
+from tests.serving.fake_tensorrt import FakeBuilder, FakeContext, FakeEngine, FakeMachine, write_engine
 
 BACKEND = BackendConfig(name="tensorrt")
 ENGINE = EngineConfig(max_sequences=4, max_batch_tokens=16, attention_interval=0)
@@ -150,3 +151,16 @@ def test_settings_of_the_other_backend_are_refused(machine, folder, flags):
     write_engine(folder, machine, block=BLOCK)
     result = CliRunner().invoke(serve, [str(folder), "--backend", "tensorrt", *flags])
     assert (result.exit_code, "takes no --device cpu, --no-kernels or --cuda-graphs" in result.output) == (2, True)
+
+
+def test_the_fake_has_the_interface_of_the_real_package():
+    # TensorRT-RTX's Python package is made from the same source and can be installed anywhere.
+    trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
+    pairs = ((FakeEngine, trt.ICudaEngine), (FakeContext, trt.IExecutionContext), (FakeBuilder, trt.Builder))
+    for fake, real in pairs:
+        used = {name for name in vars(fake) if not name.startswith("_")} - {"read"}
+        assert used and all(hasattr(real, name) for name in used), real
+    for name in ("num_io_tensors", "num_optimization_profiles"):
+        assert hasattr(trt.ICudaEngine, name)
+    assert {*DTYPES.values(), *CACHE_DTYPES.values()} <= set(trt.DataType.__members__)
+    assert hasattr(trt.PreviewFeature, "ALIASED_PLUGIN_IO_10_03") and hasattr(trt.Runtime, "deserialize_cuda_engine")
