@@ -148,7 +148,11 @@ class OnnxRuntimeBackend:
                 )
 
     def allocate_cache(self, blocks: int) -> None:
-        """Make the key-value cache. Memory of blocks that are never used is never taken from the CPU's system."""
+        """Make the key-value cache. Memory of blocks that are never used is never taken from the CPU's system.
+
+        Raises:
+            InputError: the model does not run on the GPU.
+        """
 
         def make() -> list[Any]:
             on_device = self._device == "cuda"
@@ -161,6 +165,31 @@ class OnnxRuntimeBackend:
             caches = {tensor.name: value for tensor, value in values}
             caches |= {tensor.updated_name: value for tensor, value in values}
             self._graphs = DecodeGraphs(self._session, self._manifest, caches)
+        if self._device == "cuda":
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compute two tokens that are stored nowhere, so that the GPU's kernels are loaded before the first request.
+
+        Raises:
+            InputError: they fail, for example as there are none for the model or for this GPU.
+        """
+        try:
+            self.step(
+                Batch(
+                    input_ids=np.zeros(2, np.int64),
+                    positions=np.arange(2, dtype=np.int64),
+                    slot_mapping=np.full(2, -1, np.int32),
+                    block_table=np.full((1, 1), -1, np.int32),
+                    query_start=np.array([0, 2], np.int32),
+                    context_lens=np.zeros(1, np.int32),
+                    logits_indices=np.ones(1, np.int64),
+                    collect_stats=False,
+                )
+            )
+        except Exception as error:  # ONNX Runtime has no common exception
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(f"the model does not run on this GPU: {reason}; --device cpu runs it") from error
 
     def step(self, batch: Batch) -> StepOutput:
         """Compute one step."""

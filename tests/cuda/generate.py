@@ -25,7 +25,7 @@ def main() -> None:
     engine = EngineConfig(cache_tokens=BLOCKS * 16, attention_interval=2)
     llm = LLM(folder, backend=backend, engine=engine)
     used = llm._engine._backend
-    said = {"device": used.device, "free": used.free_memory(), "cleared": events("libcuda.so.1", "fake_events")}
+    said = {"device": used.device, "free": used.free_memory(), "started": events("libcuda.so.1", "fake_events")}
     said["addresses"] = {
         tensor.name: value.data_ptr() for tensor, value in zip(used._caches, used._current, strict=True)
     }

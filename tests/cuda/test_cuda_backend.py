@@ -58,10 +58,15 @@ def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
     assert (said["device"], said["free"]) == ("cuda", 6 << 30)
     # Uninitialized memory would be NaN to whoever reads it.
     sizes = [40 * 2 * 64 * 16 * 4] * (2 * LAYERS)
-    cleared = [event.split() for event in said["cleared"]]
+    cleared = [event.split() for event in said["started"] if event.startswith("clear ")]
     assert [(word, int(size.removeprefix("bytes="))) for word, _, size in cleared] == [("clear", s) for s in sizes]
     assert sorted(int(address) for _, address, _ in cleared) == sorted(said["addresses"].values())
     assert said["answers"] == [[0] * 4] * 3
+    # Every kernel was loaded at start, by a step that stores nothing.
+    assert {"write_cache", "decode_stream", "merge", "prefill"} == {
+        event.split()[1] for event in said["started"] if event.startswith("kernel ")
+    }
+    assert not [event for step in said["steps"] for event in step["driver"] if event.startswith("kernel ")]
 
     prompt, *decode = said["steps"]
     assert prompt["tokens"] > 3 and [step["tokens"] for step in decode] == [3, 3, 3]
@@ -150,6 +155,20 @@ def test_sizes_of_graphs(sequences, pages, size):
 def test_graphs_need_a_gpu_and_the_kernels(folder):
     with pytest.raises(InputError, match="cuda_graphs is on, which needs a GPU and our kernels"):
         load_backend(folder, read_manifest(folder), BackendConfig(threads=1, device="cpu", cuda_graphs=True))
+
+
+def test_a_gpu_without_kernels_of_its_own_is_refused_at_start(libraries, cuda_provider, folder):
+    environment = {**os.environ, "SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
+    finished = subprocess.run(
+        [sys.executable, "-c", "from sharp.plugins.cli import main; main()", "serve", folder, "--cache-tokens", "64"],
+        env={**environment, "SHARP_FAKE_CAPABILITY": "75"},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 2, finished.stderr
+    said = finished.stderr.splitlines()[-1]
+    assert said.startswith("Error: the model does not run on this GPU: ") and said.endswith("; --device cpu runs it")
+    assert "has no kernel write_cache float32 float32 64 64 16 for compute capability 7.5" in said
 
 
 def test_the_doctor_sees_that_this_gpu_computes_nothing(libraries, cuda_provider):
