@@ -1,10 +1,11 @@
 """The command `sharp doctor`."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -56,7 +57,7 @@ def doctor(as_json: bool) -> None:
     machine = describe()
     found = [diagnose(backend) for backend in backends()]
     if as_json:
-        click.echo(json.dumps({"machine": machine, "backends": [asdict(each) for each in found]}, indent=1))
+        click.echo(json.dumps({"machine": machine, "backends": [_as_json(each) for each in found]}, indent=1))
     else:
         console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
         _print(console, machine, found)
@@ -89,6 +90,14 @@ def diagnose(backend: Backend) -> Diagnosis:
 
 def _compare(backend: Backend, case: Case) -> Comparison:
     return Comparison(case.normalizer, case.dtype, errors(case, backend.run(case)), limits(case))
+
+
+def _as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """JSON has no NaN: an error that is no number is null."""
+    written = asdict(diagnosis)
+    for comparison in written["comparisons"]:
+        comparison["errors"] = {n: e if math.isfinite(e) else None for n, e in comparison["errors"].items()}
+    return written
 
 
 def _print(console: Console, machine: dict[str, str], found: Sequence[Diagnosis]) -> None:

@@ -93,6 +93,14 @@ def test_a_wrong_number_anywhere_is_found(monkeypatch: pytest.MonkeyPatch, chang
         assert "agrees" in result.output and "wrong" not in result.output
 
 
+def test_an_error_that_is_no_number_is_null_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "backends", lambda: (pretend(spoil("output", (3, 2, 1), np.nan)),))
+    result = CliRunner().invoke(cli.doctor, ["--json"])
+    said = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert (result.exit_code, said["backends"][0]["status"]) == (1, "differs")
+    assert said["backends"][0]["comparisons"][0]["errors"]["output"] is None
+
+
 def test_a_backend_that_fails_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(case: Case) -> AttentionOutput:
         raise RuntimeError("no kernel image\nand more")
