@@ -2,7 +2,7 @@
 PYTHON ?= python3
 MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
-NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) $(wildcard proto/sharp/*/*.proto)
+NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
 .PHONY: setup demo test sanitize kernels gpu-wheel lint format typing clean
 

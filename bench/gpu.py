@@ -2,9 +2,10 @@
 
 python bench/gpu.py [--quick] [--only machine,correctness] [--minutes 9] [--output FILE]
 
-Needs torch, triton and this tree, no install. Each section replaces its own part of the results, so that sections can
-be run apart where a machine is lent for minutes; a section that runs out of time keeps what it has and says so. The
-exit code is 1 where a result is wrong.
+Needs torch, triton and this tree, no install. The section end-to-end also needs onnxruntime-gpu, the compiled libraries
+(--libraries) and an exported model (--model, which gpu_generation.py makes); without them it says so and goes on. Each
+section replaces its own part of the results, so that sections can be run apart where a machine is lent for minutes; a
+section that runs out of time keeps what it has and says so. The exit code is 1 where a result is wrong.
 """
 
 import argparse
@@ -25,6 +26,7 @@ SECTIONS = {
     "decode": "one token a sequence, batch 1 to 32, context 1k to 1M",
     "prefill": "prompts of 1k to 128k",
     "statistics": "what collect_stats costs",
+    "end-to-end": "a whole model in ONNX Runtime's CUDA provider beside torch, tokens a second",
     "tiles": "other sizes of tiles than the kernels' own",
 }
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu.json"
@@ -41,6 +43,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer cases and sizes")
     parser.add_argument("--only", default=",".join(list(SECTIONS)[:-1]), help="sections, separated by commas")
     parser.add_argument("--minutes", type=float, default=9.0, help="time after which nothing new is begun")
+    parser.add_argument("--model", type=Path, default=Path("build/gpu-model"), help="for end-to-end: exported folder")
+    parser.add_argument("--libraries", type=Path, default=Path("build/gpu"), help="for end-to-end: folder of ours")
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file that the sections are merged into")
     chosen = parser.parse_args(arguments)
     wanted = chosen.only.split(",")
@@ -61,13 +65,15 @@ def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def rows_of(section: str, quick: bool, timely: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def rows_of(section: str, chosen: argparse.Namespace, timely: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     """The section's results, one row at a time."""
     import gpu_correctness
+    import gpu_generation
     import gpu_speed
     import gpu_tiles
     import torch
 
+    quick = chosen.quick
     match section:
         case "machine":
             yield from gpu_speed.machine()
@@ -83,6 +89,8 @@ def rows_of(section: str, quick: bool, timely: Callable[[], bool]) -> Iterator[d
             yield from gpu_speed.prefill(quick, timely)
         case "statistics":
             yield from gpu_speed.statistics_cost(timely)
+        case "end-to-end":
+            yield from gpu_generation.end_to_end(quick, timely, chosen.model, chosen.libraries)
         case _:
             yield from gpu_tiles.tiles(timely)
 
@@ -125,7 +133,7 @@ def main() -> int:
     for section in chosen.only:
         print(f"{section}: {SECTIONS[section]}", flush=True)
         rows = []
-        for row in rows_of(section, chosen.quick, timely):
+        for row in rows_of(section, chosen, timely):
             rows.append(row)
             print(show(row), flush=True)
             wrong += row.get("holds") is False

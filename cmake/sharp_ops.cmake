@@ -12,6 +12,7 @@ set(sources
   plugins/onnxruntime/attention_inputs.cc
   plugins/onnxruntime/attention_op.cc
   plugins/onnxruntime/attributes.cc
+  plugins/onnxruntime/cuda_paged_attention_op.cc
   plugins/onnxruntime/inputs.cc
   plugins/onnxruntime/paged_attention_op.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -23,6 +24,8 @@ endif()
 
 add_library(sharp_ops SHARED ${sources})
 target_include_directories(sharp_ops PRIVATE ${cpu} plugins/onnxruntime)
+set_source_files_properties(plugins/onnxruntime/cuda_paged_attention_op.cc PROPERTIES
+  INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/plugins/cuda)
 target_include_directories(sharp_ops SYSTEM PRIVATE ${ONNXRUNTIME_INCLUDE_DIR})
 # No -ffast-math: infinities and NaN have a meaning here.
 target_compile_options(sharp_ops PRIVATE -Wall -Wextra -ffp-contract=fast -fno-math-errno)
@@ -36,5 +39,8 @@ else()
 endif()
 target_link_options(sharp_ops PRIVATE
   -Wl,--version-script=${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map)
-set_target_properties(sharp_ops PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map)
+target_link_libraries(sharp_ops PRIVATE ${CMAKE_DL_LIBS})
+# libsharp_cuda.so, where there is one, lies beside it.
+set_target_properties(sharp_ops PROPERTIES INSTALL_RPATH "$ORIGIN" BUILD_RPATH "$ORIGIN"
+  LINK_DEPENDS ${PROJECT_SOURCE_DIR}/plugins/onnxruntime/exports.map)
 install(TARGETS sharp_ops DESTINATION sharp/plugins/lib)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sharp.plugins.cli import SharpCommand
+from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, manifest_path
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import check_verified, read_manifest
 
@@ -55,13 +56,11 @@ def build(
     check_verified(folder, manifest, allow_unverified)
     if max_context is not None and max_context > manifest.max_context:
         raise InputError(f"--max-context is {max_context}, but the model's longest sequence is {manifest.max_context}")
-    path = output or folder / ("model.engine" if compute_capability is None else f"model.sm{compute_capability}.engine")
+    path = output or folder / (ENGINE_FILE if compute_capability is None else f"model.sm{compute_capability}.engine")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputError(f"the engine {path} cannot be written: give a file in a folder that exists with -o")
-    from sharp.exporter.tensorrt_engine import Limits, manifest_path
-
     context = max_context or min(manifest.max_context, 4096)
-    limits = Limits(max_sequences, max_tokens, context)
+    limits = EngineLimits(sequences=max_sequences, tokens=max_tokens, context=context)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:

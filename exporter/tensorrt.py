@@ -7,19 +7,21 @@ import onnx
 from rich.progress import Progress
 
 from sharp.exporter.lowering import inline
-from sharp.exporter.tensorrt_engine import Engine, Limits, build_engine, check_quantization
-from sharp.plugins import library_path
-from sharp.plugins.errors import InputError, SharpError
+from sharp.exporter.tensorrt_engine import Engine, build_engine, check_quantization
+from sharp.plugins.engine_manifest import EngineLimits
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.ops import schema
+from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 RUNTIME = "TensorRT"
 
 
-def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, progress: Progress) -> Engine:
+def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: Path, progress: Progress) -> Engine:
     """The engine of the model in `folder`, for this machine's GPU.
 
-    A paged model keeps its attention nodes, which become the plugin of `libsharp_trt.so`; other models run on the
+    A paged model keeps its attention nodes, which become the plugin of `libsharp_trt.so`, and gets two optimization
+    profiles: one for steps that compute a token of each sequence, and one for all steps. Other models run on the
     standard ops of their function bodies. `timing_cache` is read if it is there, and written: it makes the next build
     faster.
 
@@ -27,7 +29,7 @@ def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, 
         InputError: TensorRT cannot read the model, or the plugin lacks what its cache needs.
         SharpError: TensorRT or the plugin is missing, or the engine could not be built.
     """
-    trt = _tensorrt()
+    trt = import_tensorrt(", or build for --backend tensorrt-rtx, which needs neither GPU nor plugin")
     path = folder / manifest.model_file
     check_quantization(path, manifest, RUNTIME)
     if manifest.cache.beside:
@@ -41,9 +43,7 @@ def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, 
         # TensorRT 10's parser takes the function's body where there is one, later ones take the plugin.
         del model.functions[:]
         _flag_as_int32(model)
-        plugin = library_path("tensorrt")
-        if trt.get_plugin_registry().load_library(plugin) is None:
-            raise SharpError(f"TensorRT {trt.__version__} could not load {plugin}; its messages are above")
+        plugin = load_plugin(trt)
     elif model.functions:
         model = inline(model)  # its parser takes a node Attention of any domain for ONNX's own
     kept: list[Any] = []
@@ -58,7 +58,9 @@ def build(folder: Path, manifest: Manifest, limits: Limits, timing_cache: Path, 
         kept.append(config)
 
     name = Path(plugin).name if plugin else None
-    engine = build_engine(trt, RUNTIME, model, folder, manifest, limits, configure, progress, plugin=name)
+    decode = limits.model_copy(update={"tokens": limits.sequences})
+    profiles = (decode, limits) if manifest.cache.form == "paged" and limits.tokens > limits.sequences else (limits,)
+    engine = build_engine(trt, RUNTIME, model, folder, manifest, profiles, configure, progress, plugin=name)
     timing_cache.write_bytes(bytes(kept[0].get_timing_cache().serialize()))
     return engine
 
@@ -77,14 +79,3 @@ def _flag_as_int32(model: onnx.ModelProto) -> None:
         raise InputError(f"the model computes {', '.join(sorted(unknown))}, but collect_stats must be an input")
     for cast in casts.values():
         model.graph.node.insert(0, cast)
-
-
-def _tensorrt() -> Any:
-    try:
-        import tensorrt
-    except ModuleNotFoundError as error:
-        raise SharpError(
-            "the Python package tensorrt is not installed; install TensorRT 10.14 or newer and its package for this "
-            "Python, or build for --backend tensorrt-rtx, which needs neither GPU nor plugin"
-        ) from error
-    return tensorrt

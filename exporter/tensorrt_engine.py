@@ -1,47 +1,17 @@
 """Engines of TensorRT and of TensorRT-RTX: what both are built with. Their Python packages have the same interface."""
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
-from pydantic import BaseModel, ConfigDict
 from rich.progress import Progress, TaskID
 
+from sharp.plugins.engine_manifest import EngineLimits, EngineManifest, ShapeRange, manifest_path
 from sharp.plugins.errors import InputError, SharpError
 from sharp.plugins.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The largest sizes that an engine takes: sequences of a batch, new tokens of a step, tokens of one sequence."""
-
-    sequences: int
-    tokens: int
-    context: int
-
-
-class EngineManifest(BaseModel):
-    """What a runtime must know about an engine; written beside it as JSON.
-
-    `version` is of the package that built it, and only that one loads it. `model_sha256` is of the graph's file.
-    `shapes` are the smallest, usual and largest shape of every input that varies.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    format_version: str = "1.0"
-    backend: str
-    version: str
-    compute_capability: int | None
-    sha256: str
-    model: str
-    model_sha256: str
-    limits: Mapping[str, int]
-    plugin: str | None
-    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -55,11 +25,6 @@ class Engine:
         """Write the engine to `path` and the manifest to `path` with .json behind its name."""
         path.write_bytes(self.content)
         manifest_path(path).write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def manifest_path(engine: Path) -> Path:
-    """Where the manifest of an engine lies."""
-    return engine.with_name(engine.name + ".json")
 
 
 def check_quantization(path: Path, manifest: Manifest, runtime: str) -> None:
@@ -81,7 +46,7 @@ def build_engine(
     model: onnx.ModelProto,
     folder: Path,
     manifest: Manifest,
-    limits: Limits,
+    limits: Sequence[EngineLimits],
     configure: Callable[[Any], None],
     progress: Progress,
     plugin: str | None = None,
@@ -89,8 +54,9 @@ def build_engine(
 ) -> Engine:
     """Parse `model`, whose weights lie in `folder`, and build.
 
-    `trt` is the Python package of `runtime`; `configure` is given the builder's configuration. Each phase of the
-    builder becomes a bar of `progress`.
+    `trt` is the Python package of `runtime`; `configure` is given the builder's configuration. There is an optimization
+    profile for each of `limits`, the last of which are the engine's. Each phase of the builder becomes a bar of
+    `progress`.
 
     Raises:
         InputError: the runtime cannot read the model.
@@ -108,11 +74,12 @@ def build_engine(
     config = builder.create_builder_config()
     configure(config)
     config.progress_monitor = progress_monitor(trt, progress)
-    shapes = shape_ranges(model, size_ranges(manifest, limits))
-    profile = builder.create_optimization_profile()
-    for name, bounds in shapes.items():
-        profile.set_shape(name, *bounds)
-    config.add_optimization_profile(profile)
+    profiles = tuple(shape_ranges(model, size_ranges(manifest, each)) for each in limits)
+    for shapes in profiles:
+        profile = builder.create_optimization_profile()
+        for name, bounds in shapes.items():
+            profile.set_shape(name, *bounds)
+        config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         raise SharpError(f"{runtime} could not build an engine from {path}; its messages are above")
@@ -126,9 +93,9 @@ def build_engine(
             sha256=hashlib.sha256(content).hexdigest(),
             model=manifest.name,
             model_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-            limits=asdict(limits),
+            limits=limits[-1],
             plugin=plugin,
-            shapes=shapes,
+            profiles=profiles,
         ),
     )
 
@@ -158,7 +125,7 @@ def progress_monitor(trt: Any, progress: Progress) -> Any:
     return Monitor()
 
 
-def size_ranges(manifest: Manifest, limits: Limits) -> Mapping[str, tuple[int, int, int]]:
+def size_ranges(manifest: Manifest, limits: EngineLimits) -> Mapping[str, tuple[int, int, int]]:
     """The smallest, usual and largest value of every dynamic size, by its name in the graph."""
     block = manifest.cache.block_size
     blocks = -(-limits.context // block)  # of one sequence
@@ -182,12 +149,7 @@ def size_ranges(manifest: Manifest, limits: Limits) -> Mapping[str, tuple[int, i
     }
 
 
-Shape = tuple[int, ...]
-
-
-def shape_ranges(
-    model: onnx.ModelProto, ranges: Mapping[str, tuple[int, int, int]]
-) -> dict[str, tuple[Shape, Shape, Shape]]:
+def shape_ranges(model: onnx.ModelProto, ranges: Mapping[str, tuple[int, int, int]]) -> dict[str, ShapeRange]:
     """The smallest, usual and largest shape of every input that varies."""
     constants = {tensor.name for tensor in model.graph.initializer}
     shapes = {}

@@ -7,14 +7,17 @@ import onnx
 from rich.progress import Progress
 
 from sharp.exporter.lowering import inline
-from sharp.exporter.tensorrt_engine import Engine, Limits, build_engine, check_quantization
+from sharp.exporter.tensorrt_engine import Engine, build_engine, check_quantization
+from sharp.plugins.engine_manifest import EngineLimits
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest
 
 RUNTIME = "TensorRT-RTX"
 
 
-def build(folder: Path, manifest: Manifest, compute_capability: int, limits: Limits, progress: Progress) -> Engine:
+def build(
+    folder: Path, manifest: Manifest, compute_capability: int, limits: EngineLimits, progress: Progress
+) -> Engine:
     """The engine of the model in `folder`, for GPUs of this compute capability (89 is 8.9).
 
     The attention runs as the standard ops of its function body: TensorRT-RTX takes no plugins.
@@ -45,5 +48,5 @@ def build(folder: Path, manifest: Manifest, compute_capability: int, limits: Lim
         config.set_compute_capability(capability, 0)
 
     return build_engine(
-        trt, RUNTIME, model, folder, manifest, limits, configure, progress, compute_capability=compute_capability
+        trt, RUNTIME, model, folder, manifest, (limits,), configure, progress, compute_capability=compute_capability
     )

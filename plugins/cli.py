@@ -16,6 +16,7 @@ COMMANDS = {
     "baseline": ("sharp.serving.baseline:baseline", "serve"),
     "bench": ("sharp.serving.bench.cli:bench", "serve"),
     "build": ("sharp.exporter.build:build", "export,tensorrt-rtx"),
+    "doctor": ("sharp.plugins.doctor.cli:doctor", "serve"),
     "export": ("sharp.exporter.cli:export", "export"),
     "fit-temperature": ("sharp.models.fit_temperature:fit_temperature", "export"),
     "generate": ("sharp.serving.cli:generate", "serve"),

@@ -10,6 +10,7 @@ from sharp.serving.tls import TlsConfig
 MIB = 2**20
 LOG_FORMATS = ("text", "json")
 ATTENTION_LEVELS = ("off", "layer", "head")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def available_cpus() -> int:
@@ -23,18 +24,24 @@ class BackendConfig:
 
     Attributes:
         name: one of `sharp.serving.backends.BACKENDS`.
+        device: of ONNX Runtime; "auto" is a GPU where everything that its kernels need is there, else the CPU.
         threads: threads of the runtime.
         kernels: use the kernel library; False runs attention as standard ops, for comparison.
         allow_unverified: run a model that failed its verification, too.
+        cuda_graphs: replay decode steps as CUDA graphs; for device "cuda" and our kernels only.
     """
 
     name: str = "onnxruntime"
     threads: int = field(default_factory=available_cpus)
     kernels: bool = True
     allow_unverified: bool = False
+    device: str = "auto"
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         _at_least("threads", self.threads, 1)
+        if self.device not in DEVICES:
+            raise InputError(f"device is {self.device!r}; it must be one of: {', '.join(DEVICES)}")
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, check_verified, read_manifest
-from sharp.serving.backends import Backend, load_backend
-from sharp.serving.cache_size import available_memory, cache_blocks
+from sharp.serving.backends import Backend, Limits, load_backend
+from sharp.serving.cache_size import cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.guide import GuideCompiler
@@ -17,12 +17,16 @@ from sharp.serving.tokenizer import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What requests need to know of a model, and the size of its cache. Safe to share between threads."""
+    """What requests need to know of a model, and the size of its cache. Safe to share between threads.
+
+    `longest` is the longest sequence that the backend computes.
+    """
 
     manifest: Manifest
     tokenizer: Tokenizer | None
     blocks: int
     guides: GuideCompiler
+    longest: int
 
     @property
     def cache_tokens(self) -> int:
@@ -32,7 +36,7 @@ class ModelFolder:
     @property
     def context_limit(self) -> int:
         """The longest sequence that one request may grow to."""
-        return min(self.manifest.max_context, self.cache_tokens)
+        return min(self.longest, self.cache_tokens)
 
     def prepare(
         self,
@@ -83,7 +87,29 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         )
     tokenizer = load_tokenizer(path, manifest)
     loaded = load_backend(path, manifest, backend)
-    # Without kernels the cache exists twice.
-    blocks = cache_blocks(manifest, engine.cache_tokens, available_memory() // (1 if loaded.kernels else 2))
-    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer))
+    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory())
+    longest = manifest.max_context
+    if (limits := loaded.limits) is not None:
+        blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)
+        longest = min(longest, limits.context)
+    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer), longest)
     return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)
+
+
+def _within_limits(limits: Limits, engine: EngineConfig, blocks: int, block_size: int) -> int:
+    """The blocks of the cache of a model that was compiled for limited sizes.
+
+    Raises:
+        InputError: the settings ask for more than it was compiled for.
+    """
+    if engine.max_sequences > limits.sequences or engine.max_batch_tokens > limits.tokens:
+        raise InputError(
+            f"the engine takes at most {limits.sequences} sequences and {limits.tokens} tokens a step: serve it with "
+            f"--max-sequences {limits.sequences} --max-batch-tokens {limits.tokens}, or build a larger one"
+        )
+    if engine.cache_tokens is not None and blocks > limits.blocks:
+        raise InputError(
+            f"cache_tokens is {engine.cache_tokens}, but the engine takes at most {limits.blocks * block_size}; "
+            "build a larger one"
+        )
+    return min(blocks, limits.blocks)

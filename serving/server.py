@@ -78,7 +78,7 @@ async def run_server(
     info = control_pb2.GetServerInfoResponse(
         version=sharp_version(),
         models=[model.manifest.name],
-        backend=settings.backend.name,
+        backend=f"{settings.backend.name} ({backend.device})" if backend.device != "cpu" else settings.backend.name,
         kernels=backend.kernels,
         threads=settings.backend.threads,
         cache_tokens=model.cache_tokens,

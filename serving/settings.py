@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sharp.serving.backends import BACKENDS
 from sharp.serving.config import (
     ATTENTION_LEVELS,
+    DEVICES,
     LOG_FORMATS,
     BackendConfig,
     EngineConfig,
@@ -55,10 +56,15 @@ class ServeSettings(BaseSettings):
         None, description="Send OpenTelemetry traces to this address, as http://127.0.0.1:4317.  [default: none]"
     )
     backend: str = Field("onnxruntime", description=f"One of: {', '.join(BACKENDS)}.")
+    device: str = Field(
+        "auto",
+        description=f"Where onnxruntime runs; auto is a GPU if our kernels run there; one of: {', '.join(DEVICES)}.",
+    )
     threads: int = Field(
         default_factory=available_cpus, description="Threads of the backend.  [default: one per processor]"
     )
     kernels: bool = Field(True, description="Run attention in our kernels, or as standard ops: slow, for comparison.")
+    cuda_graphs: bool = Field(False, description="On a GPU, replay decode steps as CUDA graphs.")
     allow_unverified: bool = Field(False, description="Serve a model that failed its verification, too.")
     cache_tokens: int | None = Field(
         None,
@@ -182,5 +188,12 @@ def _settings(found: ServeSettings) -> Settings:
             dispersion_tokens=found.dispersion_tokens,
             attention_baseline=found.attention_baseline,
         ),
-        BackendConfig(found.backend, found.threads, kernels=found.kernels, allow_unverified=found.allow_unverified),
+        BackendConfig(
+            found.backend,
+            found.threads,
+            kernels=found.kernels,
+            allow_unverified=found.allow_unverified,
+            device=found.device,
+            cuda_graphs=found.cuda_graphs,
+        ),
     )

@@ -101,11 +101,8 @@ void check_slots(const cpu::Problem& problem) {
       fail_element("slot_mapping", token, problem.slot_mapping[token], between(-1, slots - 1));
 }
 
-void check_head_params(const cpu::Problem& problem, const Tensor& head_params) {
-  if (problem.attributes.normalizer != cpu::NormalizerKind::kSsa) return;
-  head_params.expect_rank(2, "[q_heads, 2]");
-  if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
-    head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
+void check_head_params(const cpu::Problem& problem) {
+  if (problem.head_params == nullptr) return;
   for (int64_t head = 0; head < problem.q_heads; ++head) {
     const float* pair = problem.head_params + head * problem.head_params_width;
     if (!(pair[0] > 0 && pair[1] > 0))
@@ -118,7 +115,7 @@ void check_head_params(const cpu::Problem& problem, const Tensor& head_params) {
 
 bool is_given(const Ort::KernelContext& context, Input input) { return Tensor(context, input).given(); }
 
-cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes,
+cpu::Problem read_shapes(const Ort::KernelContext& context, const cpu::Attributes& attributes,
                          cpu::CacheType cache_type) {
   const Tensor query(context, kQuery), key(context, kKey), value(context, kValue);
   const Tensor key_cache(context, kKeyCache), value_cache(context, kValueCache);
@@ -173,12 +170,20 @@ cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attribute
   problem.query_start = query_start.ints();
   problem.context_lens = context_lens.ints();
   problem.alibi_slopes = alibi_slopes.given() ? alibi_slopes.floats() : nullptr;
-  if (head_params.given() && attributes.normalizer == cpu::NormalizerKind::kSsa) {
+  if (attributes.normalizer == cpu::NormalizerKind::kSsa) {
     head_params.expect_rank(2, "[q_heads, 2]");
+    if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
+      head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
     problem.head_params = head_params.floats();
     problem.head_params_width = head_params.dimension(1);
   }
-  check_head_params(problem, head_params);
+  return problem;
+}
+
+cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes,
+                         cpu::CacheType cache_type) {
+  const cpu::Problem problem = read_shapes(context, attributes, cache_type);
+  check_head_params(problem);
   check_slots(problem);
   check_sequences(problem);
   return problem;

@@ -3,16 +3,16 @@
 //
 // In place: bind key_cache_out and value_cache_out to the buffers of key_cache and value_cache and nothing is copied.
 // Otherwise the runtime gives the outputs memory of their own and the caches are copied first.
+#include "paged_attention_op.h"
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
 
 #include "attention_op.h"
 #include "half.h"
-#include "inputs.h"
 #include "isa.h"
 #include "paged_attention.h"
-#include "runtime.h"
 
 namespace sharp::ort {
 namespace {
@@ -34,22 +34,6 @@ void* updated(const Ort::KernelContext& context, Input input, Output output, int
   });
   return to;
 }
-
-constexpr ONNXTensorElementDataType kFloat32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-constexpr ONNXTensorElementDataType kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-constexpr ONNXTensorElementDataType kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
-constexpr ONNXTensorElementDataType kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
-
-// T: query, key, value and output; C: the caches.
-struct ElementTypes {
-  ONNXTensorElementDataType compute, cache;
-
-  cpu::CacheType cache_type() const {
-    if (cache == kFloat16) return cpu::CacheType::kFloat16;
-    if (cache == kBfloat16) return cpu::CacheType::kBfloat16;
-    return cache == kInt8 ? cpu::CacheType::kInt8 : cpu::CacheType::kFloat32;
-  }
-};
 
 // A tensor of T as float: where it lies, or converted into memory of its own.
 class FloatInput {
@@ -139,56 +123,8 @@ struct PagedAttentionKernel {
   }
 };
 
-struct PagedAttentionOp : Ort::CustomOpBase<PagedAttentionOp, PagedAttentionKernel, true> {
-  explicit PagedAttentionOp(ElementTypes element_types) : types(element_types) {
-    OrtCustomOp::version = kApiVersion;
-    // A cache that is an intermediate value and not needed again may be updated in place too.
-    OrtCustomOp::GetMayInplace = [](int** inputs, int** outputs) -> size_t {
-      *inputs = new int[5]{kKeyCache, kValueCache, kKeyScale, kValueScale, kKeyNorm};
-      *outputs = new int[5]{kKeyCacheOut, kValueCacheOut, kKeyScaleOut, kValueScaleOut, kKeyNormOut};
-      return 5;
-    };
-    OrtCustomOp::ReleaseMayInplace = [](int* inputs, int* outputs) {
-      delete[] inputs;
-      delete[] outputs;
-    };
-  }
-
-  OrtStatusPtr CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {
-    try {
-      auto created = std::make_unique<PagedAttentionKernel>();
-      read_attributes(Ort::ConstKernelInfo(info), created->attributes);
-      created->types = types;
-      *kernel = created.release();
-    } catch (const std::exception& error) {
-      return status_of("PagedAttention", error);
-    }
-    return nullptr;
-  }
-
-  const char* GetName() const { return "PagedAttention"; }
-  size_t GetInputTypeCount() const { return kInputCount; }
-  size_t GetOutputTypeCount() const { return kOutputCount; }
-
-  ONNXTensorElementDataType GetInputType(size_t index) const {
-    if (index == kCollectStats) return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
-    if (index >= kSlotMapping && index <= kContextLens) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
-    if (index == kKeyCache || index == kValueCache) return types.cache;
-    return index <= kValue ? types.compute : kFloat32;
-  }
-  ONNXTensorElementDataType GetOutputType(size_t index) const {
-    if (index == kKeyCacheOut || index == kValueCacheOut) return types.cache;
-    return index == kOutput ? types.compute : kFloat32;
-  }
-
-  OrtCustomOpInputOutputCharacteristic GetInputCharacteristic(size_t index) const {
-    return index >= kHeadParams ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
-  }
-  OrtCustomOpInputOutputCharacteristic GetOutputCharacteristic(size_t index) const {
-    return index >= kKeyScaleOut ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
-  }
-
-  ElementTypes types;
+struct PagedAttentionOp : PagedAttentionSchema<PagedAttentionOp, PagedAttentionKernel> {
+  using PagedAttentionSchema::PagedAttentionSchema;
 };
 
 }  // namespace
@@ -213,6 +149,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL Regist
     static const Ort::CustomOpDomain domain = [] {
       Ort::CustomOpDomain created("ai.sharp");
       for (const sharp::ort::PagedAttentionOp& op : ops) created.Add(&op);
+      for (const OrtCustomOp* op : sharp::ort::cuda_paged_attention_ops()) created.Add(op);
       created.Add(sharp::ort::attention_op());
       return created;
     }();

@@ -4,13 +4,16 @@ from importlib import import_module
 from pathlib import Path
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.backends.backend import Backend, Batch, StepOutput
+from sharp.serving.backends.backend import Backend, Batch, Limits, StepOutput
 from sharp.serving.config import BackendConfig
 from sharp.serving.errors import NotFoundError
 
-__all__ = ["BACKENDS", "Backend", "Batch", "StepOutput", "load_backend"]
+__all__ = ["BACKENDS", "Backend", "Batch", "Limits", "StepOutput", "load_backend"]
 
-BACKENDS = {"onnxruntime": "sharp.serving.backends.onnxruntime:OnnxRuntimeBackend"}
+BACKENDS = {
+    "onnxruntime": "sharp.serving.backends.onnxruntime:OnnxRuntimeBackend",
+    "tensorrt": "sharp.serving.backends.tensorrt:TensorRtBackend",
+}
 
 
 def load_backend(folder: Path, manifest: Manifest, config: BackendConfig) -> Backend:

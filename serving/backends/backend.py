@@ -1,6 +1,6 @@
 """The interface between the engine and the runtime of a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -28,6 +28,19 @@ class Batch:
     collect_stats: bool
 
 
+STEP_INPUTS = tuple(field.name for field in fields(Batch))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest step that a backend computes: sequences, tokens, tokens of one sequence, blocks of the cache."""
+
+    sequences: int
+    tokens: int
+    context: int
+    blocks: int
+
+
 @dataclass(frozen=True)
 class StepOutput:
     """What a step computed; `stats` is None unless the batch asked for it."""
@@ -42,6 +55,17 @@ class Backend(Protocol):
     @property
     def kernels(self) -> bool:
         """Whether attention runs our kernels and not the standard ops of its function body."""
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu" or "cuda"."""
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the model was compiled for; None takes every step."""
+
+    def free_memory(self) -> int:
+        """Bytes that the key-value cache may have."""
 
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:

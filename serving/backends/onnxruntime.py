@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime, on the CPU or on an NVIDIA GPU."""
 
 import logging
 from pathlib import Path
@@ -8,9 +8,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from sharp.plugins.cuda.device import free_memory
 from sharp.plugins.manifest import CacheDtype, Manifest
-from sharp.serving.backends.backend import Batch, StepOutput
-from sharp.serving.cache_size import tensors_of
+from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
+from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device, device_cache
+from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
+from sharp.serving.cache_size import available_memory, tensors_of
 from sharp.serving.config import BackendConfig
 from sharp.serving.errors import InputError, SharpError
 
@@ -23,27 +26,22 @@ TENSOR_TYPES: dict[CacheDtype, str] = {
     "bfloat16": "tensor(bfloat16)",
     "int8": "tensor(int8)",
 }
-STEP_INPUTS = (
-    "input_ids",
-    "positions",
-    "slot_mapping",
-    "block_table",
-    "query_start",
-    "context_lens",
-    "collect_stats",
-    "logits_indices",
-)
 
 
 class OnnxRuntimeBackend:
-    """A model in ONNX Runtime, with the key-value cache bound to its inputs and outputs.
+    """A model in ONNX Runtime, with the key-value cache bound to its inputs and outputs, on the device that computes.
 
     With our kernels a cache input and its output are one buffer, updated in place. The function body of the op may
     read a block after it wrote it, so without them there are two buffers that change places after each step.
     """
 
-    def __init__(self, session: Any, manifest: Manifest, *, kernels: bool) -> None:
+    def __init__(
+        self, session: Any, manifest: Manifest, *, kernels: bool, device: str, cuda_graphs: bool = False
+    ) -> None:
         self._session = session
+        self._device = device
+        self._captures = cuda_graphs
+        self._graphs: DecodeGraphs | None = None
         self._manifest = manifest
         self._kernels = kernels
         self._binding = session.io_binding()
@@ -56,21 +54,40 @@ class OnnxRuntimeBackend:
         """Whether attention runs our kernels."""
         return self._kernels
 
+    @property
+    def device(self) -> str:
+        """The device that the session computes on."""
+        return self._device
+
+    @property
+    def limits(self) -> None:
+        """Every size is taken."""
+
+    def free_memory(self) -> int:
+        """Bytes of the device that the cache may have; without our kernels it exists twice."""
+        free = available_memory() if self._device == "cpu" else free_memory()
+        return free // (1 if self._kernels else 2)
+
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
         """Load the model of a folder.
 
         Raises:
-            InputError: ONNX Runtime cannot load the file, or it has not the inputs and outputs of a paged model.
+            InputError: ONNX Runtime cannot load the file, or it has not the inputs and outputs of a paged model; or
+                the device cannot be used.
         """
+        with_kernels = config.kernels and manifest.target != "portable"
+        device = choose_device(config.device, manifest, with_kernels)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = config.threads
         options.inter_op_num_threads = 1
-        library = kernel_library() if config.kernels and manifest.target != "portable" else None
+        library = kernel_library() if with_kernels else None
+        if config.cuda_graphs and (device == "cpu" or library is None):
+            raise InputError("cuda_graphs is on, which needs a GPU and our kernels; turn it off")
         if library is not None:
             options.register_custom_ops_library(str(library))
         path = folder / manifest.model_file
-        if manifest.dtype == "bfloat16":
+        if manifest.dtype == "bfloat16" and device == "cpu":
             raise InputError(
                 f"{path} computes in bfloat16, which ONNX Runtime does not do on a CPU; export the model again with "
                 "--dtype float16, or with float32 and --kv-dtype bfloat16"
@@ -86,11 +103,15 @@ class OnnxRuntimeBackend:
                 "install or enable them, or export the model again with another --kv-dtype"
             )
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            on_device = (PROVIDER, {"enable_cuda_graph": str(int(config.cuda_graphs))})
+            providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
+            session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # ONNX Runtime has no common exception
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"{path} cannot be loaded: {reason}; export the model again") from error
-        backend = cls(session, manifest, kernels=library is not None)
+        if device == "cuda":
+            check_session(session)
+        backend = cls(session, manifest, kernels=library is not None, device=device, cuda_graphs=config.cuda_graphs)
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name for value in session.get_outputs()}
         missing = {*STEP_INPUTS, *(tensor.name for tensor in backend._caches)} - inputs
@@ -127,24 +148,65 @@ class OnnxRuntimeBackend:
                 )
 
     def allocate_cache(self, blocks: int) -> None:
-        """Make the key-value cache. Memory of blocks that are never used is never taken from the system."""
-        self._current = [tensor.make(blocks) for tensor in self._caches]
-        self._next = self._current if self._kernels else [tensor.make(blocks) for tensor in self._caches]
+        """Make the key-value cache. Memory of blocks that are never used is never taken from the CPU's system.
+
+        Raises:
+            InputError: the model does not run on the GPU.
+        """
+
+        def make() -> list[Any]:
+            on_device = self._device == "cuda"
+            return [device_cache(tensor, blocks) if on_device else tensor.make(blocks) for tensor in self._caches]
+
+        self._current = make()
+        self._next = self._current if self._kernels else make()
+        if self._captures:
+            values = list(zip(self._caches, self._current, strict=True))
+            caches = {tensor.name: value for tensor, value in values}
+            caches |= {tensor.updated_name: value for tensor, value in values}
+            self._graphs = DecodeGraphs(self._session, self._manifest, caches)
+        if self._device == "cuda":
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compute two tokens that are stored nowhere, so that the GPU's kernels are loaded before the first request.
+
+        Raises:
+            InputError: they fail, for example as there are none for the model or for this GPU.
+        """
+        try:
+            self.step(
+                Batch(
+                    input_ids=np.zeros(2, np.int64),
+                    positions=np.arange(2, dtype=np.int64),
+                    slot_mapping=np.full(2, -1, np.int32),
+                    block_table=np.full((1, 1), -1, np.int32),
+                    query_start=np.array([0, 2], np.int32),
+                    context_lens=np.zeros(1, np.int32),
+                    logits_indices=np.ones(1, np.int64),
+                    collect_stats=False,
+                )
+            )
+        except Exception as error:  # ONNX Runtime has no common exception
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(f"the model does not run on this GPU: {reason}; --device cpu runs it") from error
 
     def step(self, batch: Batch) -> StepOutput:
         """Compute one step."""
+        if self._graphs is not None and is_decode(batch):
+            return self._graphs.step(batch)
         binding = self._binding
         inputs = {name: np.asarray(getattr(batch, name)) for name in STEP_INPUTS}  # alive until the run is over
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         # Bound first and anew each time: get_outputs() has the order of the first binding, and a bound output of
         # dynamic shape would keep the shape of the step before.
-        for name in OUTPUTS:
-            binding.bind_output(name, "cpu")
+        binding.bind_output("logits", "cpu")
+        binding.bind_output("stats", "cpu" if batch.collect_stats else self._device)
         for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):
             binding.bind_ortvalue_input(tensor.name, current)
             binding.bind_ortvalue_output(tensor.updated_name, following)
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, without_graph() if self._captures else None)
         logits, stats = binding.get_outputs()[: len(OUTPUTS)]
         self._current, self._next = self._next, self._current
         return StepOutput(_array(logits), _array(stats) if batch.collect_stats else None)

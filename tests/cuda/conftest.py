@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,13 +13,17 @@ from filelock import FileLock
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from tests.cuda.native import ROOT, build_libraries, compile_program, fake_package, headers
+from sharp.plugins import library_path
+from tests.cuda.native import ROOT, build_libraries, build_runtime, compile_program, fake_package, headers
 from tests.cuda.process import Call
 
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory, worker_id) -> Path:
-    """The folder of libsharp_cuda.so and libsharp_trt.so over fake kernels, and of the fake driver below `driver`."""
+    """The folder of libsharp_cuda.so and libsharp_trt.so over fake kernels, and of the fake driver below `driver`.
+
+    libsharp_ops.so lies beside them as in a wheel, and host_provider.so, which runs its CUDA op on the CPU.
+    """
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "gpu"  # one for all of xdist's workers
     with FileLock(f"{folder}.lock"):
@@ -32,8 +37,28 @@ def build_all(folder: Path) -> None:
     build_libraries(folder / "kernels", folder / "build")
     driver = folder / "build" / "driver" / "libcuda.so.1"
     driver.parent.mkdir()
-    shared = ("-fPIC", "-shared", "-Wl,-soname,libcuda.so.1")
-    compile_program("fake_driver.cc", driver, *shared, *headers(folder / "build"))
+    shared = ("-fPIC", "-shared", *headers(folder / "build"))
+    ops = Path(shutil.copy(library_path("onnxruntime"), folder / "build"))
+    # Never unloaded: libsharp_ops.so keeps the table of functions that it was given.
+    own = ("-Wl,-z,nodelete", f'-DLIBRARY="{ops}"')
+    compile_program("host_provider.cc", folder / "build" / "host_provider.so", *shared, *own)
+    compile_program("fake_driver.cc", driver, *shared, "-Wl,-soname,libcuda.so.1")
+
+
+@pytest.fixture(scope="session")
+def cuda_provider(libraries) -> dict[str, str]:
+    """Variables of a process in which ONNX Runtime's CUDA provider finds a GPU that computes nothing."""
+    package = ROOT / "build" / "onnxruntime-gpu"
+    provider = package / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
+    if not provider.is_file():
+        pytest.skip(f"no onnxruntime-gpu: pip install --no-deps --target {package.relative_to(ROOT)} onnxruntime-gpu")
+    with FileLock(f"{libraries}.lock"):
+        if not (libraries / "runtime" / "libcublasLt.so.13").exists():
+            build_runtime(provider, libraries / "runtime")
+    return {
+        "LD_LIBRARY_PATH": f"{libraries / 'driver'}:{libraries / 'runtime'}",
+        "PYTHONPATH": str(package),
+    }
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,52 @@ FAKE cuGetErrorString(CUresult error, const char** words) {
   return CUDA_SUCCESS;
 }
 
+FAKE cuInit(unsigned) { return std::getenv("SHARP_FAKE_NO_DEVICE") ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS; }
+
+FAKE cuDriverGetVersion(int* version) {
+  *version = 13010;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDeviceGetCount(int* count) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDeviceGet(CUdevice* device, int) {
+  *device = 0;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDeviceGetName(char* name, int length, CUdevice) {
+  std::strncpy(name, "a fake GPU", length);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDeviceTotalMem(size_t* bytes, CUdevice) {
+  *bytes = size_t{8} << 30;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDevicePrimaryCtxRetain(CUcontext*, CUdevice) { return CUDA_SUCCESS; }
+FAKE cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
+FAKE cuCtxPushCurrent(CUcontext) { return CUDA_SUCCESS; }
+FAKE cuCtxPopCurrent(CUcontext*) { return CUDA_SUCCESS; }
+FAKE cuCtxSynchronize() { return CUDA_SUCCESS; }
+
+FAKE cuMemGetInfo(size_t* free, size_t* total) {
+  *free = size_t{6} << 30;
+  *total = size_t{8} << 30;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemsetD8(CUdeviceptr to, unsigned char value, size_t bytes) {
+  events += "clear " + std::to_string(to) + " bytes=" + std::to_string(bytes) + "\n";
+  // Under ONNX Runtime's provider over fake_runtime.cc device memory is host memory.
+  if (std::getenv("SHARP_FAKE_HOST_MEMORY")) std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return CUDA_SUCCESS;
+}
+
 FAKE cuCtxGetDevice(CUdevice* device) {
   *device = 0;
   return CUDA_SUCCESS;

@@ -75,9 +75,9 @@ def build_libraries(kernels: Path, folder: Path, *definitions: str) -> None:
 
 
 def headers(folder: Path) -> list[str]:
-    """The compiler's options for the headers of CUDA and TensorRT that CMake has found."""
+    """The compiler's options for the headers of CUDA, TensorRT and ONNX Runtime that CMake has found."""
     cache = (folder / "CMakeCache.txt").read_text().splitlines()
-    names = ("SHARP_CUDA_INCLUDE_DIR:PATH=", "SHARP_TENSORRT_INCLUDE_DIR:PATH=")
+    names = ("SHARP_CUDA_INCLUDE_DIR:PATH=", "SHARP_TENSORRT_INCLUDE_DIR:PATH=", "ONNXRUNTIME_INCLUDE_DIR:PATH=")
     found = [line.removeprefix(name) for name in names for line in cache if line.startswith(name)]
     return [option for include in found for option in ("-isystem", include)]
 
@@ -86,3 +86,24 @@ def compile_program(source: str, output: Path, *options: str) -> None:
     """A C++ file of this folder as a program, or what `options` say."""
     command = [compiler(), "-std=c++17", "-O0", "-Wall", "-Wextra", ROOT / "tests" / "cuda" / source, *options]
     subprocess.run([*command, "-o", output, "-ldl"], check=True)
+
+
+def build_runtime(provider: Path, folder: Path) -> None:
+    """What ONNX Runtime's CUDA provider is linked with, in `folder`; what fake_runtime.cc has not returns 0."""
+    folder.mkdir()
+    (folder / "nothing.cc").write_text("")
+    compile_program("fake_runtime.cc", folder / "runtime.o", "-c", "-fPIC")
+    nothing = [compiler(), "-shared", folder / "nothing.cc", "-Wl,-soname,libcurand.so.10"]
+    subprocess.run([*nothing, "-o", folder / "libcurand.so.10"], check=True)
+    table = subprocess.run(["nm", "-D", provider], capture_output=True, text=True, check=True).stdout
+    undefined = [line.split()[1].split("@") for line in table.splitlines() if line.split()[0] == "U" and "@" in line]
+    there = subprocess.run(["nm", folder / "runtime.o"], capture_output=True, text=True, check=True).stdout.split()
+    for library in ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"):
+        names = [name for name, version in undefined if version == library and name not in there]
+        stubs = "\n".join(f'extern "C" long {name}() {{ return 0; }}' for name in names)
+        (folder / "stubs.cc").write_text(stubs)
+        (folder / "versions.map").write_text(f"{library} {{ global: *; }};")
+        command = [compiler(), "-fPIC", "-shared", folder / "stubs.cc", f"-Wl,-soname,{library}"]
+        command += [folder / "runtime.o"] if "cudart" in library else []
+        command += [f"-Wl,--version-script={folder / 'versions.map'}"]
+        subprocess.run([*command, "-o", folder / library], check=True)

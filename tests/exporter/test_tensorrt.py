@@ -42,7 +42,7 @@ class Recorder:
     """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`."""
 
     def __init__(self):
-        self.loaded, self.model, self.features, self.shapes, self.timing = [], None, [], {}, []
+        self.loaded, self.model, self.features, self.profiles, self.timing = [], None, [], [], []
 
     def module(self):
         module = ModuleType("tensorrt")
@@ -71,7 +71,9 @@ class Recorder:
     def create_builder_config(self):
         return self
 
-    create_optimization_profile = create_builder_config
+    def create_optimization_profile(self):
+        self.profiles.append({})
+        return self
 
     def set_preview_feature(self, feature, on):
         self.features.append((feature, on))
@@ -89,7 +91,7 @@ class Recorder:
         return self.cache
 
     def set_shape(self, name, smallest, usual, largest):
-        self.shapes[name] = [smallest, usual, largest]
+        self.profiles[-1][name] = [smallest, usual, largest]
 
     def add_optimization_profile(self, profile):
         assert profile is self
@@ -116,7 +118,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
 
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
-    monkeypatch.setattr("sharp.exporter.tensorrt.library_path", lambda runtime: f"/lib/{runtime}.so")
+    monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
     cache = tmp_path / "measured"
     options = ("--backend", "tensorrt", "--max-sequences", 4, "--max-tokens", 32, "--max-context", 64)
     result = run(paged, *options, "--timing-cache", cache)
@@ -132,15 +134,17 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     ]
     assert recorder.loaded == ["/lib/tensorrt.so"]
     assert recorder.features == [("aliasing", True)]
-    assert recorder.shapes["block_table"] == [(1, 1), (2, 2), (4, 4)]
-    assert recorder.shapes["key_cache.0"][2][0] == 4 * 4
-    assert recorder.shapes["input_ids"] == [(1,), (16,), (32,)]
+    decode, every = recorder.profiles
+    assert every["block_table"] == decode["block_table"] == [(1, 1), (2, 2), (4, 4)]
+    assert every["key_cache.0"][2][0] == decode["key_cache.0"][2][0] == 4 * 4
+    assert (decode["input_ids"], every["input_ids"]) == ([(1,), (2,), (4,)], [(1,), (16,), (32,)])
     assert (paged / "model.engine").read_bytes() == b"engine"
     written = json.loads((paged / "model.engine.json").read_text())
     assert written["backend"] == "TensorRT" and written["version"] == "10.14.1" and written["plugin"] == "tensorrt.so"
     assert written["sha256"] == hashlib.sha256(b"engine").hexdigest()
     assert written["limits"] == {"sequences": 4, "tokens": 32, "context": 64}
-    assert written["shapes"]["block_table"] == [[1, 1], [2, 2], [4, 4]]
+    assert [profile["input_ids"][2] for profile in written["profiles"]] == [[4], [32]]
+    assert written["profiles"][1]["block_table"] == [[1, 1], [2, 2], [4, 4]]
     # The next build starts from what this one has measured.
     assert cache.read_bytes() == b"+measured"
     assert run(paged, *options, "--timing-cache", cache).exit_code == 0

@@ -12,6 +12,13 @@ from sharp.exporter.reading import read_source
 from sharp.models.checkpoint import read_checkpoint, save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.temperature_preset import TemperaturePreset, read_temperature
+from sharp.plugins.engine_manifest import (
+    ENGINE_FILE,
+    EngineLimits,
+    EngineManifest,
+    manifest_path,
+    read_engine_manifest,
+)
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
@@ -122,6 +129,23 @@ def model_folder(file: str) -> Reader:
     return Reader(f"model-{file}", write_model_folder, f"model/{file}", lambda folder: read_manifest(folder / "model"))
 
 
+def write_engine_manifest(folder: Path) -> None:
+    """What lies beside an engine of `sharp build`."""
+    shapes = {"input_ids": ((1,), (4,), (8,)), "block_table": ((1, 1), (2, 2), (4, 4))}
+    manifest = EngineManifest(
+        backend="TensorRT",
+        version="10.14.1",
+        compute_capability=None,
+        sha256="0" * 64,
+        model="tiny",
+        model_sha256="0" * 64,
+        limits=EngineLimits(sequences=4, tokens=8, context=64),
+        plugin="libsharp_trt.so",
+        profiles=(shapes,),
+    )
+    manifest_path(folder / ENGINE_FILE).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
+
+
 READERS = (
     own_checkpoint(".safetensors"),
     own_checkpoint(".pt"),
@@ -135,4 +159,7 @@ READERS = (
     Reader("preset", write_preset, "preset.json", lambda folder: read_temperature(str(folder / "preset.json"))),
     model_folder("sharp.json"),
     model_folder("model.onnx"),
+    Reader(
+        "engine", write_engine_manifest, "model.engine.json", lambda folder: read_engine_manifest(folder / ENGINE_FILE)
+    ),
 )

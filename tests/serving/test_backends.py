@@ -57,7 +57,7 @@ def test_a_failed_step_did_not_happen(backend):
 
 
 def test_a_backend_that_does_not_exist(counting):
-    with pytest.raises(NotFoundError, match="no backend 'abacus'; there are: onnxruntime"):
+    with pytest.raises(NotFoundError, match="no backend 'abacus'; there are: onnxruntime, tensorrt"):
         load_backend(counting, read_manifest(counting), BackendConfig(name="abacus"))
 
 

@@ -38,7 +38,7 @@ def test_every_setting_reaches_the_server(file, tmp_path):
         if field.annotation in (int, float, bool, int | None)
     }
     texts = {name: str(tmp_path / name) for name in ServeSettings.model_fields if name not in changed}
-    texts |= {"backend": "onnxruntime", "attention_metrics": "layer", "log_format": "json"}
+    texts |= {"backend": "onnxruntime", "device": "cuda", "attention_metrics": "layer", "log_format": "json"}
     changed["dispersion_threshold"] = 0.5
     settings = read_settings(changed | texts, None)
     parts = (settings.server, settings.engine, settings.metrics, settings.backend, settings.server.tls)

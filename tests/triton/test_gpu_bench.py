@@ -23,7 +23,7 @@ def test_sections_run_in_their_own_order() -> None:
     import gpu
 
     assert gpu.parse(["--only", "decode,machine"]).only == ["machine", "decode"]
-    assert gpu.parse([]).only == ["machine", "correctness", "decode", "prefill", "statistics"]
+    assert gpu.parse([]).only == ["machine", "correctness", "decode", "prefill", "statistics", "end-to-end"]
     assert gpu.parse(["--quick"]).quick
 
 
@@ -102,7 +102,7 @@ def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
     # -S: no site, and so nothing of an editable install; the packages themselves are put back.
     script = (
         f"import sys; sys.path[:0] = [{str(BENCH)!r}, {sysconfig.get_path('platlib')!r}]; "
-        "sys.modules['onnx'] = None; import gpu_tiles, gpu_speed, gpu_correctness, sharp.plugins; "
+        "sys.modules['onnx'] = None; import gpu_tiles, gpu_speed, gpu_correctness, gpu_generation, sharp.plugins; "
         "print(sharp.plugins.__file__)"
     )
     finished = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=300)

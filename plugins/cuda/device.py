@@ -1,0 +1,102 @@
+"""The machine's first NVIDIA GPU, asked through the driver's own library: no other package is needed."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sharp.plugins.errors import SharpError
+
+DRIVER = "libcuda.so.1"
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU: 90 is compute capability 9.0, `memory` is in bytes, `cuda` is the newest CUDA that the driver runs."""
+
+    name: str
+    compute_capability: int
+    memory: int
+    cuda: str
+
+
+def find_device() -> Device:
+    """The first GPU.
+
+    Raises:
+        SharpError: there is no driver, or no GPU.
+    """
+    driver = _driver()
+    number, name, memory, version = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t(), ctypes.c_int()
+    capability = []
+    _check(driver.cuDeviceGet(ctypes.byref(number), 0))
+    _check(driver.cuDeviceGetName(name, len(name), number))
+    _check(driver.cuDeviceTotalMem_v2(ctypes.byref(memory), number))
+    _check(driver.cuDriverGetVersion(ctypes.byref(version)))
+    for attribute in (MAJOR, MINOR):
+        value = ctypes.c_int()
+        _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, number))
+        capability.append(value.value)
+    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return Device(name.value.decode(), 10 * capability[0] + capability[1], memory.value, cuda)
+
+
+def free_memory() -> int:
+    """Bytes that can still be taken on the first GPU.
+
+    Raises:
+        SharpError: there is no GPU.
+    """
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    with _context() as driver:
+        _check(driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    return free.value
+
+
+def clear_memory(address: int, size: int) -> None:
+    """Make `size` bytes of the first GPU's memory zero.
+
+    Raises:
+        SharpError: the driver refused it.
+    """
+    if size == 0:
+        return
+    with _context() as driver:
+        _check(driver.cuMemsetD8_v2(ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)))
+        _check(driver.cuCtxSynchronize())
+
+
+@contextmanager
+def _context() -> Iterator[ctypes.CDLL]:
+    """The driver, with the context current that runtimes use too."""
+    driver = _driver()
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(number), 0))
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
+    try:
+        _check(driver.cuCtxPushCurrent_v2(context))
+        try:
+            yield driver
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(number)
+
+
+def _driver() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError as error:
+        raise SharpError(f"there is no NVIDIA driver on this machine ({DRIVER} is missing)") from error
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
+        raise SharpError("the NVIDIA driver finds no GPU that this process may use")
+    return driver
+
+
+def _check(status: int) -> None:
+    if status:
+        words = ctypes.c_char_p()
+        ctypes.CDLL(DRIVER).cuGetErrorString(status, ctypes.byref(words))
+        raise SharpError(f"the NVIDIA driver says: {(words.value or b'unknown error').decode()} (CUDA error {status})")

@@ -1,0 +1,185 @@
+"""The ways to run the op, each in a function: it raises SharpError where something is missing."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.plugins import library_path
+from sharp.plugins.cuda.device import find_device
+from sharp.plugins.cuda.runtime import Cuda
+from sharp.plugins.doctor.case import Case
+from sharp.plugins.errors import SharpError
+from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+UPDATED = {"key_cache": "key_cache_out", "value_cache": "value_cache_out"}
+
+Answer = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run the op: `ready` raises SharpError where this machine lacks it, `run` computes a case."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    ready: Callable[[], None]
+    run: Callable[[Case], AttentionOutput]
+
+
+def backends() -> tuple[Backend, ...]:
+    """All of them, whether they are there or not."""
+    return (
+        Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16"), _cpu_ready, _run_cpu),
+        Backend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
+        Backend("ONNX Runtime on a GPU, our kernels", ("float16",), _cuda_ready, _run_cuda),
+        Backend("Triton under PyTorch", ("float32", "float16"), _triton_ready, _run_triton),
+        Backend("TensorRT with our plugin", ("float16",), _tensorrt_ready, _run_tensorrt),
+    )
+
+
+def _need(package: str, extra: str) -> Any:
+    """Import a package, or say which of our extras brings it."""
+    try:
+        return __import__(package)
+    except ModuleNotFoundError as error:
+        raise SharpError(f"{package} is not installed: pip install 'sharp-attention[{extra}]'") from error
+
+
+def _standard_ready() -> None:
+    _need("onnx", "export")
+    _need("onnxruntime", "serve")
+
+
+def _cpu_ready() -> None:
+    _standard_ready()
+    library_path("onnxruntime")
+
+
+def _cuda_ready() -> None:
+    _standard_ready()
+    if CUDA not in _need("onnxruntime", "gpu").get_available_providers():
+        raise SharpError(
+            f"onnxruntime has no {CUDA}: pip uninstall onnxruntime; pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        )
+    library_path("cuda")
+    find_device()
+
+
+def _triton_ready() -> None:
+    torch = _need("torch", "gpu")
+    _need("triton", "gpu")
+    if not torch.cuda.is_available():
+        raise SharpError("PyTorch finds no GPU; the kernels need one with CUDA and a PyTorch that is built for it")
+
+
+def _tensorrt_ready() -> None:
+    _need("onnx", "export")
+    import_tensorrt()
+    Cuda()
+    library_path("tensorrt")
+    find_device()
+
+
+def _run_cpu(case: Case) -> AttentionOutput:
+    return _run_session(case, "cpu", kernels=True)
+
+
+def _run_standard(case: Case) -> AttentionOutput:
+    return _run_session(case, "cpu", kernels=False)
+
+
+def _run_cuda(case: Case) -> AttentionOutput:
+    return _run_session(case, "cuda", kernels=True)
+
+
+def _run_session(case: Case, device: str, *, kernels: bool) -> AttentionOutput:
+    """A step as the server makes it: everything bound, the caches in place under our kernels."""
+    import onnxruntime
+
+    from sharp.plugins.doctor.model import make_model
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if kernels:
+        options.register_custom_ops_library(library_path("onnxruntime"))
+    provider = CUDA if device == "cuda" else CPU
+    content = make_model(case, body=not kernels).SerializeToString()
+    session = onnxruntime.InferenceSession(content, options, providers=[provider])
+    if provider not in session.get_providers():
+        raise SharpError(f"ONNX Runtime could not start its {provider}; its messages say which library is missing")
+    binding = session.io_binding()
+    values = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(array.copy(), device, 0) for name, array in case.inputs.items()
+    }
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    outputs = [output.name for output in session.get_outputs()]
+    cached = {updated: values[name] for name, updated in UPDATED.items()} if kernels else {}
+    for name in outputs:
+        if name in cached:
+            binding.bind_ortvalue_output(name, cached[name])
+        else:
+            binding.bind_output(name, device)
+    session.run_with_iobinding(binding)
+    return _answer(dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True)))
+
+
+def _run_triton(case: Case) -> AttentionOutput:
+    import torch
+
+    from sharp.plugins.triton.paged_attention import paged_attention
+
+    tensors = {name: torch.from_numpy(array.copy()).cuda() for name, array in case.inputs.items()}
+    outputs = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)  # type: ignore[arg-type]
+    return AttentionOutput(*(tensor.cpu().numpy() for tensor in outputs))
+
+
+def _run_tensorrt(case: Case) -> AttentionOutput:
+    """Build an engine of the one node, and run it with the caches in place."""
+    from sharp.plugins.doctor.model import make_model
+
+    trt, cuda = import_tensorrt(), Cuda()
+    load_plugin(trt)
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse(make_model(case, flag_as_int32=True).SerializeToString()):
+        raise SharpError(f"TensorRT's parser refused the node: {parser.get_error(0).desc()}")
+    config = builder.create_builder_config()
+    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    content = builder.build_serialized_network(network, config)
+    if content is None:
+        raise SharpError("TensorRT could not build an engine of the node; its messages are above")
+    runtime = trt.Runtime(logger)
+    engine = runtime.deserialize_cuda_engine(content)
+    context = engine.create_execution_context()
+
+    inputs = {name: np.asarray(array, order="C") for name, array in case.inputs.items()}
+    inputs["collect_stats"] = inputs["collect_stats"].astype(np.int32)
+    outputs = {"output": np.empty_like(inputs["query"]), "stats": np.empty(case.expected.stats.shape, np.float32)}
+    stream = int(cuda.call("cudaStreamCreate"))
+    memory = {name: int(cuda.call("cudaMalloc", array.nbytes)) for name, array in (inputs | outputs).items()}
+    for name, array in inputs.items():
+        cuda.copy_to_device(memory[name], array, stream)
+    places = memory | {updated: memory[name] for name, updated in UPDATED.items()}
+    for name, address in places.items():
+        context.set_tensor_address(name, address)
+    if not context.execute_async_v3(stream):
+        raise SharpError("TensorRT refused the step; its messages are above")
+    outputs |= {updated: np.empty_like(inputs[name]) for name, updated in UPDATED.items()}
+    for name, array in outputs.items():
+        cuda.copy_to_host(array, places[name], stream)
+    cuda.call("cudaStreamSynchronize", stream)
+    for address in memory.values():
+        cuda.call("cudaFree", address)
+    return _answer(outputs)
+
+
+def _answer(outputs: Answer) -> AttentionOutput:
+    return AttentionOutput(*(outputs[name] for name in ("output", "key_cache_out", "value_cache_out", "stats")))

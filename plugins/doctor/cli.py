@@ -1,0 +1,141 @@
+"""The command `sharp doctor`."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from sharp.plugins.cli import FailedVerification, SharpCommand
+from sharp.plugins.doctor.backends import Backend, backends
+from sharp.plugins.doctor.case import NORMALIZERS, Case, errors, limits, make_case
+from sharp.plugins.doctor.machine import describe
+from sharp.plugins.errors import SharpError
+
+Status = Literal["agrees", "differs", "failed", "absent"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One case on one backend: the errors and what they may be at most."""
+
+    normalizer: str
+    dtype: str
+    errors: dict[str, float]
+    limits: dict[str, float]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every error is within its limit; NaN never is."""
+        return all(self.errors[name] <= limit for name, limit in self.limits.items())
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What became of a backend; `reason` is why it is absent or has failed."""
+
+    name: str
+    status: Status
+    reason: str
+    comparisons: tuple[Comparison, ...]
+
+
+@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every number.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine has, and check attention on every backend that is there.
+
+    A small drawn case of every kind of normalizer is compared with the float64 reference. On a GPU, ONNX Runtime runs
+    the compiled kernels, Triton compiles them anew, and TensorRT builds and runs a small engine. The exit code is 1
+    where a result differs or a backend fails; one that is absent is no failure.
+    """
+    machine = describe()
+    found = [diagnose(backend) for backend in backends()]
+    if as_json:
+        click.echo(json.dumps({"machine": machine, "backends": [_as_json(each) for each in found]}, indent=1))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        _print(console, machine, found)
+    wrong = [each for each in found if each.status in ("differs", "failed")]
+    if wrong:
+        names = "; ".join(each.name for each in wrong)
+        raise FailedVerification(
+            f"{names}: wrong here. Please open an issue with the output of `sharp doctor --json` and of `pip freeze`. "
+            "The former holds versions, where Sharp's libraries lie, this machine's processor and GPU, and the errors"
+        )
+
+
+def diagnose(backend: Backend) -> Diagnosis:
+    """Run all cases of a backend that is there."""
+    try:
+        backend.ready()
+    except SharpError as error:
+        return Diagnosis(backend.name, "absent", str(error), ())
+    comparisons: list[Comparison] = []
+    try:
+        for dtype in backend.dtypes:
+            for normalizer in NORMALIZERS:
+                comparisons.append(_compare(backend, make_case(normalizer, dtype)))
+    except Exception as error:  # whatever a runtime raises is the finding
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return Diagnosis(backend.name, "failed", reason, tuple(comparisons))
+    status: Status = "agrees" if all(each.agrees for each in comparisons) else "differs"
+    return Diagnosis(backend.name, status, "", tuple(comparisons))
+
+
+def _compare(backend: Backend, case: Case) -> Comparison:
+    return Comparison(case.normalizer, case.dtype, errors(case, backend.run(case)), limits(case))
+
+
+def _as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """JSON has no NaN: an error that is no number is null."""
+    written = asdict(diagnosis)
+    for comparison in written["comparisons"]:
+        comparison["errors"] = {n: e if math.isfinite(e) else None for n, e in comparison["errors"].items()}
+    return written
+
+
+def _print(console: Console, machine: dict[str, str], found: Sequence[Diagnosis]) -> None:
+    table = Table(show_header=False, box=None)
+    for name, value in machine.items():
+        table.add_row(name, value)
+    console.print(table)
+    table = Table(title="Largest error of the output beside the float64 reference", title_justify="left")
+    for column in ("backend", "type", *NORMALIZERS, ""):
+        table.add_column(column, justify="right" if column in NORMALIZERS else "left")
+    for each in found:
+        for number, dtype in enumerate(dict.fromkeys(c.dtype for c in each.comparisons)):
+            by_normalizer = {c.normalizer: c for c in each.comparisons if c.dtype == dtype}
+            cells = [_cell(by_normalizer.get(normalizer)) for normalizer in NORMALIZERS]
+            table.add_row(each.name if number == 0 else "", dtype, *cells, each.status if number == 0 else "")
+        if not each.comparisons:
+            table.add_row(each.name, "", *("" for _ in NORMALIZERS), each.status)
+    console.print(table)
+    for line in _remarks(found):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _remarks(found: Sequence[Diagnosis]) -> Iterator[str]:
+    """Why a backend is absent or has failed, and every error that is over its limit."""
+    for each in found:
+        if each.reason:
+            yield f"{each.name} {'is absent' if each.status == 'absent' else 'has failed'}: {each.reason}"
+        for comparison in each.comparisons:
+            for name, most in comparison.limits.items():
+                if not comparison.errors[name] <= most:
+                    yield (
+                        f"{each.name}, {comparison.normalizer} in {comparison.dtype}: {name} differs by "
+                        f"{comparison.errors[name]:.2g}, and at most {most:.2g} is rounding"
+                    )
+
+
+def _cell(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return "-"
+    error = f"{comparison.errors['output']:.0e}"
+    return error if comparison.agrees else f"[red]{error}[/red]"

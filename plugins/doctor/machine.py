@@ -1,0 +1,77 @@
+"""What a machine has of what Sharp can use."""
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+from sharp.plugins import LIBRARIES, library_path
+from sharp.plugins.cuda.device import find_device
+from sharp.plugins.errors import SharpError
+
+PACKAGES = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "onnx": ("onnx",),
+    "numpy": ("numpy",),
+    "torch": ("torch",),
+    "triton": ("triton",),
+    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+    "cuda-python": ("cuda-bindings", "cuda-python"),
+}
+
+
+def describe() -> dict[str, str]:
+    """In words, by what is described; what is missing is "none" and why."""
+    return {
+        "Sharp": f"{_version('sharp-attention')}, Python {platform.python_version()}, {platform.platform()}",
+        "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process",
+        "GPU": _gpu(),
+        **{name: _package(distributions) for name, distributions in PACKAGES.items()},
+        "providers": _providers(),
+        **{library: _library(runtime) for runtime, library in LIBRARIES.items()},
+    }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _package(distributions: tuple[str, ...]) -> str:
+    found = [f"{name} {version}" for name in distributions if (version := _version(name))]
+    return ", ".join(found) or "none"
+
+
+def _providers() -> str:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return "none"
+    return ", ".join(onnxruntime.get_available_providers())
+
+
+def _library(runtime: str) -> str:
+    try:
+        path = Path(library_path(runtime))
+    except SharpError as error:
+        return f"none: {error}"
+    return f"{path} ({path.stat().st_size / 1e6:.1f} MB)"
+
+
+def _gpu() -> str:
+    try:
+        device = find_device()
+    except SharpError as error:
+        return f"none: {error}"
+    major, minor = divmod(device.compute_capability, 10)
+    memory = f"{device.memory / 2**30:.0f} GiB"
+    return f"{device.name}, compute capability {major}.{minor}, {memory}, a driver for CUDA {device.cuda}"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

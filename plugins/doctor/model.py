@@ -1,0 +1,42 @@
+"""A model of one PagedAttention node, for the case that is drawn."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from sharp.plugins.doctor.case import Case
+from sharp.plugins.ops.function_body import attach_function
+from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, OUTPUTS, VERSION
+
+
+def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -> onnx.ModelProto:
+    """The node with the case's types and shapes; with `body`, runtimes without our kernels compute it too.
+
+    `flag_as_int32` gives `collect_stats` the type that our TensorRT plugin takes.
+    """
+    names = [name if name in case.inputs else "" for name in INPUTS]
+    attributes: dict[str, Any] = {**ATTRIBUTE_DEFAULTS, **case.attributes, "normalizer": case.normalizer}
+    node = helper.make_node("PagedAttention", names, list(OUTPUTS), domain=DOMAIN, **attributes)
+    inputs = dict(case.inputs)
+    if flag_as_int32:
+        inputs["collect_stats"] = inputs["collect_stats"].astype(np.int32)
+    answers = {
+        "output": inputs["query"],
+        "key_cache_out": inputs["key_cache"],
+        "value_cache_out": inputs["value_cache"],
+        "stats": case.expected.stats.astype(np.float32),
+    }
+    graph = helper.make_graph(
+        [node], "doctor", [_info(*item) for item in inputs.items()], [*map(_info, answers, answers.values())]
+    )
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    if body:
+        attach_function(model)
+    return model
+
+
+def _info(name: str, like: np.ndarray) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(like.dtype), like.shape)

@@ -1,0 +1,110 @@
+"""Decode steps as CUDA graphs: ONNX Runtime captures a step of fixed shapes once and replays it as a single launch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from sharp.plugins.manifest import Manifest
+from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
+from sharp.serving.backends.cuda_provider import device_tensor
+
+# Which graph a run captures or replays: ONNX Runtime's own name of the option, and what it takes for none.
+GRAPH_OPTION, NO_GRAPH = "gpu_graph_id", "-1"
+FEWEST_PAGES = 64  # blocks of a sequence; below it a graph for every size would not be worth its memory
+ONNX_TYPES = {np.dtype(np.int64): 7, np.dtype(np.int32): 6, np.dtype(np.bool_): 9}
+FLOAT = 1
+
+
+def is_decode(batch: Batch) -> bool:
+    """Whether every sequence of the batch computes one token."""
+    return len(batch.input_ids) == len(batch.context_lens) and bool((np.diff(batch.query_start) == 1).all())
+
+
+def graph_size(batch: Batch) -> tuple[int, int]:
+    """Sequences and blocks of the graph for a decode step: the next powers of two."""
+    sequences, pages = batch.block_table.shape
+    return 1 << (sequences - 1).bit_length(), 1 << (max(pages, FEWEST_PAGES) - 1).bit_length()
+
+
+def padded(batch: Batch, sequences: int, pages: int) -> Batch:
+    """A decode step with more sequences and blocks; the tokens that are added see nothing and are stored nowhere."""
+    missing = sequences - len(batch.context_lens)
+
+    def longer(array: NDArray[Any], value: int) -> NDArray[Any]:
+        return np.concatenate([array, np.full(missing, value, array.dtype)])
+
+    table = np.full((sequences, pages), -1, np.int32)
+    table[: batch.block_table.shape[0], : batch.block_table.shape[1]] = batch.block_table
+    return Batch(
+        input_ids=longer(batch.input_ids, 0),
+        positions=longer(batch.positions, 0),
+        slot_mapping=longer(batch.slot_mapping, -1),
+        block_table=table,
+        query_start=np.arange(sequences + 1, dtype=np.int32),
+        context_lens=longer(batch.context_lens, 0),
+        logits_indices=np.arange(sequences),
+        collect_stats=batch.collect_stats,
+    )
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """Memory of one graph's inputs and outputs, which a replay reads and writes."""
+
+    inputs: dict[str, Any]
+    logits: Any  # float32 [sequences, vocab]
+    stats: Any  # float32 [layers, sequences, q_heads, 4]
+    binding: Any
+    options: Any
+
+
+class DecodeGraphs:
+    """A graph for every size that decode steps come in; the first step of a size captures it."""
+
+    def __init__(self, session: Any, manifest: Manifest, caches: dict[str, Any]) -> None:
+        """`caches` are the tensors on the device by the names of the session's inputs and outputs."""
+        self._session = session
+        self._manifest = manifest
+        self._caches = caches
+        self._outputs = {value.name for value in session.get_outputs()}
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def step(self, batch: Batch) -> StepOutput:
+        """Compute a decode step."""
+        size = graph_size(batch)
+        whole = padded(batch, *size)
+        arrays = {name: np.asarray(getattr(whole, name)) for name in STEP_INPUTS}
+        if size not in self._graphs:
+            self._graphs[size] = self._make(arrays)
+        graph = self._graphs[size]
+        for name, array in arrays.items():
+            graph.inputs[name].update_inplace(array)
+        self._session.run_with_iobinding(graph.binding, graph.options)
+        stats = graph.stats.numpy()[:, : len(batch.input_ids)] if batch.collect_stats else None
+        return StepOutput(graph.logits.numpy()[batch.logits_indices], stats)
+
+    def _make(self, arrays: dict[str, NDArray[Any]]) -> _Graph:
+        m = self._manifest
+        sequences = len(arrays["context_lens"])
+        inputs = {name: device_tensor(array.shape, ONNX_TYPES[array.dtype]) for name, array in arrays.items()}
+        logits = device_tensor((sequences, m.vocab_size), FLOAT)
+        stats = device_tensor((m.layers, sequences, m.q_heads, 4), FLOAT)
+        binding = self._session.io_binding()
+        for name, value in (inputs | self._caches | {"logits": logits, "stats": stats}).items():
+            if name in self._outputs:
+                binding.bind_ortvalue_output(name, value)
+            else:
+                binding.bind_ortvalue_input(name, value)
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry(GRAPH_OPTION, str(len(self._graphs) + 1))
+        return _Graph(inputs, logits, stats, binding, options)
+
+
+def without_graph() -> Any:
+    """Options of a run that is neither captured nor replayed, in a session that captures."""
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry(GRAPH_OPTION, NO_GRAPH)
+    return options

@@ -1,0 +1,229 @@
+"""TensorRT on an NVIDIA GPU: the engine that `sharp build --backend tensorrt` wrote into the model folder."""
+
+import hashlib
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.plugins.cache_tensors import CacheTensor
+from sharp.plugins.cuda.runtime import Cuda
+from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
+from sharp.plugins.manifest import Manifest
+from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
+from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.cache_size import tensors_of
+from sharp.serving.config import BackendConfig
+from sharp.serving.errors import EngineError, InputError, SharpError
+
+DTYPES = {
+    "input_ids": "INT64",
+    "positions": "INT64",
+    "slot_mapping": "INT32",
+    "block_table": "INT32",
+    "query_start": "INT32",
+    "context_lens": "INT32",
+    "logits_indices": "INT64",
+    "collect_stats": "BOOL",
+    "logits": "FLOAT",
+    "stats": "FLOAT",
+}
+ITEM_BYTES = {"INT64": 8, "INT32": 4, "BOOL": 1}
+CACHE_DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
+
+
+class TensorRtBackend:
+    """An engine with its caches, inputs and outputs in memory of the device that is taken once.
+
+    Under Sharp's plugin a cache input and its output are one buffer; without it there are two, which change places
+    after each step.
+    """
+
+    def __init__(self, engine: Any, described: EngineManifest, manifest: Manifest, cuda: Cuda) -> None:
+        self._engine = engine
+        self._described = described
+        self._manifest = manifest
+        self._cuda = cuda
+        self._caches = tensors_of(manifest)
+        self._stream = int(cuda.call("cudaStreamCreate"))
+        self._profiles = _profiles(engine, self._caches)
+        self._contexts = [self._make_context(number) for number in range(len(self._profiles))]
+        self._current: list[int] = []  # addresses
+        self._next: list[int] = []
+        self._memory = self._make_memory()
+
+    @property
+    def kernels(self) -> bool:
+        """Whether attention runs our plugin."""
+        return self._described.plugin is not None
+
+    @property
+    def device(self) -> str:
+        """A GPU, always."""
+        return "cuda"
+
+    @property
+    def limits(self) -> Limits:
+        """What the engine was built for."""
+        largest = {name: bounds[2] for name, bounds in self._profiles[-1].items()}
+        return Limits(
+            sequences=largest["context_lens"][0],
+            tokens=largest["input_ids"][0],
+            context=largest["block_table"][1] * self._manifest.cache.block_size,
+            blocks=largest[self._caches[0].name][0],
+        )
+
+    @classmethod
+    def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
+        """Load the engine of a model folder.
+
+        Raises:
+            InputError: there is no engine, or not one of this model for this TensorRT, or a setting is not for it.
+            SharpError: TensorRT, cuda-python or the plugin is missing.
+        """
+        if config.device == "cpu" or config.cuda_graphs or not config.kernels:
+            raise InputError("--backend tensorrt takes no --device cpu, --no-kernels or --cuda-graphs")
+        path = folder / ENGINE_FILE
+        if not path.is_file():
+            raise InputError(f"{folder} has no {ENGINE_FILE}; make it with: sharp build {folder} --backend tensorrt")
+        described = read_engine_manifest(path)
+        content = path.read_bytes()
+        trt, cuda = import_tensorrt(), Cuda()
+        _check(path, described, content, folder / manifest.model_file, trt.__version__)
+        logger = trt.Logger(trt.Logger.ERROR)
+        if described.plugin is not None:
+            load_plugin(trt)
+        engine = trt.Runtime(logger).deserialize_cuda_engine(content)
+        if engine is None:
+            raise InputError(
+                f"{path} cannot be loaded by TensorRT {trt.__version__} on this GPU; its messages are above. "
+                f"Build it here with: sharp build {folder} --backend tensorrt"
+            )
+        _check_tensors(path, engine, tensors_of(manifest))
+        return cls(engine, described, manifest, cuda)
+
+    def free_memory(self) -> int:
+        """Bytes of the GPU that the cache may have; without our plugin it exists twice."""
+        free, _total = self._cuda.call("cudaMemGetInfo")
+        return int(free) // (1 if self.kernels else 2)
+
+    def allocate_cache(self, blocks: int) -> None:
+        """Make the key-value cache, of zeros: what was never written must not be NaN."""
+
+        def make() -> list[int]:
+            return [self._zeros(blocks * tensor.block_bytes) for tensor in self._caches]
+
+        self._current = make()
+        self._next = self._current if self.kernels else make()
+        shapes = {tensor.name: (blocks, *tensor.block_shape) for tensor in self._caches}
+        for context in self._contexts:
+            for name, shape in shapes.items():
+                _require(context.set_input_shape(name, shape), f"{name} of shape {shape}")
+            for name, address in self._memory.items():
+                _require(context.set_tensor_address(name, address), name)
+
+    def step(self, batch: Batch) -> StepOutput:
+        """Compute one step.
+
+        Raises:
+            EngineError: TensorRT refused or failed it.
+        """
+        # Alive until the stream is through with them.
+        inputs = {name: np.asarray(getattr(batch, name), order="C") for name in STEP_INPUTS}
+        context = self._contexts[self._profile({name: array.shape for name, array in inputs.items()})]
+        for name, array in inputs.items():
+            _require(context.set_input_shape(name, array.shape), f"{name} of shape {array.shape}")
+            self._cuda.copy_to_device(self._memory[name], array, self._stream)
+        for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):
+            context.set_tensor_address(tensor.name, current)
+            context.set_tensor_address(tensor.updated_name, following)
+        _require(context.execute_async_v3(self._stream), "the step")
+        m = self._manifest
+        logits = np.empty((len(batch.logits_indices), m.vocab_size), np.float32)
+        self._cuda.copy_to_host(logits, self._memory["logits"], self._stream)
+        stats: NDArray[np.float32] | None = None
+        if batch.collect_stats:
+            stats = np.empty((m.layers, len(batch.input_ids), m.q_heads, 4), np.float32)
+            self._cuda.copy_to_host(stats, self._memory["stats"], self._stream)
+        self._cuda.call("cudaStreamSynchronize", self._stream)
+        self._current, self._next = self._next, self._current
+        return StepOutput(logits, stats)
+
+    def _make_context(self, profile: int) -> Any:
+        context = self._engine.create_execution_context()
+        if context is None or not context.set_optimization_profile_async(profile, self._stream):
+            raise SharpError("TensorRT could not make an execution context: most likely the GPU has no memory left")
+        self._cuda.call("cudaStreamSynchronize", self._stream)
+        return context
+
+    def _make_memory(self) -> dict[str, int]:
+        """Inputs and outputs of the largest step, by name."""
+        m, tokens = self._manifest, self.limits.tokens
+        largest = {name: bounds[2] for name, bounds in self._profiles[-1].items()}
+        sizes = {name: prod(largest.get(name, ())) * ITEM_BYTES[DTYPES[name]] for name in STEP_INPUTS}
+        sizes |= {"logits": tokens * m.vocab_size * 4, "stats": m.layers * tokens * m.q_heads * 4 * 4}
+        return {name: self._zeros(size) for name, size in sizes.items()}
+
+    def _zeros(self, size: int) -> int:
+        address = int(self._cuda.call("cudaMalloc", max(size, 1)))
+        self._cuda.call("cudaMemset", address, 0, size)
+        return address
+
+    def _profile(self, shapes: Mapping[str, Shape]) -> int:
+        """The first profile that takes the shapes; the one for decoding comes first."""
+        for number, profile in enumerate(self._profiles):
+            if all(_between(shape, *profile[name]) for name, shape in shapes.items() if name in profile):
+                return number
+        raise EngineError(f"the engine takes no step of these shapes: {dict(shapes)}; its limits are {self.limits}")
+
+
+def _check(path: Path, described: EngineManifest, content: bytes, model: Path, version: str) -> None:
+    """Refuse an engine that is damaged, of another model, or of another TensorRT."""
+    if described.backend != "TensorRT":
+        raise InputError(f"{path} is an engine of {described.backend}; build one with --backend tensorrt")
+    if hashlib.sha256(content).hexdigest() != described.sha256:
+        raise InputError(f"{path} is not the engine that its manifest describes; build it again with sharp build")
+    if hashlib.sha256(model.read_bytes()).hexdigest() != described.model_sha256:
+        raise InputError(f"{path} was built from another {model.name}; build it again with sharp build")
+    if described.version != version:
+        raise InputError(
+            f"{path} was built by TensorRT {described.version}, and only that one loads it; this is {version}. "
+            "Build it again with sharp build"
+        )
+
+
+def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, ShapeRange]]:
+    """Smallest, usual and largest shape of every input that varies, in each optimization profile."""
+    names = [*(name for name in STEP_INPUTS if name != "collect_stats"), *(tensor.name for tensor in caches)]
+
+    def bounds(name: str, profile: int) -> ShapeRange:
+        smallest, usual, largest = (tuple(shape) for shape in engine.get_tensor_profile_shape(name, profile))
+        return smallest, usual, largest
+
+    count = engine.num_optimization_profiles
+    return [{name: bounds(name, profile) for name in names} for profile in range(count)]
+
+
+def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> None:
+    wanted = dict(DTYPES)
+    for tensor in caches:
+        wanted |= dict.fromkeys((tensor.name, tensor.updated_name), CACHE_DTYPES[tensor.dtype])
+    names = {engine.get_tensor_name(number) for number in range(engine.num_io_tensors)}
+    if missing := sorted(set(wanted) - names):
+        raise InputError(f"{path} lacks {', '.join(missing[:4])}; build it again with sharp build")
+    for name, dtype in wanted.items():
+        found = engine.get_tensor_dtype(name).name
+        if found != dtype:
+            raise InputError(f"{name} of {path} is {found}, but must be {dtype}; build it again with sharp build")
+
+
+def _between(shape: Shape, smallest: Shape, _usual: Shape, largest: Shape) -> bool:
+    return all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True))
+
+
+def _require(done: bool, what: str) -> None:
+    if not done:
+        raise EngineError(f"TensorRT refused {what}; its messages are above")

@@ -1,0 +1,229 @@
+"""TensorRT and cuda-python over host memory: an engine is an ONNX model, which ONNX Runtime computes with our kernels.
+
+Like the real ones they work on addresses, check shapes against the profile in use, and copy on a stream.
+"""
+
+import ctypes
+import hashlib
+import sys
+from enum import IntEnum
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from sharp.plugins import library_path
+from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, EngineManifest, manifest_path
+
+DTYPES = {
+    "tensor(int64)": "INT64",
+    "tensor(int32)": "INT32",
+    "tensor(bool)": "BOOL",
+    "tensor(float)": "FLOAT",
+    "tensor(float16)": "HALF",
+}
+NUMPY = {"INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "FLOAT": np.float32, "HALF": np.float16}
+VERSION = "10.14.1"
+
+
+class FakeMachine:
+    """The two modules, and what was done with them."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []  # plugin libraries
+        self.used: list[int] = []  # profile of every step
+        self.memory: dict[int, ctypes.Array] = {}  # by address
+        self.addresses: dict[str, set[int]] = {}  # of every tensor in any step
+        self.features: list[tuple[str, bool]] = []  # that the builder was asked for
+        self.refuse = ""  # what fails
+        self.profiles: list[dict] = []
+
+    def install(self, monkeypatch) -> None:
+        """What `import tensorrt` and `from cuda.bindings import runtime` then find."""
+        monkeypatch.setitem(sys.modules, "tensorrt", self.tensorrt())
+        for name, module in self.cuda().items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
+
+    def tensorrt(self) -> ModuleType:
+        module = ModuleType("tensorrt")
+        module.__version__ = VERSION
+        module.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, level: None})
+        module.get_plugin_registry = lambda: SimpleNamespace(load_library=self.load_library)
+        module.Builder = lambda logger: FakeBuilder(self)
+        module.OnnxParser = lambda network, logger: FakeParser(network)
+        module.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=0)
+        module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliasing")
+        module.Runtime = lambda logger: SimpleNamespace(deserialize_cuda_engine=self.deserialize)
+        return module
+
+    def cuda(self) -> dict[str, ModuleType]:
+        runtime = ModuleType("cuda.bindings.runtime")
+        runtime.cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
+        runtime.cudaStreamCreate = lambda: (Status(0), 55)
+        runtime.cudaStreamSynchronize = lambda stream: (Status(0),)
+        runtime.cudaMemGetInfo = lambda: (Status(0), 1 << 30, 2 << 30)
+        runtime.cudaMalloc = self.allocate
+        runtime.cudaMemset = lambda address, value, size: (Status(0), ctypes.memset(address, value, size))[:1]
+        runtime.cudaMemcpyAsync = self.copy
+        runtime.cudaFree = lambda address: (Status(0), self.memory.pop(address))[:1]
+        bindings = ModuleType("cuda.bindings")
+        bindings.runtime = runtime
+        return {"cuda": ModuleType("cuda"), "cuda.bindings": bindings, "cuda.bindings.runtime": runtime}
+
+    def load_library(self, path):
+        self.loaded.append(path)
+        return None if self.refuse == "plugin" else "handle"
+
+    def deserialize(self, content):
+        return None if self.refuse == "engine" else FakeEngine(self, content)
+
+    def allocate(self, size):
+        if self.refuse == "memory":
+            return Status(2), 0
+        memory = (ctypes.c_ubyte * size)(*b"\xff" * min(size, 64))  # a float of these bits is NaN
+        self.memory[ctypes.addressof(memory)] = memory
+        return Status(0), ctypes.addressof(memory)
+
+    def copy(self, to, source, size, kind, stream):
+        assert stream == 55 and kind in (1, 2)
+        device = to if kind == 1 else source
+        assert size <= len(self.memory[device])
+        ctypes.memmove(to, source, size)
+        return (Status(0),)
+
+
+class FakeBuilder:
+    """Its network is what the parser has read, and its engine that network in bytes."""
+
+    def __init__(self, machine):
+        self.machine = machine
+
+    def create_network(self, flags):
+        assert flags == 1
+        return SimpleNamespace(model=None)
+
+    def create_builder_config(self):
+        return SimpleNamespace(set_preview_feature=lambda feature, on: self.machine.features.append((feature, on)))
+
+    def build_serialized_network(self, network, config):
+        return None if self.machine.refuse == "build" else network.model
+
+
+class FakeParser:
+    def __init__(self, network):
+        self.network = network
+
+    def parse(self, content):
+        """Like our plugin, the kernels in the engine then take `collect_stats` as int32."""
+        model = onnx.load_from_string(content)
+        [node] = model.graph.node
+        place = list(node.input).index("collect_stats")
+        node.input[place] = "flag"
+        model.graph.node.insert(0, onnx.helper.make_node("Cast", ["collect_stats"], ["flag"], to=onnx.TensorProto.BOOL))
+        self.network.model = model.SerializeToString()
+        return True
+
+
+class Status(IntEnum):
+    cudaSuccess = 0
+    cudaErrorMemoryAllocation = 2
+
+
+class FakeEngine:
+    def __init__(self, machine, content):
+        self.machine = machine
+        options = onnxruntime.SessionOptions()
+        options.register_custom_ops_library(library_path("onnxruntime"))
+        self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        self.outputs = {value.name: value for value in self.session.get_outputs()}
+        self.tensors = self.inputs | self.outputs
+        self.num_io_tensors = len(self.tensors)
+        self.num_optimization_profiles = len(machine.profiles)
+
+    def get_tensor_name(self, number):
+        return list(self.tensors)[number]
+
+    def get_tensor_dtype(self, name):
+        return SimpleNamespace(name=DTYPES[self.tensors[name].type])
+
+    def get_tensor_profile_shape(self, name, profile):
+        return list(self.machine.profiles[profile][name])
+
+    def create_execution_context(self):
+        return FakeContext(self)
+
+
+class FakeContext:
+    def __init__(self, engine):
+        self.engine, self.machine = engine, engine.machine
+        self.shapes = {name: value.shape for name, value in engine.inputs.items()}  # of inputs that do not vary
+        self.addresses, self.profile = {}, None
+
+    def set_optimization_profile_async(self, profile, stream):
+        self.profile = profile
+        return stream == 55
+
+    def set_input_shape(self, name, shape):
+        if name in (profile := self.machine.profiles[self.profile]):
+            smallest, _, largest = profile[name]
+            if not all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True)):
+                return False
+        self.shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name, address):
+        assert address in self.machine.memory
+        self.addresses[name] = address
+        self.machine.addresses.setdefault(name, set()).add(address)
+        return True
+
+    def execute_async_v3(self, stream):
+        if self.machine.refuse == "step":
+            return False
+        self.machine.used.append(self.profile)
+        feeds = {name: self.read(name).copy() for name in self.engine.inputs}
+        for name, result in zip(self.engine.outputs, self.engine.session.run(None, feeds), strict=True):
+            assert result.nbytes <= len(self.machine.memory[self.addresses[name]])
+            ctypes.memmove(self.addresses[name], np.ascontiguousarray(result).ctypes.data, result.nbytes)
+        return stream == 55
+
+    def read(self, name):
+        shape, dtype = self.shapes[name], NUMPY[self.engine.get_tensor_dtype(name).name]
+        memory = self.machine.memory[self.addresses[name]]
+        count = int(np.prod(shape, dtype=int))
+        assert count * np.dtype(dtype).itemsize <= len(memory)
+        return np.frombuffer(memory, dtype, count).reshape(shape)
+
+
+def write_engine(folder: Path, machine: FakeMachine, *, block: int, plugin: bool = True, **changes) -> None:
+    """The folder's model as an engine for 4 sequences, 16 tokens a step and 64 of context."""
+    content = (folder / "model.onnx").read_bytes()
+    pages = 64 // block
+
+    def profile(tokens: int) -> dict:
+        rows = dict.fromkeys(("input_ids", "positions", "slot_mapping"), ((1,), (tokens,), (tokens,)))
+        rows |= {"logits_indices": ((1,), (tokens,), (tokens,)), "context_lens": ((1,), (4,), (4,))}
+        rows |= {"query_start": ((2,), (5,), (5,)), "block_table": ((1, 1), (4, pages), (4, pages))}
+        for name, shape in (("key_cache.0", (1, 1, block)), ("value_cache.0", (1, block, 1))):
+            rows[name] = ((1, *shape), (pages, *shape), (4 * pages, *shape))
+        return rows
+
+    machine.profiles = [profile(4), profile(16)]
+    written = EngineManifest(
+        backend="TensorRT",
+        version=VERSION,
+        compute_capability=None,
+        sha256=hashlib.sha256(content).hexdigest(),
+        model=folder.name,
+        model_sha256=hashlib.sha256(content).hexdigest(),
+        limits=EngineLimits(sequences=4, tokens=16, context=64),
+        plugin="libsharp_trt.so" if plugin else None,
+        profiles=tuple(machine.profiles),
+    )
+    (folder / ENGINE_FILE).write_bytes(content)
+    path = manifest_path(folder / ENGINE_FILE)
+    path.write_text(written.model_copy(update=changes).model_dump_json(), encoding="utf-8")

@@ -1,0 +1,96 @@
+"""Which device a model runs on, decided on machines that have all, some or nothing of what a GPU needs."""
+
+import logging
+
+import pytest
+from click.testing import CliRunner
+
+from sharp.plugins.errors import SharpError
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.backends import cuda_provider, load_backend
+from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device
+from sharp.serving.cli import serve
+from sharp.serving.config import BackendConfig
+from sharp.serving.errors import InputError
+
+
+def refuse(message):
+    def refusing(*_):
+        raise SharpError(message)
+
+    return refusing
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with a GPU, less what is named."""
+
+    def has(*missing):
+        providers = ["CPUExecutionProvider"] if "provider" in missing else [PROVIDER, "CPUExecutionProvider"]
+        monkeypatch.setattr(cuda_provider.onnxruntime, "get_available_providers", lambda: providers)
+        found = refuse("libsharp_cuda.so is not built") if "library" in missing else lambda runtime: f"/{runtime}"
+        monkeypatch.setattr(cuda_provider, "library_path", found)
+        gpu = refuse("there is no NVIDIA driver on this machine") if "driver" in missing else lambda: None
+        monkeypatch.setattr(cuda_provider, "find_device", gpu)
+
+    return has
+
+
+@pytest.fixture
+def manifest(counting):
+    return read_manifest(counting)
+
+
+def test_a_gpu_is_used_where_everything_is_there(machine, manifest):
+    machine()
+    assert [choose_device(device, manifest, True) for device in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("provider", "has no CUDAExecutionProvider; install onnxruntime-gpu in its place"),
+        ("library", r"libsharp_cuda\.so is not built"),
+        ("driver", "there is no NVIDIA driver"),
+    ],
+)
+def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, manifest, caplog, missing, words):
+    machine(missing)
+    assert choose_device("auto", manifest, True) == "cpu"
+    # A warning for those who have ONNX Runtime's package for GPUs; to others it is nothing new.
+    warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [message.partition(":")[0] for message in warned] == ["the model runs on the CPU"] * (missing != "provider")
+    with pytest.raises(InputError, match=f"--device cuda cannot be used: .*{words}"):
+        choose_device("cuda", manifest, True)
+
+
+def test_standard_ops_need_no_library_but_have_to_be_asked_for(machine, manifest):
+    machine("library")
+    assert choose_device("cuda", manifest, kernels=False) == "cuda"
+    assert choose_device("auto", manifest, kernels=False) == "cpu"
+
+
+def test_a_cache_that_the_kernels_do_not_have(machine, manifest):
+    machine()
+    int8 = manifest.model_copy(update={"cache": manifest.cache.model_copy(update={"dtype": "int8"})})
+    assert choose_device("auto", int8, True) == "cpu"
+    with pytest.raises(InputError, match="int8 cache, which the kernels for GPUs do not have; use --device cpu"):
+        choose_device("cuda", int8, True)
+
+
+def test_a_provider_that_does_not_start_is_noticed(counting):
+    # ONNX Runtime warns and computes on the CPU.
+    backend = load_backend(counting, read_manifest(counting), BackendConfig(threads=1, kernels=False))
+    assert backend.device == "cpu"
+    with pytest.raises(InputError, match="could not start its CUDAExecutionProvider; its messages above"):
+        check_session(backend._session)
+
+
+@pytest.mark.skipif(PROVIDER in cuda_provider.onnxruntime.get_available_providers(), reason="for machines without")
+def test_the_server_says_what_is_missing_in_one_sentence(counting):
+
+    result = CliRunner().invoke(serve, [str(counting), "--device", "cuda", "--no-kernels"])
+    assert result.exit_code == 2
+    assert result.output.startswith("Error: --device cuda cannot be used: onnxruntime ")
+    result = CliRunner().invoke(serve, [str(counting), "--device", "tpu"])
+    assert (result.exit_code, result.output) == (2, "Error: device is 'tpu'; it must be one of: auto, cpu, cuda\n")

@@ -1,0 +1,19 @@
+"""What `sharp doctor` does with Triton, in the interpreter's process: there a tensor of the GPU is one of the CPU."""
+
+from typing import Any
+
+
+def check() -> dict[str, Any]:
+    """The diagnosis of a backend that is there."""
+    from dataclasses import asdict, replace
+
+    import torch
+
+    from sharp.plugins.doctor import case
+    from sharp.plugins.doctor.backends import backends
+    from sharp.plugins.doctor.cli import diagnose
+
+    torch.Tensor.cuda = lambda tensor: tensor
+    case.SEQUENCES = ((40, 1), (0, 3))  # the interpreter takes its time
+    [triton] = [backend for backend in backends() if backend.name == "Triton under PyTorch"]
+    return asdict(diagnose(replace(triton, ready=lambda: None, dtypes=("float32",))))

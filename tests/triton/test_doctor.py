@@ -1,0 +1,11 @@
+"""`sharp doctor`'s way to run the Triton kernels."""
+
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.triton import doctor_check
+
+
+def test_triton_agrees_with_the_reference(interpreter: ProcessPoolExecutor) -> None:
+    diagnosis = interpreter.submit(doctor_check.check).result()
+    assert (diagnosis["status"], diagnosis["reason"]) == ("agrees", "")
+    assert [each["normalizer"] for each in diagnosis["comparisons"]] == ["softmax", "ssa", "adaptive_softmax", "entmax"]
