@@ -26,14 +26,15 @@ BETWEEN_RUNTIMES = 2e-2
 # A type of less precision moves single logits and the entropies of sharp heads by much, but their means and the
 # perplexity of a text by little: errors are both ways. Of SmolLM2 the largest errors of logits were 0.22 in int8 and
 # 0.45 in int4, and 0.73 and 1.8 nats of entropies; the means of a case up to 0.013 and 0.054, and 0.035 and 0.11 nats.
-# The bounds are about twice that. int4's perplexity is what is asked of it.
+# The bounds are about twice that. int4's perplexity is what is asked of it. In float16 a value in a cache of SmolLM2
+# was off by 0.018 of the largest.
 OF_PRECISION = {
     "float32": PLAIN,
-    "float16": Tolerance(Difference(logits=1e-2, entropy=5e-2), perplexity=5e-3),
-    "bfloat16": Tolerance(Difference(logits=8e-2, entropy=0.3), perplexity=2e-2),
-    "int8 cache": Tolerance(Difference(logits=0.1, entropy=0.3), perplexity=2e-2),
-    "int8": Tolerance(Difference(logits=0.5, entropy=2.0, mean_logits=0.03, mean_entropy=0.08), perplexity=1e-2),
-    "int4": Tolerance(Difference(logits=0.9, entropy=4.0, mean_logits=0.12, mean_entropy=0.3), perplexity=0.08),
+    "float16": Tolerance(Difference(logits=1e-2, entropy=5e-2, cached=4e-2), perplexity=5e-3),
+    "bfloat16": Tolerance(Difference(logits=8e-2, entropy=0.3, cached=0.1), perplexity=2e-2),
+    "int8 cache": Tolerance(Difference(logits=0.1, entropy=0.3, cached=0.1), perplexity=2e-2),
+    "int8": Tolerance(Difference(0.5, 2.0, cached=0.5, mean_logits=0.03, mean_entropy=0.08), perplexity=1e-2),
+    "int4": Tolerance(Difference(0.9, 4.0, cached=0.9, mean_logits=0.12, mean_entropy=0.3), perplexity=0.08),
 }
 
 
@@ -46,5 +47,7 @@ def tolerance_of(options: GraphOptions, *, quantized: bool) -> Tolerance:
     perplexity = max(part.perplexity for part in parts)
     if len(parts) == 3:  # its errors are the largest by far
         return Tolerance(parts[-1].difference, perplexity, BETWEEN_RUNTIMES)
-    logits, entropy = (max(getattr(part.difference, name) for part in parts) for name in ("logits", "entropy"))
-    return Tolerance(Difference(logits, entropy), perplexity)
+    logits, entropy, cached = (
+        max(getattr(part.difference, name) for part in parts) for name in ("logits", "entropy", "cached")
+    )
+    return Tolerance(Difference(logits, entropy, cached), perplexity)
