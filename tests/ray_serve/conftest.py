@@ -25,6 +25,7 @@ NODE = {"include_dashboard": False, "object_store_memory": 80 * 2**20, "include_
 # Ray notices a lost node after a quarter of a minute unless it is told to look more often.
 WATCH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 REPLICAS = 3
+DRAIN_SECONDS = 3
 
 
 def free_port():
@@ -48,19 +49,15 @@ class Replica:
     node: str
     metrics: str
 
-    def samples(self):
-        """{(name, model): value} of what Prometheus would read now."""
+    def total(self, name, model="counting"):
+        """The sum of a metric as Prometheus would read it now."""
         with urllib.request.urlopen(self.metrics, timeout=10) as response:
             families = text_string_to_metric_families(response.read().decode())
-        samples = (sample for family in families for sample in family.samples)
-        found = {}
-        for sample in samples:
-            key = sample.name, sample.labels.get("model")
-            found[key] = found.get(key, 0) + sample.value
-        return found
+            samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if sample.labels["model"] == model)
 
     def running(self):
-        return self.samples().get(("sharp_requests_running", "counting"), 0)
+        return self.total("sharp_requests_running")
 
 
 class Sharp:
@@ -74,28 +71,31 @@ class Sharp:
         self.grpc_port, self.http_port = free_port(), free_port()
         self.address = f"127.0.0.1:{self.grpc_port}"
 
-    def deploy(self, settings=(), **options):
-        """Deploy with other options, in place of what is deployed."""
+    def deploy(self, version="1", **options):
+        """Deploy with other options; another version replaces the replicas, as other arguments do in `serve deploy`."""
         arguments = Arguments(
             models=[str(folder) for folder in self._models],
             models_per_replica=2,
             metrics_port=0,
-            settings={"kernels": False, "attention_interval": 0, "grace_seconds": 1, **dict(settings)},
+            settings={"kernels": False, "attention_interval": 0, "grace_seconds": 1},
         )
         known = {
             "num_replicas": REPLICAS,
             "autoscaling_config": None,
             "ray_actor_options": {"num_cpus": 1},
-            "graceful_shutdown_timeout_s": 3,
+            "graceful_shutdown_timeout_s": DRAIN_SECONDS,
             "graceful_shutdown_wait_loop_s": 0.1,
             "health_check_period_s": 1,
         }
-        deployment = ModelServer.options(func_or_class=SlowServer, **known | options)
+        deployment = ModelServer.options(func_or_class=SlowServer, version=version, _internal=True, **known | options)
         serve.run(deployment.bind(**arguments.model_dump()), name="sharp")
 
     def statuses(self):
         (deployment,) = serve.status().applications["sharp"].deployments.values()
         return {str(state): count for state, count in deployment.replica_states.items() if count}
+
+    def running(self):
+        return sum(replica.running() for replica in self.replicas())
 
     def replicas(self):
         """Those whose process is there."""
