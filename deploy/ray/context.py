@@ -1,7 +1,6 @@
 """A gRPC call as our servicers know it, over what Ray Serve gives a replica."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -10,6 +9,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from ray.serve.grpc_util import RayServegRPCContext
+from sharp.ray.handover import Give, handed_over
 
 Servicer = Callable[[Any, Any], Awaitable[Any]]
 
@@ -23,7 +23,7 @@ class ReplicaContext:
 
     def __init__(self, context: RayServegRPCContext) -> None:
         self._context = context
-        self._messages: asyncio.Queue[Any] = asyncio.Queue()  # Serve takes them as fast as they come
+        self._give: Give
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         """What the client sent."""
@@ -34,7 +34,7 @@ class ReplicaContext:
 
     async def write(self, message: Any) -> None:
         """Send a message of a stream."""
-        self._messages.put_nowait(message)
+        self._give(message)
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[tuple[str, Any]] = ()
@@ -56,23 +56,14 @@ class ReplicaContext:
         except grpc.aio.AbortError:
             return empty_pb2.Empty()
 
-    async def stream(self, servicer: Servicer, request: Any) -> AsyncIterator[Any]:
+    def stream(self, servicer: Servicer, request: Any) -> AsyncGenerator[Any]:
         """The messages of `servicer`, and an empty one at the end if it ended with a status."""
 
-        async def run() -> None:
+        async def fill(give: Give) -> None:
+            self._give = give
             try:
                 await servicer(request, self)
             except grpc.aio.AbortError:
-                self._messages.put_nowait(empty_pb2.Empty())
-            finally:
-                self._messages.put_nowait(None)
+                give(empty_pb2.Empty())
 
-        running = asyncio.create_task(run())
-        try:
-            while (message := await self._messages.get()) is not None:
-                yield message
-            await running
-        finally:
-            # Also when the client has gone: Serve then cancels this call, and the request must end with it.
-            running.cancel()
-            await asyncio.wait([running])
+        return handed_over(fill)

@@ -6,13 +6,15 @@ becomes one that clients can act on. Serve says INTERNAL when a replica is lost;
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from sharp.ray.handover import Give, handed_over
 from sharp.serving.errors import QueueFullError, SharpError, UnavailableError
 from sharp.serving.grpc.status import abort
 from sharp.v1 import control_pb2, inference_pb2
@@ -58,9 +60,15 @@ class _Handlers(grpc.GenericRpcHandler):
             await _end(context)
             return answer
 
-        async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
-            async for message in handler.unary_stream(request, _Routed(context, request)):
-                if message:  # an empty one only carries the status, and nothing must be sent before that
+        async def stream(request: Any, context: Any) -> AsyncGenerator[bytes]:
+            async def fill(give: Give) -> None:
+                async for message in handler.unary_stream(request, _Routed(context, request)):
+                    if message:  # an empty one only carries the status, and nothing must be sent before that
+                        give(message)
+
+            # Serve cancels a replica's call only when it is cancelled while it waits for the next message.
+            async with aclosing(handed_over(fill)) as messages:
+                async for message in messages:
                     yield message
             await _end(context)
 

@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 from starlette.applications import Starlette
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 import ray
@@ -23,6 +23,7 @@ from sharp.serving.errors import InputError, NotFoundError, SharpError
 from sharp.serving.grpc.control import ControlService
 from sharp.serving.grpc.inference import InferenceService
 from sharp.serving.grpc.status import abort
+from sharp.serving.http.app import metrics_route
 from sharp.serving.http.errors import error_response
 from sharp.serving.http.server import HttpServer
 from sharp.serving.metrics import Metrics
@@ -73,6 +74,8 @@ class ModelServer:
         Raises:
             SharpError: a model or a setting cannot be used.
         """
+        self._loaded: set[LoadedModel] = set()
+        self._metrics_server: HttpServer | None = None
         given = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)  # type: ignore[no-untyped-call]
         self._settings = read_settings({"threads": max(1, int(given))} | settings, None)
         config = self._settings.server
@@ -82,17 +85,15 @@ class ModelServer:
             raise InputError("two of the models have the same name")
         self._tokens = None if config.token_file is None else Tokens(config.token_file)
         self._metrics = Metrics()
-        self._loaded: set[LoadedModel] = set()
 
         @serve.multiplexed(max_num_models_per_replica=models_per_replica)  # type: ignore[untyped-decorator]
         async def load(name: str) -> LoadedModel:
             return await self._load_folder(self._folders[name])
 
         self._load = load
-        self._metrics_server: HttpServer | None = None
-        first = await self._model("")
+        await self._model("")
         if metrics_port is not None:
-            app = Starlette(routes=[Route("/metrics", first.running.app)])
+            app = Starlette(routes=[metrics_route(self._metrics)])
             self._metrics_server = HttpServer(app, config.host, metrics_port, name="metrics_port")
             await self._metrics_server.start()
             logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)
@@ -138,8 +139,9 @@ class ModelServer:
     async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Any]:  # noqa: N802
         """See `sharp.v1.InferenceService`."""
         answer = partial(self._answer, lambda loaded: loaded.inference.Generate)
-        async for message in ReplicaContext(grpc_context).stream(answer, request):
-            yield message
+        async with aclosing(ReplicaContext(grpc_context).stream(answer, request)) as messages:
+            async for message in messages:
+                yield message
 
     async def Tokenize(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """See `sharp.v1.InferenceService`."""

@@ -133,6 +133,7 @@ SPECS: dict[tuple[str, str], Schema] = {
         rayClusterConfig=record(
             "headGroupSpec",
             rayVersion=STRING,
+            authOptions=record("mode", mode=one_of("disabled", "token")),
             headGroupSpec=record("template", rayStartParams=LABELS, template=POD_PART),
             workerGroupSpecs=several(
                 record(

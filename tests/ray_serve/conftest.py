@@ -5,6 +5,7 @@ import os
 import socket
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 
 from sharp.ray.application import Arguments
 from sharp.ray.replica import ModelServer
+from tests.deploy.dockerfile import environment, lineage, read_stages
 from tests.ray_serve.slow_server import FOLDER, SlowServer
 from tests.serving.conftest import write_folder
 
 ROOT = Path(__file__).parents[2]
+IMAGE = environment(lineage(read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text()), "ray"))
 NODE = {"include_dashboard": False, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 # Ray notices a lost node after a quarter of a minute unless it is told to look more often.
 WATCH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
@@ -34,7 +37,15 @@ def free_port():
         return found.getsockname()[1]
 
 
-def wait_for(condition, seconds=30):
+def add_node(cluster, **options):
+    """Start a node. Ray gives one up whose own helpers take over 15 s to start, which happens on a busy machine."""
+    for _ in range(2):
+        with suppress(Exception):
+            return cluster.add_node(wait=False, **NODE, **options)
+    return cluster.add_node(wait=False, **NODE, **options)
+
+
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -75,7 +86,6 @@ class Sharp:
         """Deploy with other options; another version replaces the replicas, as other arguments do in `serve deploy`."""
         arguments = Arguments(
             models=[str(folder) for folder in self._models],
-            models_per_replica=2,
             metrics_port=0,
             settings={"kernels": False, "attention_interval": 0, "grace_seconds": 1},
         )
@@ -115,21 +125,20 @@ def sharp(tmp_path_factory):
     ]
     patch = pytest.MonkeyPatch()
     for name, value in {
-        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",  # whatever lies in the home folder
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         FOLDER: str(folder),
+        **{name: value for name, value in IMAGE.items() if name.startswith("RAY_")},
     }.items():
         patch.setenv(name, value)
-    head = {**NODE, "num_cpus": 0, "node_ip_address": "127.0.0.2", "_system_config": WATCH, "no_monitor": True}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster()
     try:
-        nodes = [
-            cluster.add_node(**NODE, num_cpus=cpus, node_ip_address=address, wait=False)
-            for cpus, address in ((REPLICAS, "127.0.0.3"), (1, "127.0.0.4"))
-        ]
+        add_node(cluster, num_cpus=0, node_ip_address="127.0.0.2", _system_config=WATCH, no_monitor=True)
+        large = add_node(cluster, num_cpus=REPLICAS, node_ip_address="127.0.0.3")
+        small = add_node(cluster, num_cpus=1, node_ip_address="127.0.0.4")
         ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
-        found = Sharp(cluster, nodes, folder, models)
+        found = Sharp(cluster, [large, small], folder, models)
         functions = ["sharp.ray.proxy:add_services"]
         serve.start(
             proxy_location="HeadOnly",

@@ -78,18 +78,26 @@ def test_it_answers_as_a_server_does(client):
 def test_it_refuses_as_a_server_does(client):
     with pytest.raises(FieldError, match="ids 0 to 256") as caught:
         client.generate([300], greedy(1))
-    assert caught.value.field == "token_ids"
+    assert caught.value.field == "prompt"
+    with pytest.raises(FieldError, match="2500000"):  # 5 MB, on every way as large as a server takes
+        client.generate([200] * 2_500_000, greedy(1))
     with pytest.raises(NotFoundError, match="the cluster has counting, hashing"):
         client.tokenize("a", model="other")
     with pytest.raises(SharpError, match="cancel the call of Generate"):
         client.abort("some-id")
 
 
-def test_models_are_loaded_when_they_are_asked_for(client):
+def test_models_take_turns(sharp, client):
+    """A replica holds one: what is asked for is loaded in place of what was there."""
     prompt = [5, 6, 7]
-    assert list(client.generate(prompt, greedy(4), model="hashing").token_ids) == greedy_hashing(prompt, 4)
-    assert client.generate("a", greedy(2), model="counting").text == "bc"
-    assert client.model_info(model="hashing").name == "hashing"
+    for _ in range(2):
+        assert list(client.generate(prompt, greedy(4), model="hashing").token_ids) == greedy_hashing(prompt, 4)
+        assert client.model_info(model="hashing").name == "hashing"
+        # Without a model any replica is asked, also the one that has just put the other in its place.
+        texts = [client.generate(f"{number} a", greedy(2)).text for number in range(4)]
+        assert texts == ["bc"] * 4
+    assert sum(one.total("sharp_requests_total", "hashing") for one in sharp.replicas()) == 2
+    assert sum(one.total("sharp_requests_running", "hashing") for one in sharp.replicas()) == 0
 
 
 def test_http_streams(sharp):

@@ -12,6 +12,7 @@ from sharp.ray.replica import ModelServer
 from sharp.serving.errors import InputError
 from sharp.serving.settings import ServeSettings
 from tests.deploy.rendering import KUBERNETES, ROOT
+from tests.ray_serve.conftest import IMAGE
 
 (SERVICE,) = yaml.safe_load_all((KUBERNETES / "overlays" / "ray" / "ray-service.yaml").read_text())
 CONFIGURATIONS = {
@@ -49,6 +50,13 @@ def test_the_replicas_fit_the_pods():
     assert set(application["args"]["models"]) <= models
     # A drain is over before the kubelet loses its patience.
     assert deployment["graceful_shutdown_timeout_s"] < WORKERS["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_page_says_what_the_image_sets():
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    settings = [f"{name}={value}" for name, value in IMAGE.items() if name.startswith("RAY_")]
+    assert len(settings) == 5
+    assert all(setting in page for setting in settings)
 
 
 def test_the_version_is_the_tested_one():
