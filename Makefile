@@ -53,13 +53,14 @@ gpu-wheel: setup
 typing: setup
 	@mkdir -p build/typing/sharp
 	@for folder in exporter models plugins proto serving; do ln -sfn ../../../$$folder build/typing/sharp/$$folder; done
+	@ln -sfn ../../../deploy/ray build/typing/sharp/ray
 	@.venv/bin/python -m grpc_tools.protoc -I proto --python_out=build/typing --pyi_out=build/typing \
 	  --grpc_python_out=build/typing proto/sharp/*/*.proto
 
 lint: typing
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto
+	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray
 	.venv/bin/clang-format --dry-run --Werror $$(git ls-files 'plugins/*.cc' 'plugins/*.h')
 
 format: setup

@@ -162,6 +162,16 @@ class ServerConfig:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be from 0 to 65535")
 
 
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a server."""
+
+    server: ServerConfig
+    engine: EngineConfig
+    metrics: MetricsConfig
+    backend: BackendConfig
+
+
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise InputError(f"{name} is {value}; it must be at least {low}")

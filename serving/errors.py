@@ -14,6 +14,7 @@ __all__ = [
     "SlowReaderError",
     "StalledError",
     "UnauthenticatedError",
+    "UnavailableError",
 ]
 
 
@@ -51,6 +52,14 @@ class UnauthenticatedError(SharpError):
 
 class StalledError(SharpError):
     """A step of the engine takes much longer than steps do; what is asked now would wait with it."""
+
+
+class UnavailableError(SharpError):
+    """Who was asked has gone, or there is nobody yet; ask again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class SlowReaderError(SharpError):

@@ -22,10 +22,10 @@ from sharp.serving.config import (
     EngineConfig,
     MetricsConfig,
     ServerConfig,
+    Settings,
     available_cpus,
 )
 from sharp.serving.errors import InputError
-from sharp.serving.server import Settings
 from sharp.serving.tls import TlsConfig
 
 logger = logging.getLogger(__name__)

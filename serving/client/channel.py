@@ -19,6 +19,7 @@ from sharp.serving.errors import (
     SharpError,
     SlowReaderError,
     UnauthenticatedError,
+    UnavailableError,
 )
 
 MOST_ATTEMPTS = 5  # gRPC makes no more, whatever it is told
@@ -106,7 +107,8 @@ def error_of(error: grpc.RpcError, address: str, *, answered: bool = False) -> S
     retry, bad = error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
     for detail in status.details if status else ():
         if detail.Unpack(retry):
-            return QueueFullError(message, retry.retry_delay.ToMilliseconds() / 1000)
+            kind = UnavailableError if error.code() == grpc.StatusCode.UNAVAILABLE else QueueFullError
+            return kind(message, retry.retry_delay.ToMilliseconds() / 1000)
         if detail.Unpack(bad):
             return FieldError(bad.field_violations[0].field, message)
     return ERRORS.get(error.code(), SharpError)(message)

@@ -21,6 +21,7 @@ from sharp.serving.errors import (
     SlowReaderError,
     StalledError,
     UnauthenticatedError,
+    UnavailableError,
 )
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ CODES: tuple[tuple[type[SharpError], grpc.StatusCode], ...] = (
     (SlowReaderError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DrainingError, grpc.StatusCode.UNAVAILABLE),
     (StalledError, grpc.StatusCode.UNAVAILABLE),
+    (UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
 )
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"  # gRPC A6
@@ -52,7 +54,7 @@ def details_of(error: SharpError) -> Any | None:
     if isinstance(error, FieldError):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
         return error_details_pb2.BadRequest(field_violations=[violation])
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError | UnavailableError):
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(error.retry_after * 1000))
         return error_details_pb2.RetryInfo(retry_delay=delay)
@@ -68,7 +70,7 @@ async def abort(context: Context, error: SharpError) -> Any:
         status.details.append(packed)
     ended = rpc_status.to_status(status)
     trailing = ended.trailing_metadata
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError | UnavailableError):
         trailing = (*trailing, (RETRY_PUSHBACK, str(round(error.retry_after * 1000))))
     return await context.abort(ended.code, ended.details, trailing)
 

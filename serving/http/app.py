@@ -32,10 +32,6 @@ def make_app(
     name = service.model.manifest.name
     entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sharp"}
 
-    def metrics(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
-        text, content_type = shown.text(request.headers.get("accept", ""))
-        return Response(text, headers={"Content-Type": content_type})
-
     def state(_request: Request) -> Response:  # in a thread, too
         return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})
 
@@ -70,7 +66,7 @@ def make_app(
             generation("/v1/chat/completions", ChatRequest),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", model),
-            Route("/metrics", metrics),
+            metrics_route(shown),
             Route("/health", health),
             Route("/", page),
             Route("/live", state),
@@ -78,3 +74,13 @@ def make_app(
         exception_handlers={SharpError: failed},
         middleware=[] if tokens is None else [Middleware(TokenMiddleware, tokens=tokens)],
     )
+
+
+def metrics_route(shown: Metrics) -> Route:
+    """`/metrics`."""
+
+    def metrics(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
+        text, content_type = shown.text(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
+
+    return Route("/metrics", metrics)

@@ -17,13 +17,13 @@ LAST_MESSAGES_SECONDS = 1
 class HttpServer:
     """Serves an application from start to stop."""
 
-    def __init__(self, app: Starlette, host: str, port: int, tls: Tls | None = None) -> None:
-        """Bind the port; with `tls`, for HTTPS.
+    def __init__(self, app: Starlette, host: str, port: int, tls: Tls | None = None, name: str = "--http-port") -> None:
+        """Bind the port, a setting of that `name`; with `tls`, for HTTPS.
 
         Raises:
             InputError: the address cannot be bound.
         """
-        self._socket = listen(host, port, "--http-port")
+        self._socket = listen(host, port, name)
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
             app,

@@ -57,6 +57,12 @@ class Metrics:
             self._attention.append(attention)
         return ModelMetrics(RequestMetrics(self._requests, manifest.name), attention)
 
+    def remove_model(self, metrics: ModelMetrics) -> None:
+        """End the metrics of a model that is unloaded; its counters stay, as others may be added to."""
+        metrics.close()
+        metrics.watch_step(lambda: 0.0)  # the engine and its cache must not stay for this
+        self._attention = [model for model in self._attention if model is not metrics.attention]
+
     def text(self, accept: str) -> tuple[bytes, str]:
         """All of them in the format that an `Accept` header asks for, and its content type."""
         return encode(self.registry, attention_families(self._attention), accept)

@@ -2,7 +2,7 @@
 
 `kubernetes-validate` has Kubernetes' own kinds only. These hold the fields that we use, as the projects' definitions of
 August 2026 have them (prometheus-operator v1, KEDA v1alpha1, KServe v1alpha1 and v1beta1, Gateway API v1, its Inference
-Extension v1): a misspelt or misplaced field is found, a value that only their controllers judge is not.
+Extension v1, KubeRay v1): a misspelt or misplaced field is found, a value that only their controllers judge is not.
 """
 
 from typing import Any
@@ -123,6 +123,28 @@ SPECS: dict[tuple[str, str], Schema] = {
                 runtime=STRING,
                 protocolVersion=one_of("v1", "v2", "grpc-v1", "grpc-v2"),
                 storageUri={"type": "string", "pattern": r"^(pvc|s3|gs|oci|https?)://"},
+            ),
+        ),
+    ),
+    ("ray.io/v1", "RayService"): record(
+        "serveConfigV2 rayClusterConfig",
+        serveConfigV2=STRING,
+        serveService=POD_PART,
+        rayClusterConfig=record(
+            "headGroupSpec",
+            rayVersion=STRING,
+            authOptions=record("mode", mode=one_of("disabled", "token")),
+            headGroupSpec=record("template", rayStartParams=LABELS, template=POD_PART),
+            workerGroupSpecs=several(
+                record(
+                    "groupName template",
+                    groupName=STRING,
+                    replicas=INTEGER,
+                    minReplicas=INTEGER,
+                    maxReplicas=INTEGER,
+                    rayStartParams=LABELS,
+                    template=POD_PART,
+                )
             ),
         ),
     ),

@@ -29,11 +29,12 @@ UNITS = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 1e3, "M":
 
 @dataclass(frozen=True)
 class Pod:
-    """Pods as they will run: those of a Deployment, or of an InferenceService with its runtime."""
+    """Pods as they will run: those of a Deployment, of an InferenceService with its runtime, or of a RayService."""
 
     name: str
     labels: dict[str, str]
     spec: dict[str, Any]
+    of_ray: bool = False
 
     @property
     def containers(self) -> list[dict[str, Any]]:
@@ -60,6 +61,16 @@ def pods(documents: list[Document]) -> Iterator[Pod]:
             if one["metadata"]["name"] == predictor["model"]["runtime"]
         )
         yield Pod(service["metadata"]["name"], {}, runtime["spec"] | predictor)
+    for service in of_kind(documents, "RayService"):
+        cluster = service["spec"]["rayClusterConfig"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            name, template = group.get("groupName", "head"), group["template"]
+            yield Pod(name, template["metadata"]["labels"], template["spec"], of_ray=True)
+
+
+def servers(documents: list[Document]) -> Iterator[Pod]:
+    """Pods that run sharp-serve. Those of Ray run `ray start`, and KubeRay gives them probes and their end."""
+    return (pod for pod in pods(documents) if not pod.of_ray)
 
 
 def quantity(value: Any) -> float:
@@ -77,10 +88,9 @@ def environment(documents: list[Document], container: dict[str, Any]) -> dict[st
 
 
 def settings(documents: list[Document], pod: Pod) -> ServeSettings:
-    known = environment(documents, pod.server)
-    return ServeSettings(
-        **{name.removeprefix(PREFIX).lower(): value for name, value in known.items() if value is not None}
-    )
+    known = environment(documents, pod.server).items()
+    given = {name: value for name, value in known if value is not None and name.startswith(PREFIX)}
+    return ServeSettings(**{name.removeprefix(PREFIX).lower(): value for name, value in given.items()})
 
 
 def restricted_pods(documents: list[Document]) -> list[str]:
@@ -156,7 +166,7 @@ def copies_fit_the_disk(documents: list[Document]) -> list[str]:
 
 def probes_ask_the_server(documents: list[Document]) -> list[str]:
     found = []
-    for pod in pods(documents):
+    for pod in servers(documents):
         chosen = settings(documents, pod)
         ports = {port["containerPort"] for port in pod.server["ports"]}
         named = {port["name"]: port["containerPort"] for port in pod.server["ports"]}
@@ -189,7 +199,7 @@ def probes_ask_the_server(documents: list[Document]) -> list[str]:
 def the_end_has_time(documents: list[Document]) -> list[str]:
     """The kubelet kills after the grace period, in which preStop, the drain and the last step must fit."""
     found = []
-    for pod in pods(documents):
+    for pod in servers(documents):
         command = pod.server.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
         if len(command) != 2 or command[0] != "sleep":
             found.append(f"{pod.name} does not wait before it ends, and requests still come")
@@ -203,7 +213,7 @@ def the_end_has_time(documents: list[Document]) -> list[str]:
 def the_start_has_time(documents: list[Document]) -> list[str]:
     """A model takes minutes to load; meanwhile the pod is neither killed nor its update given up."""
     found = []
-    for pod in pods(documents):
+    for pod in servers(documents):
         probe = pod.server.get("startupProbe", {})
         allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
         if allowed < LOAD_SECONDS:
@@ -218,7 +228,7 @@ def settings_exist(documents: list[Document]) -> list[str]:
     """Variables, flags and values are those of the real command."""
     found = []
     flags = {flag for option in serve.params for flag in (*option.opts, *option.secondary_opts)}
-    for pod in pods(documents):
+    for pod in servers(documents):
         names = {name for name in environment(documents, pod.server) if name.startswith(PREFIX)}
         found += [f"{name} is no setting of sharp-serve" for name in sorted(names - KNOWN_VARIABLES)]
         given = [word.split("=")[0] for word in pod.server.get("args", []) if word.startswith("-")]
@@ -316,7 +326,7 @@ def references_exist(documents: list[Document]) -> list[str]:
         used += [port["port"] for port in spec.get("podMetricsEndpoints", [])]
         used += [port["number"] for port in spec.get("targetPorts", [])]
         if kind == "NetworkPolicy":
-            used += [port["port"] for rule in spec["ingress"] for port in rule["ports"]]
+            used += [port["port"] for rule in spec["ingress"] for port in rule.get("ports", [])]
         found += [
             f"{kind} {document['metadata']['name']} names the port {port}, which no server has"
             for port in used
@@ -378,7 +388,10 @@ def images_are_pinned(documents: list[Document]) -> list[str]:
     for pod in pods(documents):
         for container in pod.containers:
             _, _, tag = container["image"].rpartition("/")[2].partition(":")
-            if not re.fullmatch(rf"{re.escape(VERSION)}(-cpu|-cuda)?", tag) and "@sha256:" not in container["image"]:
+            if (
+                not re.fullmatch(rf"{re.escape(VERSION)}(-cpu|-cuda|-ray)?", tag)
+                and "@sha256:" not in container["image"]
+            ):
                 found.append(f"{container['name']} runs {container['image']}, which is not of version {VERSION}")
         gpu = any(name.startswith("nvidia.com/") for name in pod.server["resources"]["limits"])
         if gpu != pod.server["image"].endswith("-cuda"):

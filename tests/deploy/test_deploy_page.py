@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import trustme
 import yaml
+from ray.scripts.scripts import cli as ray_command
+from ray.serve.scripts import cli as serve_command
 
 from sharp.plugins.cli import load_command
 from tests.deploy.dockerfile import read_stages
@@ -80,9 +82,9 @@ def check_docker_build(words, cluster):
 
 
 def images(cluster):
-    """What the page builds is what its overlay runs, but for a model in an image."""
+    """What the page builds is what its overlay runs, but for a model in an image, and Ray's."""
     used = {container["image"] for pod in pods(cluster) for container in pod.containers}
-    return used | {"registry.example.com/sharp-model:0.1.0"}
+    return used | {"registry.example.com/sharp-model:0.1.0", "registry.example.com/sharp:0.1.0-ray"}
 
 
 def check_rollout(words, cluster):
@@ -134,6 +136,13 @@ def test_a_command(command, workplace, cluster):
         assert any(f"-t {words[2]}" in other for other in COMMANDS)
     elif kind == "sharp":
         load_command(words[1]).make_context(words[1], words[2:])  # every option exists, and every value is one
+    elif kind == "export":  # tests/ray_serve holds them to what the image sets
+        assert all(re.fullmatch(r"RAY_\w+=\w+", word) for word in words[1:])
+    elif kind == "ray":
+        ray_command.commands[words[1]].make_context(words[1], words[2:])
+    elif kind == "serve":  # what the file says is checked in tests/ray_serve/test_configuration.py
+        serve_command.commands[words[1]].make_context(words[1], [str(workplace / words[2]), *words[3:]])
+        assert (workplace / words[2]).is_file()
     elif "create" in words:
         made = yaml.safe_load(run(f"{command} --dry-run=client -o yaml", workplace))
         assert made["kind"] == "Namespace" or made["metadata"]["namespace"] == "sharp"

@@ -13,7 +13,7 @@ from tests.deploy.rendering import KUBERNETES, ROOT
 
 DOCKER = ROOT / "deploy" / "docker"
 SERVER = (DOCKER / "Dockerfile").read_text()
-SHIPPED = ("cpu", "cuda")
+SHIPPED = ("cpu", "cuda", "ray")
 
 
 def test_the_rules_hold():
@@ -57,7 +57,7 @@ def test_a_rule_finds(old, new, expected):
 
 def test_the_runtime_has_what_it_copies_and_no_compiler():
     stages = read_stages(SERVER)
-    for name, source in (("cpu", "install"), ("cuda", "install-cuda")):
+    for name, source in (("cpu", "install"), ("cuda", "install-cuda"), ("ray", "install-ray")):
         base, image = lineage(stages, name)
         assert (base.name, image.values("COPY")) == ("runtime", [f"--from={source} /opt/sharp /opt/sharp"])
     installed = [command for stage in lineage(stages, "install-cuda") for command in stage.values("RUN")]

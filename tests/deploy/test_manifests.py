@@ -55,7 +55,7 @@ def schemas_in_memory(monkeypatch):
 def test_every_component_is_in_a_combination(rendered, overlays):
     components = {path.name for path in (KUBERNETES / "components").iterdir()}
     assert components == {name for parts in COMBINATIONS for name in parts} | {"namespace"}
-    assert {"cpu", "gpu", "kserve", "inference-pool"} == set(overlays)
+    assert {"cpu", "gpu", "kserve", "inference-pool", "ray"} == set(overlays)
     assert len(rendered) == len(COMBINATIONS) + len(overlays)
     assert all(rendered.values())
 
@@ -91,6 +91,16 @@ def test_pods_of_kserve_are_pods(overlays, schemas_in_memory):
         )
 
 
+def test_what_a_ray_service_holds_is_valid(overlays, schemas_in_memory):
+    (service,) = of_kind(overlays["ray"], "RayService")
+    parts = [{"kind": "Pod", "metadata": {"name": pod.name}, "spec": pod.spec} for pod in pods(overlays["ray"])]
+    parts.append({"kind": "Service"} | service["spec"]["serveService"])
+    assert len(parts) == 3
+    for part in parts:
+        for version in VERSIONS:
+            kubernetes_validate.validate({"apiVersion": "v1"} | part, version, strict=True)
+
+
 def test_a_fault_is_found(overlays):
     (deployment,) = of_kind(overlays["cpu"], "Deployment")
     for damage in ({"livenessProb": {}}, {"ports": [{"containerPort": "grpc"}]}, {"image": ["sharp"]}):
@@ -120,6 +130,8 @@ def test_custom_resources_have_the_fields_of_their_definitions(unlike):
         ("gpu", "ScaledObject", "spec.scaleTarget", {}),
         ("kserve", "ServingRuntime", "spec.protocolVersions.0", "grpc"),
         ("kserve", "InferenceService", "spec.predictor.model.modelFormat", "sharp"),
+        ("ray", "RayService", "spec.rayClusterConfig.workerGroupSpecs.0.maxReplicas", "4"),
+        ("ray", "RayService", "spec.rayClusterConfig.headGroupSpec.rayStartParams.num-cpus", 0),
         ("inference-pool", "InferencePool", "spec.targetPorts.0.number", "http"),
         ("inference-pool", "HTTPRoute", "spec.rules.0.backendRefs.0.port", 8000),
     ],

@@ -27,7 +27,7 @@ EXPORT = "sharp-export models/checkpoints/text-ssa.safetensors --norm ssa -o bui
 PLAN = "sharp plan build/deploy/text-ssa-ssa --gpu h100 --context 4096 --answer-tokens 256 --rate 50 --price 3.00"
 GRACE_SECONDS = 2
 STREAMS = 16
-FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools")
+FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools", "ray")
 
 # A container, as far as this machine can make one: everything is read-only but /tmp, which is new, and the user has
 # neither name nor home nor capabilities.

@@ -1,4 +1,4 @@
-"""A server image holds neither torch nor transformers, so serving must not import them."""
+"""A server image holds neither torch nor transformers nor Ray, so serving must not import them."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import sys
 def test_serving_imports_neither_torch_nor_transformers():
     code = (
         "import sys, sharp.serving, sharp.serving.cli\n"
-        "heavy = {'torch', 'transformers', 'onnx', 'onnxscript'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'onnx', 'onnxscript', 'ray'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,196 @@
+"""What Ray Serve costs and what a second replica brings, beside one sharp-serve of the same folder on this machine.
+
+python bench/ray_serve.py FOLDER [--requests 200] [--output bench/results/ray_serve.json]
+
+The time to the first token is of one request at a time, in turns to the server and to one replica behind Serve's proxy.
+Throughput is of many requests at a time, to the server, to one replica and to two. Every engine has one thread, so two
+replicas need two cores of their own, and the proxy and this script a third. Bars: Ray adds at most 5 ms to the median,
+and two replicas give at least 1.8 times the tokens a second of one. Variables RAY_SERVE_* are kept in the result.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+# As docs/deploy.md says; authentication would leave a token in the home folder.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
+os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
+os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
+
+import click
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, gRPCOptions
+
+from sharp import AsyncClient, Client, SamplingParams
+from sharp.plugins.cli import SharpCommand
+from sharp.ray.application import Arguments
+from sharp.ray.replica import ModelServer
+from sharp.serving.address import listen
+from sharp.serving.bench.load import Load, run_load
+
+SETTINGS: dict[str, Any] = {"threads": 1, "prefix_cache": False, "attention_metrics": "off"}
+WARM_UP = 10
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """The address of a `sharp-serve`."""
+    flags = [
+        "--threads",
+        "1",
+        "--no-prefix-cache",
+        "--attention-metrics",
+        "off",
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+    ]
+    with tempfile.NamedTemporaryFile("w+") as log:
+        command = [Path(sys.executable).with_name("sharp-serve"), folder, *flags]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            while not (found := re.search(r"ready grpc=(\S+)", Path(log.name).read_text())):
+                if process.poll() is not None:
+                    raise SystemExit(Path(log.name).read_text())
+                time.sleep(0.1)
+            yield found[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with listen("127.0.0.1", 0, "a port") as found:
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """The address of Serve's gRPC proxy in a cluster of one node."""
+    # Not 127.0.0.1, which Ray would take for the machine's name and go to its outer address.
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.2")
+    port = free_port()
+    functions = ["sharp.ray.proxy:add_services"]
+    try:
+        serve.start(
+            http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
+            grpc_options=gRPCOptions(port=port, grpc_servicer_functions=functions),
+        )
+        yield f"127.0.0.1:{port}"
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+def deploy(folder: Path, replicas: int) -> None:
+    """Put so many replicas in place of what is there."""
+    arguments = Arguments(models=[str(folder)], settings=SETTINGS).model_dump()
+    options = {"num_replicas": replicas, "autoscaling_config": None, "ray_actor_options": {"num_cpus": 1}}
+    serve.run(ModelServer.options(**options).bind(**arguments))
+
+
+def first_token(client: Client, prompt: list[int]) -> float:
+    """Milliseconds from the call to the first token."""
+    began = time.perf_counter()
+    stream = client.stream(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    next(stream)
+    taken = time.perf_counter() - began
+    list(stream)
+    return 1000 * taken
+
+
+def first_tokens(addresses: dict[str, str], requests: int, prompt_tokens: int) -> dict[str, list[float]]:
+    """Of every server, asked in turns."""
+    draw = random.Random(0)
+    times: dict[str, list[float]] = {name: [] for name in addresses}
+    clients = {name: Client(address) for name, address in addresses.items()}
+    vocabulary = clients["server"].model_info().vocab_size
+    for number in range(WARM_UP + requests):
+        prompt = draw.choices(range(vocabulary), k=prompt_tokens)
+        for name, client in clients.items():
+            taken = first_token(client, prompt)
+            if number >= WARM_UP:
+                times[name].append(taken)
+    for client in clients.values():
+        client.close()
+    return times
+
+
+def throughput(address: str, load: Load) -> float:
+    """Tokens a second of all requests of a load together."""
+
+    async def run() -> float:
+        async with AsyncClient(address) as client:
+            began = time.perf_counter()
+            samples = await run_load(client, load)
+            taken = time.perf_counter() - began
+        errors = [sample.error for sample in samples if sample.error is not None]
+        if errors:
+            raise SystemExit(f"{len(errors)} requests failed: {errors[0]}")
+        return sum(sum(sample.counts) for sample in samples) / taken
+
+    return asyncio.run(run())
+
+
+@click.command(cls=SharpCommand)
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True))
+@click.option("--requests", default=200, show_default=True, type=click.IntRange(2), help="Of each measurement.")
+@click.option("--concurrency", default=32, show_default=True, type=click.IntRange(1), help="Open at a time.")
+@click.option("--prompt-tokens", default=64, show_default=True, type=click.IntRange(1))
+@click.option("--answer-tokens", default=64, show_default=True, type=click.IntRange(1))
+@click.option("--output", type=click.Path(path_type=Path))
+def main(
+    folder: Path, requests: int, concurrency: int, prompt_tokens: int, answer_tokens: int, output: Path | None
+) -> None:
+    """Measure both bars with the model FOLDER."""
+    load = Load(requests, None, prompt_tokens, answer_tokens, 0.5, 0, concurrency)
+    tokens_per_second: dict[str, float] = {}
+    with cluster() as address:
+        deploy(folder, 1)
+        with server(folder) as direct:
+            times = first_tokens({"server": direct, "ray": address}, requests, prompt_tokens)
+            tokens_per_second["server"] = throughput(direct, load)
+        tokens_per_second["one replica"] = throughput(address, load)
+        deploy(folder, 2)
+        tokens_per_second["two replicas"] = throughput(address, load)
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    result = {
+        "benchmark": "ray_serve",
+        "date": str(date.today()),
+        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "ray": ray.__version__,
+        "environment": {name: value for name, value in os.environ.items() if name.startswith("RAY_SERVE_")},
+        "model": folder.name,
+        "requests": requests,
+        "concurrency": concurrency,
+        "first_token_ms": {name: round(value, 2) for name, value in medians.items()},
+        "ray_adds_ms": round(medians["ray"] - medians["server"], 2),
+        "tokens_per_second": {name: round(value, 1) for name, value in tokens_per_second.items()},
+        "two_over_one": round(tokens_per_second["two replicas"] / tokens_per_second["one replica"], 2),
+    }
+    print(json.dumps(result, indent=2))
+    if output is not None:
+        output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The application for `serve run sharp.ray.application:build models='["FOLDER"]'`, and for a configuration of Serve."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ray.serve import Application
+from sharp.ray.replica import ModelServer
+from sharp.serving.settings import read_settings
+
+
+class Arguments(BaseModel):
+    """What an application can be told. How many replicas there are and what they get is said to Serve."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    models: list[str] = Field(
+        min_length=1,
+        description="Model folders, the same ones on every node. The first is for requests without a model.",
+    )
+    models_per_replica: int = Field(
+        1, ge=1, description="Models that a replica holds at a time; the one used longest ago goes for another."
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of every replica for its own /metrics, on the setting host; 0 is any."
+    )
+    settings: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of sharp-serve. Ports and TLS are Serve's; threads are the processors of the replica.",
+    )
+
+
+def build(arguments: Arguments) -> Application:
+    """The application.
+
+    Raises:
+        InputError: a setting cannot be used.
+    """
+    read_settings(arguments.settings, None)
+    application: Application = ModelServer.bind(**arguments.model_dump())  # type: ignore[attr-defined]
+    return application

@@ -1,0 +1,189 @@
+"""`ModelServer`: one replica, with an engine for each model that it holds."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.grpc_util import RayServegRPCContext
+from sharp.plugins.manifest import read_manifest
+from sharp.ray.context import ReplicaContext, Servicer
+from sharp.ray.router import PrefixRouter
+from sharp.serving.errors import InputError, NotFoundError, SharpError
+from sharp.serving.grpc.control import ControlService
+from sharp.serving.grpc.inference import InferenceService
+from sharp.serving.grpc.status import abort
+from sharp.serving.http.app import metrics_route
+from sharp.serving.http.errors import error_response
+from sharp.serving.http.server import HttpServer
+from sharp.serving.metrics import Metrics
+from sharp.serving.request_log import set_up_logging
+from sharp.serving.running import RunningModel, run_model
+from sharp.serving.settings import read_settings
+from sharp.serving.tokens import Tokens
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedModel:
+    """A model in a replica, until Serve unloads it for another."""
+
+    def __init__(self, running: RunningModel, stack: AsyncExitStack, grace_seconds: float) -> None:
+        self.running = running
+        self.inference = InferenceService(running.service)
+        self.control = ControlService(running.service, running.info)
+        self._stack = stack
+        self._grace_seconds = grace_seconds
+        # Serve awaits this of a model that it unloads. Not a method: Python would call that one, too.
+        self.__del__ = self.close
+
+    async def close(self) -> None:
+        """Let what runs come to its end, for as long as it may, and free the memory."""
+        await self.running.service.drain(self._grace_seconds)
+        await self._stack.aclose()
+
+
+@serve.deployment(
+    max_ongoing_requests=256,
+    max_queued_requests=1024,
+    autoscaling_config=AutoscalingConfig(min_replicas=1, max_replicas=8, target_ongoing_requests=32),
+    request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),  # type: ignore[arg-type]
+    graceful_shutdown_timeout_s=60,
+    graceful_shutdown_wait_loop_s=0.5,
+    health_check_period_s=5,
+)
+@serve.ingress()
+class ModelServer:
+    """Our gRPC services and our HTTP application, as Serve calls them: gRPC's methods by their names."""
+
+    async def __init__(  # type: ignore[misc]
+        self, models: list[str], settings: dict[str, Any], models_per_replica: int, metrics_port: int | None
+    ) -> None:
+        """See `sharp.ray.application.Arguments`; the first model is loaded at once.
+
+        Raises:
+            SharpError: a model or a setting cannot be used.
+        """
+        self._loaded: set[LoadedModel] = set()
+        self._metrics_server: HttpServer | None = None
+        given = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)  # type: ignore[no-untyped-call]
+        self._settings = read_settings({"threads": max(1, int(given))} | settings, None)
+        config = self._settings.server
+        set_up_logging(config.log_format)
+        self._folders = {read_manifest(Path(path)).name: Path(path) for path in models}
+        if len(self._folders) < len(models):
+            raise InputError("two of the models have the same name")
+        self._tokens = None if config.token_file is None else Tokens(config.token_file)
+        self._metrics = Metrics()
+
+        @serve.multiplexed(max_num_models_per_replica=models_per_replica)  # type: ignore[untyped-decorator]
+        async def load(name: str) -> LoadedModel:
+            return await self._load_folder(self._folders[name])
+
+        self._load = load
+        await self._model("")
+        if metrics_port is not None:
+            app = Starlette(routes=[metrics_route(self._metrics)])
+            self._metrics_server = HttpServer(app, config.host, metrics_port, name="metrics_port")
+            await self._metrics_server.start()
+            logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)
+
+    async def _load_folder(self, path: Path) -> LoadedModel:
+        stack = AsyncExitStack()
+        running = await stack.enter_async_context(run_model(path, self._settings, self._metrics, self._tokens))
+        loaded = LoadedModel(running, stack, self._settings.server.grace_seconds)
+        self._loaded.add(loaded)
+        stack.callback(self._loaded.discard, loaded)
+        return loaded
+
+    async def _model(self, name: str) -> LoadedModel:
+        """The model of that name; the first one for none.
+
+        Raises:
+            NotFoundError: there is no such model.
+        """
+        name = name or next(iter(self._folders))
+        if name not in self._folders:
+            raise NotFoundError(f"model {name!r} is not served here; the cluster has {', '.join(self._folders)}")
+        loaded: LoadedModel = await self._load(name)
+        return loaded
+
+    async def check_health(self) -> None:
+        """Serve asks now and then, and replaces the replica when this raises."""
+        for loaded in self._loaded:
+            if not loaded.running.service.draining:
+                loaded.running.service.check_serving()
+
+    async def _answer(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
+        try:
+            if self._tokens is not None:
+                self._tokens.check(dict(context.invocation_metadata()).get("authorization"))
+            loaded = await self._model(getattr(request, "model", ""))
+        except SharpError as error:
+            return await abort(context, error)
+        return await method(loaded)(request, context)
+
+    async def _unary(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
+        return await ReplicaContext(context).unary(partial(self._answer, method), request)
+
+    async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Any]:  # noqa: N802
+        """See `sharp.v1.InferenceService`."""
+        answer = partial(self._answer, lambda loaded: loaded.inference.Generate)
+        async with aclosing(ReplicaContext(grpc_context).stream(answer, request)) as messages:
+            async for message in messages:
+                yield message
+
+    async def Tokenize(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See `sharp.v1.InferenceService`."""
+        return await self._unary(lambda loaded: loaded.inference.Tokenize, request, grpc_context)
+
+    async def GetServerInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See `sharp.v1.ControlService`; of the replica that answers."""
+        return await self._unary(lambda loaded: loaded.control.GetServerInfo, request, grpc_context)
+
+    async def GetModelInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See `sharp.v1.ControlService`."""
+        return await self._unary(lambda loaded: loaded.control.GetModelInfo, request, grpc_context)
+
+    async def GetLoad(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See `sharp.v1.ControlService`; of the replica that answers."""
+        return await self._unary(lambda loaded: loaded.control.GetLoad, request, grpc_context)
+
+    async def Abort(self, _request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """Say that no replica knows the requests of the others."""
+        return await ReplicaContext(grpc_context).unary(_refuse_abort, None)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        """What Serve sends HTTP requests to."""
+        return Starlette(routes=[Mount("/", self._http)])
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            loaded = await self._model(serve.get_multiplexed_model_id())
+        except SharpError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            await loaded.running.app(scope, receive, send)
+
+    async def __del__(self) -> None:
+        """Free what Serve has drained."""
+        if self._metrics_server is not None:
+            await self._metrics_server.stop()
+        for loaded in [*self._loaded]:
+            await loaded.close()
+
+
+async def _refuse_abort(_request: Any, context: Any) -> None:
+    await context.abort(
+        grpc.StatusCode.UNIMPLEMENTED, "a cluster finds no request by its id; cancel the call of Generate instead"
+    )

@@ -1,0 +1,50 @@
+"""`PrefixRouter`: requests with the same beginning of a prompt go to the same replica, as long as it keeps up."""
+
+import hashlib
+import random
+from collections.abc import Mapping
+
+from ray.serve.request_router import MultiplexMixin, PendingRequest, RequestRouter, RunningReplica
+
+BOUND = 1.25
+SLACK = 4  # requests; a replica with one request more than another is not busy
+
+
+class PrefixRouter(MultiplexMixin, RequestRouter):
+    """What `docs/scale.md` calls bounded-prefix.
+
+    A key prefers one replica (rendezvous hashing), the same one in every proxy; when replicas come and go, only keys
+    of theirs change. It takes the request unless it has clearly more to do than the others; then, and for requests
+    without a key, it is the better of two drawn ones. The key is Serve's session id: `sharp.ray.proxy` makes it from
+    the prompt, HTTP clients may send it as the header `x-session-id`.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas to try, in ranks; of a rank, Serve takes the one with the fewest requests."""
+        if pending_request is None:
+            return [two_of(candidate_replicas)]
+        replicas = candidate_replicas
+        if pending_request.metadata.multiplexed_model_id:
+            chosen = self.apply_multiplex_routing(pending_request)
+            replicas = [replica for replica in candidate_replicas if replica.replica_id in chosen]
+        pending_request.routing_context.should_backoff = True  # or a full cluster would be asked without a pause
+        key = pending_request.metadata.session_id
+        if not key or not replicas:
+            return [two_of(replicas)]
+        running = {one.replica_id: self.replica_queue_len_cache.get(one.replica_id) or 0 for one in replicas}
+        home = home_of(key, {one.unique_id: requests for one, requests in running.items()})
+        first = [replica for replica in replicas if replica.replica_id.unique_id == home]
+        return [first, two_of(replicas)] if first else [two_of(replicas)]
+
+
+def home_of(key: str, running: Mapping[str, int]) -> str | None:
+    """The replica that a key prefers, of those that have so many requests each; None if that one is busy."""
+    home = max(running, key=lambda replica: hashlib.blake2b(f"{key} {replica}".encode()).digest())
+    return None if running[home] > BOUND * sum(running.values()) / len(running) + SLACK else home
+
+
+def two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:
+    """Two drawn replicas, or all of fewer."""
+    return random.sample(replicas, min(2, len(replicas)))

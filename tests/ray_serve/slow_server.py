@@ -1,0 +1,34 @@
+"""A replica whose steps take a while, so that streams are still open when something happens to it."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import ray
+from ray import serve
+
+from sharp.ray.replica import ModelServer
+from sharp.serving.engine.engine import Engine
+
+STEP_SECONDS = 0.1
+FOLDER = "SHARP_TEST_REPLICAS"  # where every replica says who and where it is
+
+
+class SlowServer(ModelServer.func_or_class):
+    async def __init__(self, *arguments, **options):
+        step = Engine.step
+
+        def slow_step(engine):
+            time.sleep(STEP_SECONDS)
+            return step(engine)
+
+        Engine.step = slow_step
+        await super().__init__(*arguments, **options)
+        context = serve.get_replica_context()
+        text = {
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "metrics": f"http://127.0.0.1:{self._metrics_server.port}/metrics",
+        }
+        (Path(os.environ[FOLDER]) / context.replica_id.unique_id).write_text(json.dumps(text))

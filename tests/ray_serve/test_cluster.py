@@ -1,0 +1,210 @@
+"""The engine on a cluster of Ray: the same client, and what it sees when replicas and nodes are lost or replaced."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from sharp import Client, SamplingParams
+from sharp.serving.errors import FieldError, NotFoundError, SharpError, UnavailableError
+from tests.ray_serve.conftest import DRAIN_SECONDS, REPLICAS, wait_for
+from tests.ray_serve.slow_server import STEP_SECONDS
+from tests.serving.conftest import greedy_hashing
+
+STREAMS = 50
+TOKENS = 60
+LONG = 90
+
+
+def greedy(tokens, **options):
+    return SamplingParams(temperature=0, max_tokens=tokens, **options)
+
+
+def counted(prompt, count):
+    return "".join(chr(ord(prompt[-1]) + 1 + step) for step in range(count))
+
+
+class Streams:
+    """Streams that are read at the same time, each in a thread; what is lost with a replica may be sent again, once."""
+
+    def __init__(self, client, lengths, *, again=False):
+        self.lengths = dict(enumerate(lengths))
+        self.failed, self.answers = {}, {}
+        self._client, self._again = client, again
+        self._threads = [threading.Thread(target=self._ask, args=(n,), daemon=True) for n in self.lengths]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, number):
+        prompt, params = f"{number} !", greedy(self.lengths[number])
+        try:
+            parts = [event.text for event in self._client.stream(prompt, params) if hasattr(event, "text")]
+            self.answers[number] = "".join(parts)
+        except UnavailableError as error:
+            self.failed[number] = error
+            if self._again:
+                time.sleep(error.retry_after)
+                self.answers[number] = self._client.generate(prompt, params).text
+
+    def join(self):
+        for thread in self._threads:
+            thread.join(90)
+        complete = {number for number in self.lengths if self._again or number not in self.failed}
+        assert self.answers == {number: counted("!", self.lengths[number]) for number in complete}
+
+
+@pytest.fixture(scope="module")
+def client(sharp):
+    with Client(sharp.address) as connected:
+        yield connected
+
+
+def test_it_answers_as_a_server_does(client):
+    events = [*client.stream("a", greedy(8))]
+    assert "".join(event.text for event in events[:-1]) == "bcdefghi"
+    assert len(events) == 9
+    assert events[-1].usage.completion_tokens == 8
+    assert client.tokenize("abc") == (97, 98, 99)
+    assert client.server_info().models == ["counting"]
+    assert client.server_info().threads == 1
+    assert client.model_info().name == "counting"
+    assert client.load().requests_running == 0
+
+
+def test_it_refuses_as_a_server_does(client):
+    with pytest.raises(FieldError, match="ids 0 to 256") as caught:
+        client.generate([300], greedy(1))
+    assert caught.value.field == "prompt"
+    with pytest.raises(FieldError, match="2500000"):  # 5 MB, on every way as large as a server takes
+        client.generate([200] * 2_500_000, greedy(1))
+    with pytest.raises(NotFoundError, match="the cluster has counting, hashing"):
+        client.tokenize("a", model="other")
+    with pytest.raises(SharpError, match="cancel the call of Generate"):
+        client.abort("some-id")
+
+
+def test_models_take_turns(sharp, client):
+    """A replica holds one: what is asked for is loaded in place of what was there."""
+    prompt = [5, 6, 7]
+    for _ in range(2):
+        assert list(client.generate(prompt, greedy(4), model="hashing").token_ids) == greedy_hashing(prompt, 4)
+        assert client.model_info(model="hashing").name == "hashing"
+        # Without a model any replica is asked, also the one that has just put the other in its place.
+        texts = [client.generate(f"{number} a", greedy(2)).text for number in range(4)]
+        assert texts == ["bc"] * 4
+    assert sum(one.total("sharp_requests_total", "hashing") for one in sharp.replicas()) == 2
+    assert sum(one.total("sharp_requests_running", "hashing") for one in sharp.replicas()) == 0
+
+
+def test_http_streams(sharp):
+    body = {"model": "counting", "prompt": "a", "max_tokens": 4, "temperature": 0, "stream": True}
+    address = f"http://127.0.0.1:{sharp.http_port}/v1/completions"
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"content-type": "application/json"})
+    times, texts = [], []
+    with urllib.request.urlopen(request, timeout=20) as response:
+        for line in response:
+            if line.startswith(b"data: {"):
+                times.append(time.monotonic())
+                texts.append(json.loads(line[6:])["choices"][0]["text"])
+    assert "".join(texts) == "bcde"
+    assert times[3] - times[0] > 2 * STEP_SECONDS  # they came as they were made
+
+
+def test_the_same_beginning_goes_to_the_same_replica(sharp, client):
+    def totals():
+        return {
+            one.name: (one.total("sharp_requests_total"), one.total("sharp_prefix_cache_hits_total")) for one in found
+        }
+
+    found, beginning = sharp.replicas(), [*range(64)]
+    before = totals()
+    for own in range(6):
+        assert list(client.generate([*beginning, 100 + own], greedy(1)).token_ids) == [101 + own]
+    after = totals()
+    assert len(found) == REPLICAS
+    gained = [(after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in after]
+    assert sorted(gained) == [*[(0, 0)] * (REPLICAS - 1), (6, 5 * 64)]
+
+
+def test_who_leaves_ends_the_request(sharp, client):
+    stream = client.stream("leaving !", greedy(TOKENS))
+    next(stream)
+    assert sharp.running() == 1
+    stream.close()
+    wait_for(lambda: sharp.running() == 0, TOKENS * STEP_SECONDS / 2)
+
+
+def test_streams_of_a_lost_replica_and_a_lost_node_fail_and_can_be_sent_again(sharp, client):
+    streams = Streams(client, [TOKENS] * STREAMS, again=True)
+    wait_for(lambda: sharp.running() == STREAMS)
+    large, small = (node.node_id for node in sharp.nodes)
+    (on_small,) = (replica for replica in sharp.replicas() if replica.node == small)
+    killed = next(replica for replica in sharp.replicas() if replica.node == large)
+    lost = on_small.running() + killed.running()
+    os.kill(killed.pid, signal.SIGKILL)
+    sharp.cluster.remove_node(sharp.nodes[1], allow_graceful=False)
+    streams.join()
+    assert len(streams.failed) == lost
+    assert 0 < lost < STREAMS
+    assert {error.retry_after for error in streams.failed.values()} == {1.0}
+    assert "send it again" in str(next(iter(streams.failed.values())))
+    wait_for(lambda: sharp.statuses() == {"RUNNING": REPLICAS})
+    assert [replica.node for replica in sharp.replicas()] == [large] * REPLICAS
+
+
+def test_a_drain_ends_within_its_limit(sharp, client):
+    before = sharp.replicas()
+    streams = Streams(client, [8, LONG] * 8)
+    wait_for(lambda: sharp.running() == 16)
+    began = time.monotonic()
+    sharp.deploy(num_replicas=1)
+    wait_for(lambda: len(sharp.replicas()) == 1)
+    assert time.monotonic() - began < DRAIN_SECONDS + 5  # what Serve's controller and a busy machine take
+    (left,) = sharp.replicas()
+    assert left in before
+    streams.join()
+    # The short ones had the time to come to their end, on whatever replica.
+    assert {streams.lengths[number] for number in streams.failed} == {LONG}
+
+
+def test_replicas_follow_the_queue(sharp, client):
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
+    delays = {"upscale_delay_s": 0, "metrics_interval_s": 0.2, "look_back_period_s": 1, "downscale_delay_s": 600}
+    sharp.deploy(num_replicas=None, autoscaling_config={**scaling, **delays})
+    assert sharp.statuses() == {"RUNNING": 1}
+    streams = Streams(client, [TOKENS // 2] * 12)
+    wait_for(lambda: sharp.statuses() == {"RUNNING": 2})
+    streams.join()
+    assert streams.failed == {}
+
+
+def test_a_rolling_restart_loses_nothing(sharp, client):
+    before, stop = {replica.name for replica in sharp.replicas()}, threading.Event()
+    answers, failures = [], []
+
+    def ask():
+        while not stop.is_set() and len(answers) < 1000:
+            try:
+                answers.append(client.generate("a", greedy(8)).text)
+            except SharpError as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        sharp.deploy(num_replicas=2, version="2")
+        wait_for(lambda: sharp.statuses() == {"RUNNING": 2})
+    finally:
+        stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    assert set(answers) == {"bcdefghi"}
+    after = {replica.name for replica in sharp.replicas()}
+    assert len(after) == 2
+    assert not after & before

@@ -1,0 +1,78 @@
+"""The configurations that we ship are ones that Serve and our application take."""
+
+from importlib.metadata import version
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from sharp.ray.application import Arguments, build
+from sharp.ray.replica import ModelServer
+from sharp.serving.errors import InputError
+from sharp.serving.settings import ServeSettings
+from tests.deploy.rendering import KUBERNETES, ROOT
+from tests.ray_serve.conftest import IMAGE
+
+(SERVICE,) = yaml.safe_load_all((KUBERNETES / "overlays" / "ray" / "ray-service.yaml").read_text())
+CONFIGURATIONS = {
+    "serve.yaml": (ROOT / "deploy" / "ray" / "serve.yaml").read_text(),
+    "RayService": SERVICE["spec"]["serveConfigV2"],
+}
+CLUSTER = SERVICE["spec"]["rayClusterConfig"]
+(WORKERS,) = CLUSTER["workerGroupSpecs"]
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_serve_and_the_application_take_it(name):
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(CONFIGURATIONS[name]))
+    (application,) = schema.applications
+    assert application.import_path == "sharp.ray.application:build"
+    build(Arguments(**application.args))
+    (deployment,) = application.deployments
+    assert deployment.name == ModelServer.name
+    assert schema.grpc_options.port == ServeSettings.model_fields["grpc_port"].default
+    (function,) = schema.grpc_options.grpc_servicer_functions
+    assert schema.grpc_options.grpc_servicer_functions == [function] == ["sharp.ray.proxy:add_services"]
+    ports = {port["containerPort"] for port in WORKERS["template"]["spec"]["containers"][0]["ports"]}
+    if name == "RayService":
+        assert ports == {schema.grpc_options.port, schema.http_options.port, application.args["metrics_port"]}
+
+
+def test_the_replicas_fit_the_pods():
+    (application,) = yaml.safe_load(CONFIGURATIONS["RayService"])["applications"]
+    (deployment,) = application["deployments"]
+    container = WORKERS["template"]["spec"]["containers"][0]
+    assert str(deployment["ray_actor_options"]["num_cpus"]) == container["resources"]["limits"]["cpu"]
+    assert deployment["max_replicas_per_node"] == 1  # or two would want the port of the metrics
+    assert deployment["autoscaling_config"]["max_replicas"] <= WORKERS["maxReplicas"]
+    models = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(application["args"]["models"]) <= models
+    # A drain is over before the kubelet loses its patience.
+    assert deployment["graceful_shutdown_timeout_s"] < WORKERS["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_page_says_what_the_image_sets():
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    settings = [f"{name}={value}" for name, value in IMAGE.items() if name.startswith("RAY_")]
+    assert len(settings) == 5
+    assert all(setting in page for setting in settings)
+
+
+def test_the_version_is_the_tested_one():
+    assert version("ray") == CLUSTER["rayVersion"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"models": []}, ValidationError, "models"),
+        ({"models": ["a"], "model": "b"}, ValidationError, "Extra inputs"),
+        ({"models": ["a"], "models_per_replica": 0}, ValidationError, "models_per_replica"),
+        ({"models": ["a"], "settings": {"grpc_prot": 1}}, InputError, "grpc_prot: there is no such setting"),
+        ({"models": ["a"], "settings": {"max_sequences": 0}}, InputError, "max_sequences is 0"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        build(Arguments(**arguments))

@@ -1,0 +1,55 @@
+"""Which replica a request goes to, without a cluster."""
+
+from collections import Counter
+
+from sharp.ray.proxy import PREFIX_CHARACTERS, PREFIX_TOKENS, prefix_key
+from sharp.ray.router import SLACK, home_of
+from sharp.v1 import control_pb2, inference_pb2
+
+REPLICAS = ("first", "second", "third", "fourth")
+IDLE = dict.fromkeys(REPLICAS, 0)
+
+
+def key(**fields):
+    return prefix_key(inference_pb2.GenerateRequest(**fields))
+
+
+def ids(*token_ids):
+    return inference_pb2.TokenIds(ids=token_ids)
+
+
+def test_a_key_is_of_the_beginning():
+    beginning = "x" * PREFIX_CHARACTERS
+    assert key(text=beginning + "a") == key(text=beginning + "b") != key(text=beginning[1:] + "ab")
+    tokens = range(PREFIX_TOKENS)
+    assert key(token_ids=ids(*tokens, 1)) == key(token_ids=ids(*tokens, 2)) != key(token_ids=ids(*tokens[1:], 1, 2))
+
+
+def test_what_shares_no_cache_has_another_key():
+    keys = {key(text="a"), key(text="b"), key(text="a", model="small"), key(text="a", cache_salt="mine")}
+    assert len(keys) == 4
+    assert key(text="a", cache_salt="mine") == key(text="a", cache_salt="mine")
+
+
+def test_other_calls_have_no_key():
+    assert prefix_key(control_pb2.GetLoadRequest()) == prefix_key(inference_pb2.TokenizeRequest(text="a")) == ""
+
+
+def test_keys_spread_over_the_replicas():
+    counts = Counter(home_of(f"key {number}", IDLE) for number in range(2000))
+    assert set(counts) == set(REPLICAS)
+    assert min(counts.values()) > 400
+
+
+def test_a_replica_that_goes_takes_only_its_own_keys_with_it():
+    left = {name: 0 for name in REPLICAS if name != "second"}
+    for number in range(200):
+        before = home_of(f"key {number}", IDLE)
+        assert before == "second" or home_of(f"key {number}", left) == before
+
+
+def test_a_busy_replica_is_left_alone():
+    home = home_of("a", IDLE)
+    assert home_of("a", IDLE | {home: SLACK}) == home
+    assert home_of("a", IDLE | {home: 2 * SLACK}) is None
+    assert home_of("a", dict.fromkeys(REPLICAS, 100)) == home  # all of them are

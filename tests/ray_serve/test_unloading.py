@@ -1,0 +1,38 @@
+"""What a replica does to give a model's memory back, without Ray around it."""
+
+import asyncio
+import gc
+import weakref
+from contextlib import AsyncExitStack
+
+import pytest
+
+from sharp.ray.replica import LoadedModel
+from sharp.serving.errors import DrainingError
+from sharp.serving.metrics import Metrics
+from sharp.serving.running import run_model
+from tests.serving.conftest import SETTINGS, write_folder
+
+
+def test_an_unloaded_model_is_gone_and_its_counters_stay(tmp_path):
+    folder = write_folder(tmp_path / "counting", hashing=0)
+    metrics = Metrics()
+
+    async def load_and_unload():
+        stack = AsyncExitStack()
+        running = await stack.enter_async_context(run_model(folder, SETTINGS, metrics))
+        loaded = LoadedModel(running, stack, 0.2)
+        known = weakref.ref(running.engine), weakref.ref(running.engine._engine)
+        await loaded.__del__()  # as Serve does
+        with pytest.raises(DrainingError):
+            running.service.check_serving()
+        assert running.engine.ended.done()
+        loaded.__del__ = None
+        return known
+
+    for _ in range(2):  # one that comes back is no second series
+        known = asyncio.run(load_and_unload())
+        gc.collect()
+        assert [one() for one in known] == [None, None]
+        text, _type = metrics.text("")
+        assert text.count(b'sharp_requests_running{model="counting"}') == 1
