@@ -85,7 +85,7 @@ def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, 
         for axis, (dimension, name) in enumerate(zip(value.shape or (), inputs[value.name], strict=True)):
             if isinstance(dimension, onnx_ir.SymbolicDim):
                 names[str(dimension.value)] = str(name)
-            elif isinstance(name, str):
+            elif name == "blocks":  # any other constant is one that the graph has inside, too
                 assert value.shape is not None
                 value.shape[axis] = name
     produced = (output for node in graph.graph for output in node.outputs)

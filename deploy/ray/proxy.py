@@ -76,6 +76,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 def _no_behaviour(_request: Any, _context: Any) -> Any:
+    """Stand where Serve puts its own behaviour; nobody calls it."""
     raise NotImplementedError
 
 
