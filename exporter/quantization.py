@@ -69,8 +69,8 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization) -
     """The packing of every weight [inputs, outputs] of a model, in the order of its graph; the output layer is last.
 
     int4 keeps in 8 bits what loses most: the output layer, the first and the last layers, the products that take the
-    feed-forward's wide activations, and those that make the few key and value heads of many query heads. Measured on
-    SmolLM2-135M, see ARCHITECTURE.md.
+    feed-forward's wide activations, and those that make the few key and value heads of many query heads, alone or in
+    one product with the queries. Measured on SmolLM2-135M, see ARCHITECTURE.md.
     """
     if quantization == "int8":
         return [EIGHT_BITS] * len(shapes)
@@ -78,7 +78,11 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization) -
     end = round(ENDS * len(shapes))
     return [
         EIGHT_BITS
-        if index < end or index >= len(shapes) - 1 - end or inputs > hidden or outputs < hidden
+        if index < end
+        or index >= len(shapes) - 1 - end
+        or inputs > hidden
+        or outputs < hidden
+        or hidden < outputs < 3 * hidden
         else FOUR_BITS
         for index, (inputs, outputs) in enumerate(shapes)
     ]

@@ -10,6 +10,8 @@ from onnxscript import optimizer
 from onnxscript.rewriter import onnx_fusions, rewrite
 from onnxscript.rewriter.rules import common as rules
 
+from sharp.exporter import streamlining
+
 RULES = (
     rules.add_0_rule,
     rules.sub_0_rule,
@@ -31,11 +33,11 @@ ROUNDS = 2  # what one folds the other may rewrite
 
 
 def simplify(graph: onnx_ir.Model) -> None:
-    """Fold constants, leave out nodes that do nothing, and make norms and rotary embeddings one node each."""
+    """Fold constants, leave out nodes that do nothing, and make one node of what is one, last products of one input."""
     for _ in range(ROUNDS):
         optimizer.fold_constants_ir(graph, onnx_shape_inference=True)
         rewrite(graph, RULES)
-    Sequential(
+    tidy = Sequential(
         common.RemoveUnusedNodesPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.LiftSubgraphInitializersToMainGraphPass(),
@@ -43,5 +45,10 @@ def simplify(graph: onnx_ir.Model) -> None:
         common.CommonSubexpressionEliminationPass(),
         common.OutputFixPass(),
         common.NameFixPass(),
-    )(graph)
+    )
+    tidy(graph)
     onnx_fusions.fuse(graph)
+    rewrite(graph, streamlining.ROTATION_RULES)
+    rewrite(graph, (rules.reshape_reshape_rule, *streamlining.RESHAPE_RULES))
+    streamlining.merge_products(graph)
+    tidy(graph)
