@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "aligned.h"
 #include "finish.h"
 #include "tile.h"
 
@@ -41,15 +42,15 @@ class TileBuffers {
 
  private:
   template <typename T>
-  static void grow(std::unique_ptr<T[]>& buffer, int64_t& size, int64_t needed) {
+  static void grow(AlignedArray<T>& buffer, int64_t& size, int64_t needed) {
     if (needed <= size) return;
-    buffer.reset(new T[needed]);  // not make_unique: it would write zeros to memory that is filled anyway
+    buffer = aligned_array<T>(needed);
     size = needed;
   }
 
-  std::unique_ptr<RowState[]> states_;
-  std::unique_ptr<float[]> output_, logits_;
-  std::unique_ptr<int32_t[]> keys_;
+  AlignedArray<RowState> states_;
+  AlignedArray<float> output_, logits_;
+  AlignedArray<int32_t> keys_;
   int64_t states_size_ = 0, output_size_ = 0, logits_size_ = 0, keys_size_ = 0, span_ = 0;
   std::vector<Part> parts_;
 };
@@ -57,16 +58,17 @@ class TileBuffers {
 // What a thread needs while it works on one part, and for a tile of one part the tile's buffers too.
 struct ThreadBuffers {
   explicit ThreadBuffers(const Problem& problem)
-      : query(new float[kMaxTileRows * problem.head_dim]),
-        weights(new float[kMaxTileRows * kChunkKeys]),
-        packed_keys(packs(problem) || problem.block_size % 16 != 0 ? new float[problem.head_dim * kChunkKeys]
-                                                                   : nullptr),
-        packed_values(packs(problem) ? new float[kChunkKeys * problem.value_dim] : nullptr) {}
+      : query(aligned_array<float>(kMaxTileRows * problem.head_dim)),
+        weights(aligned_array<float>(kMaxTileRows * kChunkKeys)) {
+    if (packs(problem) || problem.block_size % 16 != 0)
+      packed_keys = aligned_array<float>(problem.head_dim * kChunkKeys);
+    if (packs(problem)) packed_values = aligned_array<float>(kChunkKeys * problem.value_dim);
+  }
 
   static bool packs(const Problem& problem) { return problem.cache_type != CacheType::kFloat32; }
   Scratch scratch() const { return {query.get(), weights.get(), packed_keys.get(), packed_values.get()}; }
 
-  std::unique_ptr<float[]> query, weights, packed_keys, packed_values;
+  AlignedArray<float> query, weights, packed_keys, packed_values;
   TileBuffers tile;
 };
 

@@ -51,7 +51,7 @@ struct Row {
 // Running sums of one row over the keys seen so far. With w the unnormalized weight of a key (e^(t - shift) for the
 // exponential normalizers): sum = sum of w, weighted_log = sum of w ln w, so entropy = ln(sum) - weighted_log / sum.
 struct RowState {
-  float sum[kStateLanes];
+  alignas(64) float sum[kStateLanes];
   float weighted_log[kStateLanes];
   float shift;                // largest exponent so far; weights of two parts are comparable after e^(shift difference)
   float highest, lowest;      // logits of visible keys; lowest only when statistics are collected
