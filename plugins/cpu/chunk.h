@@ -144,10 +144,15 @@ void convert_values(int64_t channels, Chunk& chunk, float* packed) {
   chunk.value_type = CacheType::kFloat32;
 }
 
-inline void convert_chunk(const Problem& problem, bool values, const Scratch& scratch, Chunk& chunk) {
+inline void convert_keys(const Problem& problem, const Scratch& scratch, Chunk& chunk) {
   with_element(problem.cache_type, [&](auto element) {
     if (chunk.keys.type != CacheType::kFloat32) convert_keys<decltype(element)>(problem, chunk, scratch.packed_keys);
-    if (values) convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
+  });
+}
+
+inline void convert_values(const Problem& problem, const Scratch& scratch, Chunk& chunk) {
+  with_element(problem.cache_type, [&](auto element) {
+    convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
   });
 }
 

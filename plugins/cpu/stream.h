@@ -94,10 +94,12 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
     else
       weigh_pointwise(normalizer, collect, logits, state);
   };
-  walk_keys<Ahead::kValues>(problem, tile, part, scratch, rows, row_done, [&](const Chunk& chunk, uint64_t seen) {
+  BfloatProducts products(problem, tile, scratch);
+  const auto chunk_done = [&](Chunk& chunk, uint64_t seen) {
     if (Normalizer::kSparse) seen &= weighted_keys(scratch.weights, tile.rows());
-    add_values(scratch.weights, tile.rows(), values_of(chunk, seen, false), channels, part.output);
-  });
+    add_chunk(problem, tile, products, scratch, seen, false, chunk, part.output);
+  };
+  walk_keys<Ahead::kValues>(problem, tile, part, scratch, products, rows, row_done, chunk_done);
 }
 
 }  // namespace sharp::cpu::SHARP_ISA

@@ -1,6 +1,7 @@
 // The walk over the keys of a part, chunk by chunk: the logits of every row, shaped and masked.
 #pragma once
 
+#include "bfloat_products.h"
 #include "chunk.h"
 #include "tile.h"
 
@@ -77,22 +78,37 @@ inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, 
   }
 }
 
+// Tiles of many rows convert a chunk of another type than float once, as each row would convert it again.
+inline bool converts(const Problem& problem, const Tile& tile) {
+  return tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32;
+}
+
+// Adds the values of the chunk's keys whose bit is set, times scratch.weights, to `output` [rows, value_dim].
+inline void add_chunk(const Problem& problem, const Tile& tile, const BfloatProducts& products, const Scratch& scratch,
+                      uint64_t keys, bool fetch, Chunk& chunk, float* output) {
+  if (keys == 0 || products.add(scratch.weights, chunk, keys, output)) return;
+  if (converts(problem, tile)) convert_values(problem, scratch, chunk);
+  add_values(scratch.weights, tile.rows(), values_of(chunk, keys, fetch), problem.value_dim, output);
+}
+
 // Computes the logits of every chunk of the part into scratch.weights, shaped and masked. Calls `row_done(index, begin,
 // visible, logits)` for each row that sees a key of the chunk, then `chunk_done(chunk, visible)` with the keys that any
 // row sees.
 template <Ahead kAhead, typename RowDone, typename ChunkDone>
-void walk_keys(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch, const Row* rows,
-               RowDone row_done, ChunkDone chunk_done) {
+void walk_keys(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch,
+               BfloatProducts& products, const Row* rows, RowDone row_done, ChunkDone chunk_done) {
   gather_query(problem, tile, rows, scratch.query);
-  const bool convert = tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32;
+  products.set_query(scratch.query);
   for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys) {
     Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
     if (chunk.mapped == 0) continue;
-    if (convert)
-      convert_chunk(problem, kAhead == Ahead::kValues, scratch, chunk);
-    else
-      fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, kAhead, chunk);
-    score(scratch.query, tile.rows(), problem.head_dim, chunk.keys, scratch.weights);
+    if (!products.score(chunk, scratch.weights)) {
+      if (converts(problem, tile))
+        convert_keys(problem, scratch, chunk);
+      else
+        fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, kAhead, chunk);
+      score(scratch.query, tile.rows(), problem.head_dim, chunk.keys, scratch.weights);
+    }
     uint64_t seen = 0;
     for (int64_t index = 0; index < tile.rows(); ++index) {
       float* logits = scratch.weights + index * kChunkKeys;
