@@ -1,6 +1,7 @@
 # libsharp_ops.so: the CPU kernels and their ONNX Runtime op. The attention loops are compiled once per instruction set.
 set(cpu plugins/cpu)
 set(sources
+  ${cpu}/aligned.cc
   ${cpu}/contiguous_attention.cc
   ${cpu}/finish.cc
   ${cpu}/isa.cc

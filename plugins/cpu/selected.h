@@ -60,7 +60,7 @@ inline void select_part(const Problem& problem, const Tile& tile, const Part& pa
     }
   };
   BfloatProducts products(problem, tile, scratch);
-  walk_keys<Ahead::kNextKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
+  walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
 }
 
 // Brings what the parts of a row selected together at the front of the row's memory, without what is now below the

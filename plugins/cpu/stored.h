@@ -20,7 +20,7 @@ inline void score_part(const Problem& problem, const Tile& tile, const Part& par
     for (int v = 0; v < kChunkVectors; ++v) store(to + v * kLanes, load(logits + v * kLanes));
   };
   BfloatProducts products(problem, tile, scratch);
-  walk_keys<Ahead::kNextKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
+  walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
 }
 
 // Weights from the stored logits, and the values they belong to.
@@ -49,8 +49,9 @@ void weigh_part(const Problem& problem, const Tile& tile, const Part& part, cons
       if (collect) add_lanes(state.weighted_log, weighted_log);
     }
     Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
+    fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, Ahead::kValues, chunk);
     // A row with a NaN logit has NaN weights even for keys that do not exist.
-    add_chunk(problem, tile, products, scratch, chunk.mapped, tile.rows() <= kMaxPanelRows, chunk, part.output);
+    add_chunk(problem, tile, products, scratch, chunk.mapped, chunk, part.output);
   }
 }
 

@@ -97,9 +97,9 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
   BfloatProducts products(problem, tile, scratch);
   const auto chunk_done = [&](Chunk& chunk, uint64_t seen) {
     if (Normalizer::kSparse) seen &= weighted_keys(scratch.weights, tile.rows());
-    add_chunk(problem, tile, products, scratch, seen, false, chunk, part.output);
+    add_chunk(problem, tile, products, scratch, seen, chunk, part.output);
   };
-  walk_keys<Ahead::kValues>(problem, tile, part, scratch, products, rows, row_done, chunk_done);
+  walk_keys<Ahead::kValuesAndKeys>(problem, tile, part, scratch, products, rows, row_done, chunk_done);
 }
 
 }  // namespace sharp::cpu::SHARP_ISA

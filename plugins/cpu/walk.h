@@ -58,23 +58,28 @@ inline void clear_weights(float* weights) {
 
 inline void add_lanes(float* lanes, Vec value) { store(lanes, load(lanes) + value); }
 
-// What the walk fetches while it reads a chunk's keys.
-enum class Ahead { kValues, kNextKeys };
+// What is fetched while a chunk is read: its own values and most keys of the next one, if its values are read with its
+// keys; half of the next keys or values otherwise. The processor's own prefetcher follows what is read at the same
+// time.
+enum class Ahead { kValuesAndKeys, kKeys, kValues };
 
 inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, int64_t end, Ahead ahead,
                         Chunk& chunk) {
   // Many rows read the same keys again and again: there the reads are few for the arithmetic.
   if (problem.block_size % 16 != 0 || tile.rows() > kMaxPanelRows) return;
-  chunk.keys.fetch = true;
-  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
-    const int64_t position = next + strip * 16;
-    if (ahead == Ahead::kValues) {
-      if (chunk.mapped >> (strip * 16) & 1) chunk.keys.ahead[strip] = chunk.values[strip * 16];
-    } else if (strip < kChunkKeys / 32 && position < end) {
-      // Half of the strips: the processor's own prefetcher follows the others at the same time.
-      const int64_t block = block_of(problem, tile, position);
-      if (block >= 0) chunk.keys.ahead[strip] = key_at(problem, block, position % problem.block_size);
-    }
+  constexpr int kStrips = kChunkKeys / 16;
+  chunk.keys.fetch = ahead != Ahead::kValues;
+  for (int strip = 0; strip < kStrips; ++strip) {
+    if (ahead == Ahead::kValuesAndKeys && chunk.mapped >> (strip * 16) & 1)
+      chunk.keys.ahead[strip] = chunk.values[strip * 16];
+    if (strip == 0) continue;
+    const int64_t position = next + strip * 16, block = position < end ? block_of(problem, tile, position) : -1;
+    if (block < 0) continue;
+    const int64_t offset = position % problem.block_size;
+    if (ahead == Ahead::kKeys)
+      chunk.keys.ahead[strip] = key_at(problem, block, offset);
+    else
+      chunk.next[strip] = ahead == Ahead::kValues ? value_at(problem, block, offset) : key_at(problem, block, offset);
   }
 }
 
@@ -85,10 +90,10 @@ inline bool converts(const Problem& problem, const Tile& tile) {
 
 // Adds the values of the chunk's keys whose bit is set, times scratch.weights, to `output` [rows, value_dim].
 inline void add_chunk(const Problem& problem, const Tile& tile, const BfloatProducts& products, const Scratch& scratch,
-                      uint64_t keys, bool fetch, Chunk& chunk, float* output) {
+                      uint64_t keys, Chunk& chunk, float* output) {
   if (keys == 0 || products.add(scratch.weights, chunk, keys, output)) return;
   if (converts(problem, tile)) convert_values(problem, scratch, chunk);
-  add_values(scratch.weights, tile.rows(), values_of(chunk, keys, fetch), problem.value_dim, output);
+  add_values(scratch.weights, tile.rows(), values_of(chunk, keys), problem.value_dim, output);
 }
 
 // Computes the logits of every chunk of the part into scratch.weights, shaped and masked. Calls `row_done(index, begin,
