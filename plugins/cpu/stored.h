@@ -21,6 +21,7 @@ inline void score_part(const Problem& problem, const Tile& tile, const Part& par
   };
   BfloatProducts products(problem, tile, scratch);
   walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
+  for (int64_t index = 0; index < tile.rows(); ++index) settle(part.states[index]);
 }
 
 // Weights from the stored logits, and the values they belong to.
@@ -43,7 +44,7 @@ void weigh_part(const Problem& problem, const Tile& tile, const Part& part, cons
         const Vec z = load(logits + v * kLanes), w = normalizer.weight(z);
         store(weights + v * kLanes, w);
         sum += w;
-        if (collect) weighted_log += select(w == 0.0f, Vec{}, w * normalizer.log_weight(z, w));
+        if (collect) weighted_log += w * normalizer.log_weight(z, w);
       }
       add_lanes(state.sum, sum);
       if (collect) add_lanes(state.weighted_log, weighted_log);

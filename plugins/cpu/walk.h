@@ -40,16 +40,26 @@ inline void shape_logits(const Problem& problem, const Row& row, int64_t begin, 
             select(lanes_of(visible >> (v * kLanes)), load(logits + v * kLanes), splat(-kInfinity)));
 }
 
-// Highest and, for the statistics, lowest visible logit; a NaN counts in neither.
+// Highest and, for the statistics, lowest visible logit of each lane; a NaN counts in neither.
 inline void observe(const float* logits, uint64_t visible, bool collect, RowState& state) {
   state.visible += __builtin_popcountll(visible);
-  Vec highest = splat(-kInfinity), lowest = splat(kInfinity);
+  Vec highest = load(state.highest_lanes);
   for (int v = 0; v < kChunkVectors; ++v) highest = maximum(load(logits + v * kLanes), highest);
-  state.highest = larger(maximum_of(highest), state.highest);
+  store(state.highest_lanes, highest);
   if (!collect) return;
-  for (int v = 0; v < kChunkVectors; ++v)
-    lowest = select(lanes_of(visible >> (v * kLanes)), minimum(load(logits + v * kLanes), lowest), lowest);
-  state.lowest = smaller(minimum_of(lowest), state.lowest);
+  Vec lowest = load(state.lowest_lanes);
+  if (visible == ~uint64_t{0})
+    for (int v = 0; v < kChunkVectors; ++v) lowest = minimum(load(logits + v * kLanes), lowest);
+  else
+    for (int v = 0; v < kChunkVectors; ++v)
+      lowest = select(lanes_of(visible >> (v * kLanes)), minimum(load(logits + v * kLanes), lowest), lowest);
+  store(state.lowest_lanes, lowest);
+}
+
+// What was observed of a row, in one number each.
+inline void settle(RowState& state) {
+  state.highest = maximum_of(load(state.highest_lanes));
+  state.lowest = minimum_of(load(state.lowest_lanes));
 }
 
 inline void clear_weights(float* weights) {
