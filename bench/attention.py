@@ -43,6 +43,7 @@ PHASES = {"decode": (1, 1), "decode8": (8, 1), "prefill": (1, 0)}  # sequences, 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 LAYERS_BYTES = 600e6  # key-value cache of all layers of a subject; more than the caches of processors
 READ_BYTES = 1 << 30
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -64,28 +65,28 @@ class Row:
     spread: float  # (third quartile - first) / median of the passes
 
 
-def read_bandwidth(threads: int) -> Callable[[], float]:
+def read_bandwidth(threads: int, clock: Clock) -> Callable[[], float]:
     """A pass that reads 1 GiB with all threads; returns bytes per second."""
     torch.set_num_threads(threads)
     numbers = torch.ones(READ_BYTES // 4)
 
     def read() -> float:
-        began = time.perf_counter()
+        began = clock()
         numbers.sum()
-        return READ_BYTES / (time.perf_counter() - began)
+        return READ_BYTES / (clock() - began)
 
     return read
 
 
-def matrix_peak(threads: int, size: int = 2048) -> float:
+def matrix_peak(threads: int, clock: Clock, size: int = 2048) -> float:
     """Float32 operations per second of torch's matrix product, the best of 5."""
     torch.set_num_threads(threads)
     a, b = torch.rand(size, size), torch.rand(size, size)
     best = 0.0
     for _ in range(5):
-        began = time.perf_counter()
+        began = clock()
         torch.mm(a, b)
-        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+        best = max(best, 2 * size**3 / (clock() - began))
     return best
 
 
@@ -102,13 +103,13 @@ def _status_kb(field: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(field)))
 
 
-def time_pass(step: Step, layers: int) -> float:
+def time_pass(step: Step, layers: int, clock: Clock) -> float:
     """Seconds per layer of one pass over all layers, after one step that wakes the threads."""
     step(layers - 1)
-    began = time.perf_counter()
+    began = clock()
     for layer in range(layers):
         step(layer)
-    return (time.perf_counter() - began) / layers
+    return (clock() - began) / layers
 
 
 def workload(name: str, layers: list[Layer], phase: str, context: int) -> Workload:
@@ -148,20 +149,21 @@ class Options:
     repetitions: int
     peers: bool
     statistics: bool
+    clock: Clock
 
 
 def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], float, float]:
     """Rows of all subjects on one workload, with the read bandwidth and the matrix peak of the same minutes."""
     chosen = list(subjects(work, options))
-    read, layers = read_bandwidth(options.threads), len(work.layers)
+    read, layers = read_bandwidth(options.threads, options.clock), len(work.layers)
     memory = [extra_mb(step) for _, _, step in chosen]
     reads: list[float] = []
     times: list[list[float]] = [[] for _ in chosen]
     for _ in track(range(options.repetitions), f"{work.name} {phase} {work.context}", transient=True):
         reads.append(read())
         for index, (_, _, step) in enumerate(chosen):
-            times[index].append(time_pass(step, layers))
-    bandwidth, peak = statistics.median(reads), matrix_peak(options.threads)
+            times[index].append(time_pass(step, layers, options.clock))
+    bandwidth, peak = statistics.median(reads), matrix_peak(options.threads, options.clock)
     rows = []
     for (subject, dtype, _), seconds, extra in zip(chosen, times, memory, strict=True):
         median = statistics.median(seconds)
@@ -266,6 +268,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option("--repetitions", default=9, show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True)
 @click.option("--statistics/--no-statistics", default=False, show_default=True, help="Also with statistics on.")
+@click.option("--processor-time", is_flag=True, help="Of the process, with --threads 1: for a machine that others use.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot lands beside it.")
 def main(
     data: str,
@@ -277,13 +280,17 @@ def main(
     repetitions: int,
     peers: bool,
     statistics: bool,
+    processor_time: bool,
     output: Path | None,
 ) -> None:
     """Measure every row of the matrix that the options leave."""
     chosen = tuple(normalizers.split(","))
     if unknown := set(chosen) - set(NORMALIZERS):
         raise click.UsageError(f"--normalizers {', '.join(sorted(unknown))}: choose from {', '.join(NORMALIZERS)}")
-    options = Options(chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics)
+    if processor_time and threads != 1:
+        raise click.UsageError("--processor-time adds up the time of all threads; give --threads 1")
+    clock = time.process_time if processor_time else time.perf_counter
+    options = Options(chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, clock)
     lengths = [int(context) for context in contexts.split(",")]
     name, layers = load_layers(data, max(lengths))
     rows: list[Row] = []
@@ -301,6 +308,7 @@ def main(
         "benchmark": "attention",
         "date": date.today().isoformat(),
         "machine": f"{platform.processor() or platform.machine()}, {threads} threads",
+        "clock": "processor time" if processor_time else "wall",
         "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "torch", "entmax")},
         "limits": limits,
         "rows": [asdict(row) for row in rows],

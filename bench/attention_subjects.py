@@ -1,7 +1,8 @@
 """What the attention benchmark runs: our op and its peers, each as a step over several layers in turn.
 
-Every subject is made from the same workload and has its caches filled before the clock starts. A step is one call of
-attention in one layer; it also stores the new tokens' keys and values, except under torch, which is given them stored.
+Every subject is made from the same workload and has its caches filled before the clock starts, all of them in memory
+like the server's (`page_memory`), the peers' too. A step is one call of attention in one layer; it also stores the new
+tokens' keys and values, except under torch, which is given them stored.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from attention_data import Layer
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from sharp.plugins import library_path
+from sharp.plugins import library_path, page_memory
 from sharp.plugins.ops.schema import BESIDE_CACHE, DOMAIN, INPUTS, OUTPUTS, VERSION
 
 Step = Callable[[int], object]  # layer -> whatever attention returns
@@ -173,11 +174,17 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     return lambda layer: loaded.run_with_iobinding(bindings[layer])
 
 
+def _in_pages(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    copy = page_memory.zeros(array.shape, array.dtype.type)
+    copy[...] = array
+    return copy
+
+
 def _cache_value(array: NDArray[np.float32], dtype: str) -> ort.OrtValue:
     if dtype == "bfloat16":
         bits = array.astype(ml_dtypes.bfloat16).view(np.uint16)
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array.astype(dtype))
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(_in_pages(bits), TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(_in_pages(array.astype(dtype)))
 
 
 def group_query_attention(work: Workload, threads: int) -> Step:
@@ -206,7 +213,7 @@ def group_query_attention(work: Workload, threads: int) -> Step:
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name in ("key", "value"):
             cache = np.ascontiguousarray(getattr(layer, name).transpose(1, 0, 2))[None]  # [1, kv_heads, context, dim]
-            value = ort.OrtValue.ortvalue_from_numpy(np.repeat(cache, work.sequences, axis=0))
+            value = ort.OrtValue.ortvalue_from_numpy(_in_pages(np.repeat(cache, work.sequences, axis=0)))
             binding.bind_ortvalue_input(f"past_{name}", value)
             binding.bind_ortvalue_output(f"present_{name}", value)
         lengths = np.full(work.sequences, work.context - 1, np.int32)
@@ -238,6 +245,7 @@ def sdpa(work: Workload, threads: int) -> Step:
     if work.queries > 1:
         group = work.q_heads // work.kv_heads
         heads = [(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)) for q, k, v in heads]
+    heads = [tuple(torch.from_numpy(_in_pages(tensor.numpy())) for tensor in layer) for layer in heads]
 
     def step(layer: int) -> torch.Tensor:
         query, key, value = heads[layer]

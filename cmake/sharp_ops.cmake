@@ -1,6 +1,7 @@
 # libsharp_ops.so: the CPU kernels and their ONNX Runtime op. The attention loops are compiled once per instruction set.
 set(cpu plugins/cpu)
 set(sources
+  ${cpu}/aligned.cc
   ${cpu}/contiguous_attention.cc
   ${cpu}/finish.cc
   ${cpu}/isa.cc
@@ -20,6 +21,14 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   set_source_files_properties(${cpu}/loops_avx512.cc PROPERTIES
     COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag("-mamx-bf16 -mavx512bf16" SHARP_AMX)
+  if(SHARP_AMX)
+    list(APPEND sources ${cpu}/loops_amx.cc)
+    set_source_files_properties(${cpu}/loops_amx.cc PROPERTIES COMPILE_OPTIONS
+      "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mavx512bf16;-mamx-tile;-mamx-bf16")
+    set_source_files_properties(${cpu}/isa.cc PROPERTIES COMPILE_DEFINITIONS SHARP_AMX)
+  endif()
 endif()
 
 add_library(sharp_ops SHARED ${sources})

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from sharp.plugins import page_memory
 from sharp.plugins.manifest import Cache, CacheDtype
 
 # What numpy holds for each type, and its number in ONNX; numpy has no bfloat16.
@@ -40,7 +41,7 @@ class CacheTensor:
     def make(self, blocks: int) -> Any:
         """Zeros for so many blocks, as an OrtValue; memory that is never written is never taken from the system."""
         kind, number = ELEMENTS[self.dtype]
-        array = np.zeros((blocks, *self.block_shape), kind)
+        array = page_memory.zeros((blocks, *self.block_shape), kind)
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
 
 

@@ -12,7 +12,7 @@ struct AdaptiveSoftmax {
     const Sums sums = sum_row(logits, count, [&](Vec z, Vec& sum, Vec& weighted_log) {
       const Vec shifted = z - highest, w = exp_nonpositive(shifted);
       sum += w;
-      weighted_log += select(w == 0.0f, Vec{}, w * shifted);
+      weighted_log += w * maximum(splat(kLowestExponent), shifted);
     });
     const double entropy = __builtin_log(sums.first) - sums.second / sums.first;
     double beta = 1;
@@ -27,7 +27,7 @@ struct AdaptiveSoftmax {
 
   AdaptiveSoftmax(const Problem&, const RowState& state) : highest(state.highest), beta(state.inverse_temperature) {}
   Vec weight(Vec z) const { return exp_nonpositive((z - highest) * beta); }
-  Vec log_weight(Vec z, Vec) const { return (z - highest) * beta; }
+  Vec log_weight(Vec z, Vec) const { return maximum(splat(kLowestExponent), (z - highest) * beta); }
   float highest, beta;
 };
 

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "aligned.h"
 #include "finish.h"
 #include "tile.h"
 
@@ -18,7 +19,9 @@ class TileBuffers {
     const int64_t rows = tile.rows(), count = static_cast<int64_t>(ranges.size());
     const int64_t span = (tile.key_end - tile.key_begin + kChunkKeys - 1) / kChunkKeys * kChunkKeys;
     grow(states_, states_size_, rows * count);
-    grow(output_, output_size_, rows * count * value_dim);
+    // bfloat_products.h adds to 16 rows at once.
+    const int64_t output_size = (rows + 15) / 16 * 16 * value_dim;
+    grow(output_, output_size_, output_size * count);
     if (loops.keeps_logits()) grow(logits_, logits_size_, rows * span);
     if (loops.selects()) grow(keys_, keys_size_, rows * span);
     span_ = span;
@@ -28,7 +31,7 @@ class TileBuffers {
       float* logits = loops.keeps_logits() ? logits_.get() + offset : nullptr;
       int32_t* keys = loops.selects() ? keys_.get() + offset : nullptr;
       parts_.push_back(
-          {ranges[index], states_.get() + index * rows, output_.get() + index * rows * value_dim, logits, span, keys});
+          {ranges[index], states_.get() + index * rows, output_.get() + index * output_size, logits, span, keys});
       start_part(parts_.back(), rows, value_dim);
     }
   }
@@ -41,15 +44,15 @@ class TileBuffers {
 
  private:
   template <typename T>
-  static void grow(std::unique_ptr<T[]>& buffer, int64_t& size, int64_t needed) {
+  static void grow(AlignedArray<T>& buffer, int64_t& size, int64_t needed) {
     if (needed <= size) return;
-    buffer.reset(new T[needed]);  // not make_unique: it would write zeros to memory that is filled anyway
+    buffer = aligned_array<T>(needed);
     size = needed;
   }
 
-  std::unique_ptr<RowState[]> states_;
-  std::unique_ptr<float[]> output_, logits_;
-  std::unique_ptr<int32_t[]> keys_;
+  AlignedArray<RowState> states_;
+  AlignedArray<float> output_, logits_;
+  AlignedArray<int32_t> keys_;
   int64_t states_size_ = 0, output_size_ = 0, logits_size_ = 0, keys_size_ = 0, span_ = 0;
   std::vector<Part> parts_;
 };
@@ -57,16 +60,27 @@ class TileBuffers {
 // What a thread needs while it works on one part, and for a tile of one part the tile's buffers too.
 struct ThreadBuffers {
   explicit ThreadBuffers(const Problem& problem)
-      : query(new float[kMaxTileRows * problem.head_dim]),
-        weights(new float[kMaxTileRows * kChunkKeys]),
-        packed_keys(packs(problem) || problem.block_size % 16 != 0 ? new float[problem.head_dim * kChunkKeys]
-                                                                   : nullptr),
-        packed_values(packs(problem) ? new float[kChunkKeys * problem.value_dim] : nullptr) {}
+      : query(aligned_array<float>(kMaxTileRows * problem.head_dim)),
+        weights(aligned_array<float>(kMaxTileRows * kChunkKeys)) {
+    if (packs(problem) || problem.block_size % 16 != 0)
+      packed_keys = aligned_array<float>(problem.head_dim * kChunkKeys);
+    if (packs(problem)) packed_values = aligned_array<float>(kChunkKeys * problem.value_dim);
+    if (problem.cache_type != CacheType::kBfloat16 && problem.cache_type != CacheType::kInt8) return;
+    const int64_t channels = (problem.head_dim + kBfloatItems - 1) / kBfloatItems * kBfloatItems;
+    query_parts = aligned_array<Bfloat16>(kQueryParts * kMaxTileRows * channels);
+    weight_parts = aligned_array<Bfloat16>(kWeightParts * kMaxTileRows * kChunkKeys);
+    key_tiles = aligned_array<Bfloat16>(kChunkKeys * channels);
+    value_tiles = aligned_array<Bfloat16>(kChunkKeys * problem.value_dim);
+  }
 
   static bool packs(const Problem& problem) { return problem.cache_type != CacheType::kFloat32; }
-  Scratch scratch() const { return {query.get(), weights.get(), packed_keys.get(), packed_values.get()}; }
+  Scratch scratch() const {
+    return {query.get(),       weights.get(),      packed_keys.get(), packed_values.get(),
+            query_parts.get(), weight_parts.get(), key_tiles.get(),   value_tiles.get()};
+  }
 
-  std::unique_ptr<float[]> query, weights, packed_keys, packed_values;
+  AlignedArray<float> query, weights, packed_keys, packed_values;
+  AlignedArray<Bfloat16> query_parts, weight_parts, key_tiles, value_tiles;
   TileBuffers tile;
 };
 

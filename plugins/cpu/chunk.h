@@ -12,7 +12,8 @@ struct Chunk {
   KeyPanel keys;
   CacheType value_type;
   const void* values[kChunkKeys];
-  float value_scales[kChunkKeys];  // int8 only
+  float value_scales[kChunkKeys];     // int8 only
+  const void* next[kChunkKeys / 16];  // strips of the next chunk to fetch while the values are read; null: nothing
 };
 
 inline uint64_t first_bits(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
@@ -48,7 +49,7 @@ inline Chunk empty_chunk(const Problem& problem) {
   chunk.keys.stride = problem.block_size;
   chunk.keys.fetch = false;
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
-    chunk.keys.strips[strip] = chunk.keys.ahead[strip] = nullptr;
+    chunk.keys.strips[strip] = chunk.keys.ahead[strip] = chunk.next[strip] = nullptr;
     chunk.keys.scales[strip] = 1.0f;
   }
   return chunk;
@@ -144,10 +145,15 @@ void convert_values(int64_t channels, Chunk& chunk, float* packed) {
   chunk.value_type = CacheType::kFloat32;
 }
 
-inline void convert_chunk(const Problem& problem, bool values, const Scratch& scratch, Chunk& chunk) {
+inline void convert_keys(const Problem& problem, const Scratch& scratch, Chunk& chunk) {
   with_element(problem.cache_type, [&](auto element) {
     if (chunk.keys.type != CacheType::kFloat32) convert_keys<decltype(element)>(problem, chunk, scratch.packed_keys);
-    if (values) convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
+  });
+}
+
+inline void convert_values(const Problem& problem, const Scratch& scratch, Chunk& chunk) {
+  with_element(problem.cache_type, [&](auto element) {
+    convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
   });
 }
 
@@ -157,13 +163,24 @@ inline Chunk chunk_at(const Problem& problem, const Tile& tile, int64_t begin, i
                                       : chunk_of_single_keys(problem, tile, begin, end, scratch.packed_keys);
 }
 
-// The keys whose bit is set.
-inline ValuePanel values_of(const Chunk& chunk, uint64_t bits, bool fetch) {
+// The keys whose bit is set; all 64 in turns from the first and the second half, as the second half may be fetched.
+inline ValuePanel values_of(const Chunk& chunk, uint64_t bits) {
   ValuePanel panel;
-  panel.fetch = fetch;
   panel.type = chunk.value_type;
-  panel.count = 0;
-  for (; bits != 0; bits &= bits - 1) {
+  panel.fetch = false;
+  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
+    panel.ahead[strip] = chunk.next[strip];
+    panel.fetch |= chunk.next[strip] != nullptr;
+  }
+  const bool whole = bits == ~uint64_t{0};
+  panel.count = whole ? kChunkKeys : 0;
+  for (int index = 0; index < panel.count; ++index) {
+    const int key = index % 2 * (kChunkKeys / 2) + index / 2;
+    panel.keys[index] = key;
+    panel.scales[index] = chunk.value_scales[key];
+    panel.values[index] = chunk.values[key];
+  }
+  for (; !whole && bits != 0; bits &= bits - 1) {
     const int key = __builtin_ctzll(bits);
     panel.keys[panel.count] = key;
     panel.scales[panel.count] = chunk.value_scales[key];

@@ -1,17 +1,15 @@
 #include "contiguous_attention.h"
 
 #include <algorithm>
-#include <memory>
+
+#include "aligned.h"
 
 namespace sharp::cpu {
 namespace {
 
 constexpr int64_t kBlockSize = 64;  // whole chunks of the attention loops
 
-using Buffer = std::unique_ptr<float[]>;
-
-// Not make_unique: it would write zeros to memory that is filled anyway.
-Buffer buffer_of(int64_t size) { return Buffer(new float[size]); }
+using Buffer = AlignedArray<float>;
 
 const float* row_at(const ContiguousRows& rows, int64_t pair, int64_t past, int64_t position) {
   return position < past ? rows.past + (pair * rows.capacity + position) * rows.dim
@@ -68,7 +66,8 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
 
   const int64_t key_block = problem.kv_heads * problem.keys.dim * kBlockSize;
   const int64_t value_block = problem.kv_heads * problem.values.dim * kBlockSize;
-  const Buffer keys = buffer_of(paged.blocks * key_block), values = buffer_of(paged.blocks * value_block);
+  const Buffer keys = aligned_array<float>(paged.blocks * key_block),
+               values = aligned_array<float>(paged.blocks * value_block);
   parallel_for(paged.blocks, [&](int64_t block) {
     pack_block(problem, block / paged.max_blocks, block % paged.max_blocks, keys.get() + block * key_block,
                values.get() + block * value_block);
@@ -93,13 +92,13 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   paged.output = problem.output;
   paged.stats = problem.stats;
   if (!same_order) {
-    query = buffer_of(tokens * problem.q_heads * problem.keys.dim);
-    output = buffer_of(tokens * problem.q_heads * problem.values.dim);
+    query = aligned_array<float>(tokens * problem.q_heads * problem.keys.dim);
+    output = aligned_array<float>(tokens * problem.q_heads * problem.values.dim);
     swap_axes(problem.query, batch, problem.q_heads, problem.queries, problem.keys.dim, query.get(), parallel_for);
     paged.query = query.get();
     paged.output = output.get();
     if (problem.stats != nullptr) {
-      stats = buffer_of(tokens * problem.q_heads * 4);
+      stats = aligned_array<float>(tokens * problem.q_heads * 4);
       paged.stats = stats.get();
     }
   }

@@ -32,6 +32,8 @@ void start_part(const Part& part, int64_t rows, int64_t value_dim) {
   empty.shift = empty.highest = -kInfinity;
   empty.lowest = kInfinity;
   empty.inverse_temperature = 1.0f;
+  std::fill_n(empty.highest_lanes, kStateLanes, -kInfinity);
+  std::fill_n(empty.lowest_lanes, kStateLanes, kInfinity);
   std::fill_n(part.states, rows, empty);
   std::fill_n(part.output, rows * value_dim, 0.0f);
 }

@@ -4,6 +4,12 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(SHARP_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace sharp::cpu {
 namespace {
 
@@ -15,15 +21,31 @@ struct InstructionSet {
   FindLoops find;
 };
 
+#if defined(SHARP_AMX)
+// Whether the processor has AMX for bfloat16 and the system lets this process have its registers (Linux 5.16).
+bool may_use_amx() {
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAvx512Bf16 = 1u << 5;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(edx & kAmxBf16) || !(edx & kAmxTile)) return false;
+  if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & kAvx512Bf16)) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
 FindLoops choose() {
 #if defined(__x86_64__)
   const bool has_avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const InstructionSet sets[] = {{"avx512", has_avx512, avx512::find_loops},
-                                 {"avx2", has_avx2, avx2::find_loops},
-                                 {"baseline", true, baseline::find_loops}};
+  const InstructionSet sets[] = {
+#if defined(SHARP_AMX)
+      {"amx", has_avx512 && may_use_amx(), amx::find_loops},
+#endif
+      {"avx512", has_avx512, avx512::find_loops},
+      {"avx2", has_avx2, avx2::find_loops},
+      {"baseline", true, baseline::find_loops}};
 #elif defined(__aarch64__)
   const InstructionSet sets[] = {{"neon", true, baseline::find_loops}};  // every such processor has it
 #else

@@ -76,11 +76,13 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
     }
 }
 
-// Keys of a chunk with a weight that counts, and where their values are.
+// Keys of a chunk with a weight that counts, and where their values are. `ahead` is as in KeyPanel: strips of the chunk
+// that comes next.
 struct ValuePanel {
   CacheType type;
   int count;
-  bool fetch;  // the values are not in the processor's caches yet
+  bool fetch;                          // whether any of these is given
+  const void* ahead[kChunkKeys / 16];  // null: nothing is fetched
   int keys[kChunkKeys];
   const void* values[kChunkKeys];
   float scales[kChunkKeys];
@@ -88,16 +90,17 @@ struct ValuePanel {
 
 template <typename Element, int kRows, int kVectors, bool kFetch>
 void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, int64_t stride, float* output) {
+  constexpr int kBytesPerKey = kVectors * kLanes * sizeof(Element) / 4;  // of each strip ahead: a strip has 16 keys
   Vec sums[kRows][kVectors];
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(output + row * stride + channel + v * kLanes);
   for (int index = 0; index < panel.count; ++index) {
     const Element* value = static_cast<const Element*>(panel.values[index]) + channel;
     const float* weight = weights + panel.keys[index];
-    // The second half of the panel is fetched while the first is read; see KeyPanel.
-    if (const int later = index + panel.count / 2; kFetch && later < panel.count)
-      for (int v = 0; v < kVectors; ++v)
-        __builtin_prefetch(static_cast<const Element*>(panel.values[later]) + channel + v * kLanes);
+    const int64_t fetched = channel * 16 * static_cast<int64_t>(sizeof(Element)) + index * kBytesPerKey;
+    if (kFetch && fetched % 64 == 0)
+      for (const void* strip : panel.ahead)
+        if (strip != nullptr) __builtin_prefetch(static_cast<const char*>(strip) + fetched);
     Vec channels[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       channels[v] = load(value + v * kLanes);

@@ -48,6 +48,7 @@ inline void select_part(const Problem& problem, const Tile& tile, const Part& pa
   const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, const float* logits) {
     RowState& state = part.states[index];
     observe(logits, visible, problem.stats != nullptr, state);
+    state.highest = maximum_of(load(state.highest_lanes));
     const float floor = selection_floor(problem, state);
     const int64_t row = index * part.logits_stride;
     for (int v = 0; v < kChunkVectors; ++v) {
@@ -59,7 +60,9 @@ inline void select_part(const Problem& problem, const Tile& tile, const Part& pa
                                    part.keys_of_logits + to);
     }
   };
-  walk_keys<Ahead::kNextKeys>(problem, tile, part, scratch, rows, row_done, [](const Chunk&, uint64_t) {});
+  BfloatProducts products(problem, tile, scratch);
+  walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
+  for (int64_t index = 0; index < tile.rows(); ++index) settle(part.states[index]);
 }
 
 // Brings what the parts of a row selected together at the front of the row's memory, without what is now below the

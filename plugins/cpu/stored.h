@@ -19,13 +19,16 @@ inline void score_part(const Problem& problem, const Tile& tile, const Part& par
     float* to = part.logits + index * part.logits_stride + begin - part.keys.begin;
     for (int v = 0; v < kChunkVectors; ++v) store(to + v * kLanes, load(logits + v * kLanes));
   };
-  walk_keys<Ahead::kNextKeys>(problem, tile, part, scratch, rows, row_done, [](const Chunk&, uint64_t) {});
+  BfloatProducts products(problem, tile, scratch);
+  walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
+  for (int64_t index = 0; index < tile.rows(); ++index) settle(part.states[index]);
 }
 
 // Weights from the stored logits, and the values they belong to.
 template <typename Normalizer>
 void weigh_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   const bool collect = problem.stats != nullptr;
+  const BfloatProducts products(problem, tile, scratch);
   for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys) {
     for (int64_t index = 0; index < tile.rows(); ++index) {
       RowState& state = part.states[index];
@@ -41,19 +44,15 @@ void weigh_part(const Problem& problem, const Tile& tile, const Part& part, cons
         const Vec z = load(logits + v * kLanes), w = normalizer.weight(z);
         store(weights + v * kLanes, w);
         sum += w;
-        if (collect) weighted_log += select(w == 0.0f, Vec{}, w * normalizer.log_weight(z, w));
+        if (collect) weighted_log += w * normalizer.log_weight(z, w);
       }
       add_lanes(state.sum, sum);
       if (collect) add_lanes(state.weighted_log, weighted_log);
     }
     Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
-    if (tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32)
-      with_element(problem.cache_type, [&](auto element) {
-        convert_values<decltype(element)>(problem.value_dim, chunk, scratch.packed_values);
-      });
+    fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, Ahead::kValues, chunk);
     // A row with a NaN logit has NaN weights even for keys that do not exist.
-    add_values(scratch.weights, tile.rows(), values_of(chunk, chunk.mapped, tile.rows() <= kMaxPanelRows),
-               problem.value_dim, part.output);
+    add_chunk(problem, tile, products, scratch, chunk.mapped, chunk, part.output);
   }
 }
 

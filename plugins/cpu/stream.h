@@ -52,7 +52,7 @@ void weigh_exponential(const Normalizer& normalizer, bool collect, float* row, R
     const Vec shifted = exponents[v] - shift, w = exp_nonpositive(shifted);
     store(row + v * kLanes, w);
     sum += w;
-    if (collect) weighted_log += select(w == 0.0f, Vec{}, w * shifted);
+    if (collect) weighted_log += w * maximum(splat(kLowestExponent), shifted);
   }
   add_lanes(state.sum, sum);
   if (collect) add_lanes(state.weighted_log, weighted_log);
@@ -94,10 +94,14 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
     else
       weigh_pointwise(normalizer, collect, logits, state);
   };
-  walk_keys<Ahead::kValues>(problem, tile, part, scratch, rows, row_done, [&](const Chunk& chunk, uint64_t seen) {
+  BfloatProducts products(problem, tile, scratch);
+  const auto chunk_done = [&](Chunk& chunk, uint64_t seen) {
     if (Normalizer::kSparse) seen &= weighted_keys(scratch.weights, tile.rows());
-    add_values(scratch.weights, tile.rows(), values_of(chunk, seen, false), channels, part.output);
-  });
+    add_chunk(problem, tile, products, scratch, seen, chunk, part.output);
+  };
+  walk_keys<Ahead::kValuesAndKeys>(problem, tile, part, scratch, products, rows, row_done, chunk_done);
+  if (!collect) return;
+  for (int64_t index = 0; index < tile.rows(); ++index) settle(part.states[index]);
 }
 
 }  // namespace sharp::cpu::SHARP_ISA

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "half.h"
 #include "problem.h"
 
 // always_inline: these are compiled into every instruction set, and the linker would keep one copy for all.
@@ -12,6 +13,8 @@ namespace sharp::cpu {
 constexpr int kChunkKeys = 64;    // keys that a loop handles at once; 4 strips of 16
 constexpr int kMaxTileRows = 48;  // query rows (token, head) of a tile
 constexpr int kStateLanes = 16;   // lanes of the widest vector
+constexpr int kBfloatItems = 32;  // channels or keys that an instruction of bfloat_products.h multiplies
+constexpr int kQueryParts = 3, kWeightParts = 2;
 
 // Rows are numbered (token of the sequence) * group + (head of the group).
 struct Tile {
@@ -51,8 +54,9 @@ struct Row {
 // Running sums of one row over the keys seen so far. With w the unnormalized weight of a key (e^(t - shift) for the
 // exponential normalizers): sum = sum of w, weighted_log = sum of w ln w, so entropy = ln(sum) - weighted_log / sum.
 struct RowState {
-  float sum[kStateLanes];
+  alignas(64) float sum[kStateLanes];
   float weighted_log[kStateLanes];
+  float highest_lanes[kStateLanes], lowest_lanes[kStateLanes];  // what `highest` and `lowest` are made of
   float shift;                // largest exponent so far; weights of two parts are comparable after e^(shift difference)
   float highest, lowest;      // logits of visible keys; lowest only when statistics are collected
   float threshold;            // entmax: tau
@@ -78,6 +82,11 @@ struct Scratch {
   float* weights;        // [kMaxTileRows, kChunkKeys]
   float* packed_keys;    // [head_dim, kChunkKeys]; null if keys are always read where they lie
   float* packed_values;  // [kChunkKeys, value_dim]; null for a float32 cache
+  // For the products in bfloat16, with head_dim rounded up to kBfloatItems; null unless a cache has bfloat16 or int8.
+  Bfloat16* query_parts;   // [kQueryParts, kMaxTileRows, head_dim]
+  Bfloat16* weight_parts;  // [kWeightParts, kMaxTileRows, kChunkKeys]
+  Bfloat16* key_tiles;     // [kChunkKeys / 16, head_dim / 32, 16, 16, 2]: 16 keys, 32 channels in pairs
+  Bfloat16* value_tiles;   // [kChunkKeys / 32, value_dim / 16, 16, 16, 2]: 32 keys in pairs, 16 channels
 };
 
 // The attention loops of one normalizer, compiled for one instruction set, in one of three forms: `stream` alone;

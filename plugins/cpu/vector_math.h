@@ -6,17 +6,13 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// e^x for x <= 0; exactly 0 below -87, where float leaves its normal range. NaN stays NaN.
+constexpr float kLowestExponent = -87.0f;  // below it a float leaves its normal range
+
+// e^x for x <= 0; exactly 0 below kLowestExponent. NaN stays NaN.
 inline Vec exp_nonpositive(Vec x) {
   constexpr float kLog2E = 1.44269504088896341f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  constexpr float kLowest = -87.0f;
-#if defined(__AVX512F__)
-  const Vec bounded = reinterpret_cast<Vec>(
-      _mm512_max_ps(reinterpret_cast<__m512>(splat(kLowest)), reinterpret_cast<__m512>(x)));  // keeps a NaN of x
-#else
-  const Vec bounded = select(x < kLowest, splat(kLowest), x);
-#endif
+  const Vec bounded = maximum(splat(kLowestExponent), x);  // keeps a NaN of x
   const Vec shifted = bounded * kLog2E + kRounder;
   const Vec n = shifted - kRounder;
   const Vec r = (bounded - n * kLn2High) - n * kLn2Low;
@@ -29,12 +25,12 @@ inline Vec exp_nonpositive(Vec x) {
   p = p * (r * r) + r + 1.0f;
 #if defined(__AVX512F__)
   const __mmask16 normal =
-      _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(splat(kLowest)), _CMP_NLT_UQ);
+      _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(splat(kLowestExponent)), _CMP_NLT_UQ);
   return reinterpret_cast<Vec>(
       _mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
 #else
   const Vec result = from_bits(bits_of(p) + (bits_of(shifted) << 23));
-  return select(x < kLowest, Vec{}, select(x == x, result, x));
+  return select(x < kLowestExponent, Vec{}, select(x == x, result, x));
 #endif
 }
 

@@ -1,6 +1,7 @@
 // The walk over the keys of a part, chunk by chunk: the logits of every row, shaped and masked.
 #pragma once
 
+#include "bfloat_products.h"
 #include "chunk.h"
 #include "tile.h"
 
@@ -39,16 +40,26 @@ inline void shape_logits(const Problem& problem, const Row& row, int64_t begin, 
             select(lanes_of(visible >> (v * kLanes)), load(logits + v * kLanes), splat(-kInfinity)));
 }
 
-// Highest and, for the statistics, lowest visible logit; a NaN counts in neither.
+// Highest and, for the statistics, lowest visible logit of each lane; a NaN counts in neither.
 inline void observe(const float* logits, uint64_t visible, bool collect, RowState& state) {
   state.visible += __builtin_popcountll(visible);
-  Vec highest = splat(-kInfinity), lowest = splat(kInfinity);
+  Vec highest = load(state.highest_lanes);
   for (int v = 0; v < kChunkVectors; ++v) highest = maximum(load(logits + v * kLanes), highest);
-  state.highest = larger(maximum_of(highest), state.highest);
+  store(state.highest_lanes, highest);
   if (!collect) return;
-  for (int v = 0; v < kChunkVectors; ++v)
-    lowest = select(lanes_of(visible >> (v * kLanes)), minimum(load(logits + v * kLanes), lowest), lowest);
-  state.lowest = smaller(minimum_of(lowest), state.lowest);
+  Vec lowest = load(state.lowest_lanes);
+  if (visible == ~uint64_t{0})
+    for (int v = 0; v < kChunkVectors; ++v) lowest = minimum(load(logits + v * kLanes), lowest);
+  else
+    for (int v = 0; v < kChunkVectors; ++v)
+      lowest = select(lanes_of(visible >> (v * kLanes)), minimum(load(logits + v * kLanes), lowest), lowest);
+  store(state.lowest_lanes, lowest);
+}
+
+// What was observed of a row, in one number each.
+inline void settle(RowState& state) {
+  state.highest = maximum_of(load(state.highest_lanes));
+  state.lowest = minimum_of(load(state.lowest_lanes));
 }
 
 inline void clear_weights(float* weights) {
@@ -57,42 +68,62 @@ inline void clear_weights(float* weights) {
 
 inline void add_lanes(float* lanes, Vec value) { store(lanes, load(lanes) + value); }
 
-// What the walk fetches while it reads a chunk's keys.
-enum class Ahead { kValues, kNextKeys };
+// What is fetched while a chunk is read: its own values and most keys of the next one, if its values are read with its
+// keys; half of the next keys or values otherwise. The processor's own prefetcher follows what is read at the same
+// time.
+enum class Ahead { kValuesAndKeys, kKeys, kValues };
 
 inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, int64_t end, Ahead ahead,
                         Chunk& chunk) {
   // Many rows read the same keys again and again: there the reads are few for the arithmetic.
   if (problem.block_size % 16 != 0 || tile.rows() > kMaxPanelRows) return;
-  chunk.keys.fetch = true;
-  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
-    const int64_t position = next + strip * 16;
-    if (ahead == Ahead::kValues) {
-      if (chunk.mapped >> (strip * 16) & 1) chunk.keys.ahead[strip] = chunk.values[strip * 16];
-    } else if (strip < kChunkKeys / 32 && position < end) {
-      // Half of the strips: the processor's own prefetcher follows the others at the same time.
-      const int64_t block = block_of(problem, tile, position);
-      if (block >= 0) chunk.keys.ahead[strip] = key_at(problem, block, position % problem.block_size);
-    }
+  constexpr int kStrips = kChunkKeys / 16;
+  chunk.keys.fetch = ahead != Ahead::kValues;
+  for (int strip = 0; strip < kStrips; ++strip) {
+    if (ahead == Ahead::kValuesAndKeys && chunk.mapped >> (strip * 16) & 1)
+      chunk.keys.ahead[strip] = chunk.values[strip * 16];
+    if (strip == 0) continue;
+    const int64_t position = next + strip * 16, block = position < end ? block_of(problem, tile, position) : -1;
+    if (block < 0) continue;
+    const int64_t offset = position % problem.block_size;
+    if (ahead == Ahead::kKeys)
+      chunk.keys.ahead[strip] = key_at(problem, block, offset);
+    else
+      chunk.next[strip] = ahead == Ahead::kValues ? value_at(problem, block, offset) : key_at(problem, block, offset);
   }
+}
+
+// Tiles of many rows convert a chunk of another type than float once, as each row would convert it again.
+inline bool converts(const Problem& problem, const Tile& tile) {
+  return tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32;
+}
+
+// Adds the values of the chunk's keys whose bit is set, times scratch.weights, to `output` [rows, value_dim].
+inline void add_chunk(const Problem& problem, const Tile& tile, const BfloatProducts& products, const Scratch& scratch,
+                      uint64_t keys, Chunk& chunk, float* output) {
+  if (keys == 0 || products.add(scratch.weights, chunk, keys, output)) return;
+  if (converts(problem, tile)) convert_values(problem, scratch, chunk);
+  add_values(scratch.weights, tile.rows(), values_of(chunk, keys), problem.value_dim, output);
 }
 
 // Computes the logits of every chunk of the part into scratch.weights, shaped and masked. Calls `row_done(index, begin,
 // visible, logits)` for each row that sees a key of the chunk, then `chunk_done(chunk, visible)` with the keys that any
 // row sees.
 template <Ahead kAhead, typename RowDone, typename ChunkDone>
-void walk_keys(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch, const Row* rows,
-               RowDone row_done, ChunkDone chunk_done) {
+void walk_keys(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch,
+               BfloatProducts& products, const Row* rows, RowDone row_done, ChunkDone chunk_done) {
   gather_query(problem, tile, rows, scratch.query);
-  const bool convert = tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32;
+  products.set_query(scratch.query);
   for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys) {
     Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
     if (chunk.mapped == 0) continue;
-    if (convert)
-      convert_chunk(problem, kAhead == Ahead::kValues, scratch, chunk);
-    else
-      fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, kAhead, chunk);
-    score(scratch.query, tile.rows(), problem.head_dim, chunk.keys, scratch.weights);
+    if (!products.score(chunk, scratch.weights)) {
+      if (converts(problem, tile))
+        convert_keys(problem, scratch, chunk);
+      else
+        fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, kAhead, chunk);
+      score(scratch.query, tile.rows(), problem.head_dim, chunk.keys, scratch.weights);
+    }
     uint64_t seen = 0;
     for (int64_t index = 0; index < tile.rows(); ++index) {
       float* logits = scratch.weights + index * kChunkKeys;

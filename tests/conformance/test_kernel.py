@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from sharp.plugins.ops.schema import NORMALIZERS
 from tests.conformance.cases import Case, Shape, assert_agrees, cases, make_case, run, run_reference
 
-OTHER_INSTRUCTION_SETS = ("baseline", "avx2")
+OTHER_INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

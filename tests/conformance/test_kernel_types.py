@@ -1,24 +1,33 @@
 """The CPU kernel for every pair of T and C that the op has; what is checked is the arithmetic after the rounding."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
 from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS, SCALES
-from tests.conformance.cases import Case, Shape, assert_agrees, make_case, make_model, run_reference, session
+from tests.conformance.cases import Case, Shape, assert_agrees, cases, make_case, make_model, run_reference, session
 
 CACHES = ("key_cache", "value_cache")
+SCALES_OUT = tuple(f"{name}_out" for name in SCALES)
 COMPUTED = ("query", "key", "value")
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 ONNX_TYPES = {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
 SHAPES = {
     "decode": Shape(sequences=((70, 1), (0, 5), (33, 2)), head_dim=16, value_dim=24),
     "prompt": Shape(sequences=((40, 50),), kv_heads=1, head_dim=21, value_dim=20, holes=True),
+    "wide prompt": Shape(
+        sequences=((70, 40), (0, 33)), kv_heads=2, head_dim=64, value_dim=80, block_size=32, holes=True
+    ),
     "odd blocks": Shape(sequences=((40, 3),), block_size=5, drop_slots=True),
     "split": Shape(sequences=((4500, 1),), kv_heads=1, head_dim=16, value_dim=16),
 }
@@ -51,17 +60,94 @@ def with_casts(case: Case, types: dict[str, str]) -> onnx.ModelProto:
     return model
 
 
+def run_with_cache(case: Case, dtype: str) -> tuple[AttentionOutput, AttentionOutput]:
+    """(kernel, reference) with the caches rounded to `dtype`."""
+    with np.errstate(invalid="ignore"):
+        case = rounded(case, CACHES, dtype)
+        in_dtype = {name: case.inputs[name].astype(DTYPES[dtype]) for name in CACHES}
+    loaded = session(with_casts(case, dict.fromkeys(CACHES, dtype)), kernel=True)
+    actual = AttentionOutput(*loaded.run(list(OUTPUTS), case.inputs))
+    return actual, run_reference(case.with_inputs(**in_dtype))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_a_cache_of_16_bits(normalizer: str, dtype: str, shape: str) -> None:
     case = make_case(normalizer, SHAPES[shape], seed=5)
+    assert_agrees(*run_with_cache(case, dtype), case, tolerance=2e-5)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_drawn_calls_with_a_bfloat16_cache(case: Case) -> None:
+    assert_agrees(*run_with_cache(case, "bfloat16"), case, tolerance=2e-5)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_drawn_calls_with_an_int8_cache(case: Case) -> None:
+    case = int8_case(replace(case, ties=False))
+    actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *SCALES_OUT], case.inputs))
+    assert_agrees(actual, run_reference(case), case, tolerance=2e-5)
+
+
+PROMPT = Shape(sequences=((100, 30),), kv_heads=1, group=3, head_dim=64, value_dim=64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("normalizer", ["softmax", "ssa", "adaptive_softmax", "entmax"])
+def test_a_stored_key_that_is_no_number_spoils_the_rows_that_see_it(normalizer: str, number: float, dtype: str) -> None:
+    case = make_case(normalizer, PROMPT)
+    table, cache = case.inputs["block_table"], case.inputs["key_cache"].copy()
+    cache[table[0, 10 // 16], :, :, 10 % 16] = number
+    actual, _ = run_with_cache(case.with_inputs(key_cache=cache, query=np.abs(case.inputs["query"]) + 0.1), dtype)
+    assert np.isnan(actual.output).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax"])
+def test_a_stored_key_of_minus_infinity_has_no_weight(normalizer: str, dtype: str) -> None:
+    case = make_case(normalizer, PROMPT)
+    table, cache = case.inputs["block_table"], case.inputs["key_cache"].copy()
+    query = np.abs(case.inputs["query"]) + 0.1
+    far, infinite = cache.copy(), cache.copy()
+    far[table[0, 10 // 16], :, :, 10 % 16] = -1e4
+    infinite[table[0, 10 // 16], :, :, 10 % 16] = -np.inf
+    expected, _ = run_with_cache(case.with_inputs(key_cache=far, query=query), dtype)
+    actual, _ = run_with_cache(case.with_inputs(key_cache=infinite, query=query), dtype)
+    np.testing.assert_allclose(actual.output, expected.output, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number", [np.nan, np.inf, 3.4e38])
+def test_a_query_that_is_no_number_spoils_its_row_only(number: float, dtype: str) -> None:
+    case = make_case("softmax", PROMPT)
+    query = case.inputs["query"].copy()
+    query[11] = number
     with np.errstate(invalid="ignore"):
-        case = rounded(case, CACHES, dtype)
-    loaded = session(with_casts(case, dict.fromkeys(CACHES, dtype)), kernel=True)
-    actual = AttentionOutput(*loaded.run(list(OUTPUTS), case.inputs))
-    in_dtype = {name: case.inputs[name].astype(DTYPES[dtype]) for name in CACHES}
-    assert_agrees(actual, run_reference(case.with_inputs(**in_dtype)), case, tolerance=2e-5)
+        actual, _ = run_with_cache(case.with_inputs(query=query), dtype)
+    _, expected = run_with_cache(case, dtype)
+    rest = np.arange(len(query)) != 11
+    np.testing.assert_allclose(actual.output[rest], expected.output[rest], atol=2e-5)
+    assert np.isnan(actual.output[11]).all()
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_other_instruction_sets_agree_too(isa: str) -> None:
+    # The library chooses once per process, when it is loaded; this process has the best.
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-k", "(16_bits or int8) and (prompt or split)", __file__],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "SHARP_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "this processor can run" in finished.stdout:
+        pytest.skip(f"this processor has no {isa}")
+    assert finished.returncode == 0, finished.stdout[-3000:]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,7 +166,7 @@ def test_every_tensor_of_16_bits(normalizer: str, dtype: str) -> None:
 def test_an_int8_cache(normalizer: str, shape: str) -> None:
     case = int8_case(make_case(normalizer, SHAPES[shape], seed=7))
     loaded = session(int8_model(case), kernel=True)
-    actual = AttentionOutput(*loaded.run([*OUTPUTS, "key_scale_out", "value_scale_out"], case.inputs))
+    actual = AttentionOutput(*loaded.run([*OUTPUTS, *SCALES_OUT], case.inputs))
     expected = run_reference(case)
     assert_agrees(actual, expected, case, tolerance=2e-5)
     np.testing.assert_array_equal(actual.key_scale, expected.key_scale)
@@ -91,7 +177,7 @@ def test_an_int8_cache_that_is_written_token_by_token_stays_close() -> None:
     # Every larger token rounds its block once more: three times the half step of the last scale is what remains.
     case = int8_case(make_case("softmax", Shape(sequences=((0, 64),), kv_heads=1, group=1)))
     loaded = session(int8_model(case), kernel=True)
-    names = [*OUTPUTS, "key_scale_out", "value_scale_out"]
+    names = [*OUTPUTS, *SCALES_OUT]
     result = AttentionOutput(*loaded.run(names, case.inputs))
     assert result.key_scale is not None
     keys = result.key_cache * result.key_scale[:, :, None, None]
@@ -107,7 +193,9 @@ def int8_case(case: Case) -> Case:
     inputs = dict(case.inputs)
     for name, scale_name in zip(CACHES, SCALES, strict=True):
         numbers = np.nan_to_num(inputs[name], nan=9.0)
-        scale = (np.abs(numbers).max((2, 3)) / 127 * generator.uniform(0.5, 1.0, numbers.shape[:2])).astype(np.float32)
+        scale = (np.abs(numbers).max((2, 3)).clip(1e-6) / 127 * generator.uniform(0.5, 1.0, numbers.shape[:2])).astype(
+            np.float32
+        )
         inputs[name] = np.clip(np.rint(numbers / scale[:, :, None, None]), -127, 127).astype(np.int8)
         inputs[scale_name] = scale
     return replace(case, inputs=inputs)
