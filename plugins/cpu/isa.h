@@ -1,23 +1,30 @@
-// The instruction sets that the attention loops are compiled for, and which of them this process uses.
+// The instruction sets that the loops are compiled for, and which of them this process uses.
 #pragma once
 
 #include "tile.h"
+#include "vocabulary.h"
 
 namespace sharp::cpu {
 
 namespace baseline {
 Loops find_loops(const Attributes& attributes);
-}
+extern const VocabularyLoops vocabulary_loops;
+}  // namespace baseline
 namespace avx2 {
 Loops find_loops(const Attributes& attributes);
-}
+extern const VocabularyLoops vocabulary_loops;
+}  // namespace avx2
 namespace avx512 {
 Loops find_loops(const Attributes& attributes);
-}
+extern const VocabularyLoops vocabulary_loops;
+}  // namespace avx512
 
 // The loops of the attributes' normalizer for the best instruction set of this processor, or for the one that the
 // environment variable SHARP_ISA names (baseline, avx2, avx512; on Arm neon). Throws std::runtime_error when that one
 // is unknown or the processor lacks it.
 Loops find_loops(const Attributes& attributes);
+
+// The sampler's loops, chosen in the same way.
+const VocabularyLoops& vocabulary_loops();
 
 }  // namespace sharp::cpu

@@ -51,29 +51,29 @@ def wanted_outputs(chunks: Rows[Chunk]) -> Outputs:
 
 def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect_stats: bool) -> Batch:
     """The batch of `chunks`."""
-    starts = [chunk.sequence.computed for chunk in chunks]
-    lengths = [chunk.tokens for chunk in chunks]
-    positions = [
-        np.arange(start, start + length, dtype=np.int64) for start, length in zip(starts, lengths, strict=True)
-    ]
+    starts = np.array([chunk.sequence.computed for chunk in chunks], np.int32)
+    lengths = np.array([chunk.tokens for chunk in chunks], np.int64)
+    query_start = np.zeros(len(chunks) + 1, np.int32)
+    np.cumsum(lengths, out=query_start[1:])
     tables = [blocks.table(chunk.sequence.number) for chunk in chunks]
     block_table = np.full((len(chunks), max(map(len, tables))), -1, np.int32)
     for row, table in zip(block_table, tables, strict=True):
         row[: len(table)] = table
+    rows = np.repeat(np.arange(len(chunks)), lengths)  # [tokens]
+    positions = np.arange(len(rows)) + (starts - query_start[:-1])[rows]
+    block, offset = np.divmod(positions, blocks.block_size)
     token_ids = [
         token_id
-        for chunk, start in zip(chunks, starts, strict=True)
-        for token_id in chunk.sequence.token_ids[start : start + chunk.tokens]
+        for chunk in chunks
+        for token_id in chunk.sequence.token_ids[chunk.sequence.computed : chunk.sequence.computed + chunk.tokens]
     ]
     return Batch(
         input_ids=np.array(token_ids, np.int64),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(
-            [blocks.slots(chunk.sequence.number, p) for chunk, p in zip(chunks, positions, strict=True)]
-        ),
+        positions=positions,
+        slot_mapping=(block_table[rows, block] * blocks.block_size + offset).astype(np.int32),
         block_table=block_table,
-        query_start=np.cumsum([0, *lengths], dtype=np.int32),
-        context_lens=np.array(starts, np.int32),
+        query_start=query_start,
+        context_lens=starts,
         # Runtimes differ in what they do with empty tensors, so there is always one output, wanted or not.
         logits_indices=outputs.indices if len(outputs.indices) else np.zeros(1, np.int64),
         collect_stats=collect_stats,
