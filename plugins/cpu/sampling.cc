@@ -50,8 +50,9 @@ class Vocabulary {
     const Peak best = loops_.peak(logits, tokens_);
     if (!std::isfinite(best.value)) return -1;
     if (row.sharpness == 0) return best.index;
-    weigh(logits, best.value, row.sharpness);
-    const float lowest = std::max(lowest_kept(row.top_k, row.top_p), row.min_p);
+    weigh(logits, best.value, static_cast<float>(row.sharpness));
+    const float lowest =
+        std::max(lowest_kept(static_cast<int64_t>(row.top_k), row.top_p), static_cast<float>(row.min_p));
     if (lowest > 0) loops_.cut(weights_.data(), tokens_, lowest, sums_.data());
     return draw(row.random);
   }
@@ -200,11 +201,14 @@ const char* sharp_sample(const float* logits, int64_t rows, int64_t tokens, cons
   });
 }
 
-const char* sharp_most_likely(const float* logits, int64_t tokens, const int64_t* rows, int64_t count, int64_t top,
-                              int64_t* found, double* normalizers) {
+const char* sharp_logprobs(const float* logits, int64_t tokens, const int64_t* rows, int64_t count, int64_t top,
+                           int64_t* token_ids, double* logprobs) {
   return sharp::cpu::guarded(tokens, [&](auto& vocabulary) {
     for (int64_t i = 0; i < count; ++i) {
-      normalizers[i] = vocabulary.most_likely(logits + rows[i] * tokens, top, found + i * top);
+      const float* row = logits + rows[i] * tokens;
+      int64_t* ids = token_ids + i * (1 + top);
+      const double normalizer = vocabulary.most_likely(row, top, ids + 1);
+      for (int64_t j = 0; j <= top; ++j) logprobs[i * (1 + top) + j] = row[ids[j]] - normalizer;
     }
   });
 }

@@ -6,10 +6,8 @@
 extern "C" {
 
 struct SharpSampling {
-  float sharpness;  // 1 / temperature; 0 takes the most likely token
-  float min_p;
-  double top_p;
-  int64_t top_k;
+  double sharpness;  // 1 / temperature; 0 takes the most likely token
+  double top_k, top_p, min_p;
   double random;  // from 0 to below 1
 };
 
@@ -17,9 +15,9 @@ struct SharpSampling {
 __attribute__((visibility("default"))) const char* sharp_sample(const float* logits, int64_t rows, int64_t tokens,
                                                                 const SharpSampling* samplings, int64_t* chosen);
 
-// The `top` most likely tokens [count, top] of `count` rows of logits, best first, and their ln sum e^logit [count].
-// Returns an error or null.
-__attribute__((visibility("default"))) const char* sharp_most_likely(const float* logits, int64_t tokens,
-                                                                     const int64_t* rows, int64_t count, int64_t top,
-                                                                     int64_t* found, double* normalizers);
+// For `count` rows of logits the log probabilities of a token each and of the `top` most likely ones, best first: token
+// ids [count, 1 + top], of which the first is given, and logprobs [count, 1 + top]. Returns an error or null.
+__attribute__((visibility("default"))) const char* sharp_logprobs(const float* logits, int64_t tokens,
+                                                                  const int64_t* rows, int64_t count, int64_t top,
+                                                                  int64_t* token_ids, double* logprobs);
 }

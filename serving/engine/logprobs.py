@@ -5,26 +5,20 @@ from collections.abc import Sequence as Rows
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.sampling import NO_TOKEN, most_likely
+from sharp.plugins.sampling import NO_TOKEN, logprobs
 from sharp.serving.engine.batch import Outputs
 from sharp.serving.engine.events import TokenLogprobs
 from sharp.serving.engine.scheduler import Chunk
 
 
 def token_logprobs(
-    logits: NDArray[np.float32], rows: NDArray[np.int64], token_ids: Rows[int], tops: Rows[int]
+    logits: NDArray[np.float32], rows: Rows[int], token_ids: Rows[int], tops: Rows[int]
 ) -> list[TokenLogprobs]:
     """For each of some rows of logits float32 [rows, vocab] those of its token and of its `top` most likely ones."""
-    if not len(rows):
-        return []
-    best, normalizers = most_likely(logits, rows, min(max(tops), logits.shape[1]))
-    best_logprobs = logits[rows[:, None], best] - normalizers[:, None]
-    chosen = logits[rows, list(token_ids)] - normalizers
+    ids, values = logprobs(logits, rows, token_ids, min(max(tops), logits.shape[1]))
     return [
-        TokenLogprobs(token_id, logprob, tuple(zip(ids[:top], values[:top], strict=True)))
-        for token_id, logprob, ids, values, top in zip(
-            token_ids, chosen.tolist(), best.tolist(), best_logprobs.tolist(), tops, strict=True
-        )
+        TokenLogprobs(token_id, chosen, tuple(zip(best[:top], best_logprobs[:top], strict=True)))
+        for (token_id, *best), (chosen, *best_logprobs), top in zip(ids.tolist(), values.tolist(), tops, strict=True)
     ]
 
 
@@ -37,7 +31,9 @@ def answer_logprobs(
         for place, (row, token) in enumerate(zip(outputs.sampling, tokens, strict=True))
         if (top := chunks[row].sequence.request.params.logprobs) is not None and token != NO_TOKEN
     ]
-    places = np.array([place for place, _, _ in wanted], np.int64)
+    if not wanted:
+        return {}
+    places = [place for place, _, _ in wanted]
     found = token_logprobs(logits, places, [tokens[place] for place in places], [top for _, _, top in wanted])
     return dict(zip([row for _, row, _ in wanted], found, strict=True))
 
@@ -53,6 +49,6 @@ def prompt_logprobs(
         known = len(sequence.prompt_logprobs)
         following = sequence.request.prompt_ids[known + 1 : known + 1 + count]
         top = sequence.request.params.prompt_logprobs or 0
-        found[row] = token_logprobs(logits, np.arange(start, start + count), following, [top] * count)
+        found[row] = token_logprobs(logits, range(start, start + count), following, [top] * count)
         start += count
     return found

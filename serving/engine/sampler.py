@@ -24,12 +24,12 @@ def sample(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> NDArray[np
         if any(one.request.params.logprobs is not None for one in changed):
             logits = logits.copy()
         adjust(logits, sequences)
-    return sampling.sample(logits, np.array([_row(one) for one in sequences], sampling.SAMPLING))
+    return sampling.sample(logits, np.array([_row(one) for one in sequences], np.float64))
 
 
-def _row(sequence: Sequence) -> tuple[float, float, float, int, float]:
+def _row(sequence: Sequence) -> tuple[float, float, float, float, float]:
     params = sequence.request.params
     if params.temperature == 0:
         return 0, 0, 1, 0, 0
     sharpness = 1 / min(max(params.temperature, SMALLEST), LARGEST)
-    return sharpness, params.min_p, params.top_p, params.top_k, sequence.random.random()
+    return sharpness, params.top_k, params.top_p, params.min_p, sequence.random.random()

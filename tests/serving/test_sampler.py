@@ -159,7 +159,7 @@ def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
     logits = np.random.default_rng(seed).normal(0, 4, (3, vocab)).astype(np.float32)
     expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(1, keepdims=True))
     chosen = [vocab - 1, 0, vocab // 2]
-    for row, entry in enumerate(token_logprobs(logits, np.arange(3), chosen, [top] * 3)):
+    for row, entry in enumerate(token_logprobs(logits, range(3), chosen, [top] * 3)):
         assert (entry.token_id, entry.logprob) == (chosen[row], pytest.approx(expected[row, chosen[row]], abs=1e-5))
         best = np.argsort(-logits[row], kind="stable")[:top].tolist()
         assert [token for token, _ in entry.top] == best

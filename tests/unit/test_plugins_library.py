@@ -38,7 +38,7 @@ def test_only_the_entry_points_are_exported() -> None:
     ).stdout
     assert sorted(line.split()[-1] for line in symbols.splitlines()) == [
         "RegisterCustomOps",
-        "sharp_most_likely",
+        "sharp_logprobs",
         "sharp_sample",
     ]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharp.plugins.sampling import NO_TOKEN, SAMPLING, most_likely, sample
+from sharp.plugins.sampling import NO_TOKEN, logprobs, sample
 
 CLOSE = 1e-5  # float32 weights: a random number, or a mass, so close to a border may be on either side of it
 
@@ -33,7 +33,7 @@ def kept_by_definition(weights, top_k, top_p, min_p):
     return weights >= lowest + slack, weights >= lowest - slack
 
 
-def check_draw(logits, token, sharpness, min_p, top_p, top_k, random):
+def check_draw(logits, token, sharpness, top_k, top_p, min_p, random):
     """The token is the one that the definition draws, up to rounding."""
     if not np.isfinite(logits.max()):
         assert token == NO_TOKEN
@@ -55,9 +55,9 @@ def check_draw(logits, token, sharpness, min_p, top_p, top_k, random):
 
 LIMITS = st.tuples(
     st.sampled_from([0, 0.5, 1, 3, 1e37]),
-    st.sampled_from([0, 0.02, 0.5, 1]),
-    st.sampled_from([1e-6, 0.3, 0.9, 0.999999, 1]),
     st.sampled_from([0, 1, 5, 40, 500, 10**6]),
+    st.sampled_from([1e-6, 0.3, 0.9, 0.999999, 1]),
+    st.sampled_from([0, 0.02, 0.5, 1]),
     st.floats(0, 1, exclude_max=True),
 )
 
@@ -77,11 +77,11 @@ def test_draws_follow_the_definition(limits, vocab, kind, seed):
         logits = np.rint(logits)
     if kind == "masked":
         logits[random.random(logits.shape) < 0.95] = -np.inf
-    drawn = sample(logits, np.array(limits, SAMPLING))
+    drawn = sample(logits, np.array(limits, float))
     for row, token, limit in zip(logits, drawn.tolist(), limits, strict=True):
         check_draw(row, token, *limit)
     for place, limit in enumerate(limits):  # a row does not depend on the others
-        assert sample(logits[place : place + 1], np.array([limit], SAMPLING)).tolist() == [drawn[place]]
+        assert sample(logits[place : place + 1], np.array([limit], float)).tolist() == [drawn[place]]
 
 
 def test_tokens_that_tie_with_the_last_that_is_kept_are_kept():
@@ -89,7 +89,7 @@ def test_tokens_that_tie_with_the_last_that_is_kept_are_kept():
     randoms = np.linspace(0, 1, 400, endpoint=False)
 
     def drawn(top_k, top_p):
-        rows = np.array([(1, 0, top_p, top_k, random) for random in randoms], SAMPLING)
+        rows = np.array([(1, top_k, top_p, 0, random) for random in randoms])
         return set(sample(np.tile(logits, (len(rows), 1)), rows).tolist())
 
     assert drawn(2, 1) == drawn(4, 1) == {1, 2, 4, 5}
@@ -106,9 +106,9 @@ def test_rows_that_are_not_finite_have_no_token(bad, place, sharpness):
     if bad == -np.inf:
         logits[0] = bad
     logits[1, place] = 100
-    drawn = sample(logits, np.array([(sharpness, 0, 1, 0, 0.5)] * 2, SAMPLING))
+    drawn = sample(logits, np.array([(sharpness, 0, 1, 0, 0.5)] * 2))
     assert drawn.tolist() == [NO_TOKEN, place]
-    assert np.isnan(most_likely(logits, np.arange(2), 3)[1]).tolist() == [True, False]
+    assert np.isnan(logprobs(logits, [0, 1], [1, 1], 3)[1]).all(1).tolist() == [True, False]
 
 
 @settings(max_examples=100, deadline=None)
@@ -117,11 +117,12 @@ def test_the_most_likely_tokens_follow_the_definition(vocab, top, ties, seed):
     logits = np.random.default_rng(seed).normal(0, 40, (3, vocab)).astype(np.float32)
     if ties:
         logits = np.rint(logits / 20)
-    rows = np.array([2, 0])
-    found, normalizers = most_likely(logits, rows, min(top, vocab))
-    logits = logits[rows]
-    assert found.tolist() == np.argsort(-logits, axis=1, kind="stable")[:, :top].tolist()
-    np.testing.assert_allclose(normalizers, np.log(np.exp(logits.astype(np.float64)).sum(1)), atol=1e-5)
+    rows, token_ids = [2, 0], [vocab - 1, vocab // 2]
+    found, values = logprobs(logits, rows, token_ids, min(top, vocab))
+    expected = logits[rows] - np.log(np.exp(logits[rows].astype(np.float64)).sum(1, keepdims=True))
+    assert found[:, 0].tolist() == token_ids
+    assert found[:, 1:].tolist() == np.argsort(-logits[rows], axis=1, kind="stable")[:, :top].tolist()
+    np.testing.assert_allclose(values, np.take_along_axis(expected, found, 1), atol=2e-5)
 
 
 def run(instructions, *command):
@@ -131,8 +132,8 @@ def run(instructions, *command):
 
 DRAW = """
 import numpy as np
-from sharp.plugins.sampling import SAMPLING, sample
-sample(np.zeros((1, 2), np.float32), np.zeros(1, SAMPLING))
+from sharp.plugins.sampling import sample
+sample(np.zeros((1, 2), np.float32), np.zeros((1, 5)))
 """
 
 
