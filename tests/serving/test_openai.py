@@ -221,9 +221,8 @@ def test_what_stands_between_prompt_and_suffix(start_server, tmp_path):
             client.completions.create(model="filling", prompt="a", suffix="z")
         with pytest.raises(openai.BadRequestError, match="suffix needs one text as prompt, and echo to be false"):
             client.completions.create(model="filling", prompt=[97], suffix="z")
-        assert (
-            client.completions.create(model="filling", prompt="a", suffix="", temperature=0).choices[0].text[0] == "b"
-        )
+        answer = client.completions.create(model="filling", prompt="a", suffix="", temperature=0, max_tokens=1)
+        assert answer.choices[0].text == "b"
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(start_server, chatting, steps):
