@@ -6,12 +6,11 @@ import urllib.request
 import numpy as np
 import openai
 import pytest
-from tokenizers import AddedToken, Tokenizer
 
 from sharp.serving.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.config import EngineConfig
 from sharp.serving.errors import FieldError, InputError
-from sharp.serving.http.openai_request import FILL_MARKS
+from sharp.serving.http import openai_request
 from tests.serving.conftest import idle, wait_for, write_folder
 
 TEMPLATE = (
@@ -210,19 +209,14 @@ def test_a_model_without_a_template_completes_only(start_server, counting):
         )
 
 
-def test_what_stands_between_prompt_and_suffix(start_server, tmp_path):
-    folder = write_folder(tmp_path / "filling", hashing=0)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in FILL_MARKS[0]])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    with connect(start_server(folder)) as client:
-        # The three tokens have ids beyond what the little model knows: the prompt is the text with them in it.
-        with pytest.raises(openai.BadRequestError, match="prompt has token id 25[7-9]"):
-            client.completions.create(model="filling", prompt="a", suffix="z")
+def test_what_stands_between_prompt_and_suffix(client, monkeypatch):
+    monkeypatch.setattr(openai_request, "FILL_MARKS", (("<none>", "b", "c"), ("p", "s", "m")))
+    answer = complete(client, "ab", suffix="yz")
+    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("nopq", len("p" + "ab" + "s" + "yz" + "m"))
+    assert complete(client, suffix="").choices[0].text == "bcde"
+    for fields in ({"prompt": [97]}, {"echo": True}):
         with pytest.raises(openai.BadRequestError, match="suffix needs one text as prompt, and echo to be false"):
-            client.completions.create(model="filling", prompt=[97], suffix="z")
-        answer = client.completions.create(model="filling", prompt="a", suffix="", temperature=0, max_tokens=1)
-        assert answer.choices[0].text == "b"
+            complete(client, suffix="z", **fields)
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(start_server, chatting, steps):
