@@ -3,12 +3,13 @@
 python bench/normalizers.py fill FOLDER --cache FILE [--context 32768]
 python bench/normalizers.py measure FOLDER [FOLDER ...] --cache FILE [--output bench/results/normalizers.json]
 
-The folders are exports of one checkpoint, each with another `--norm`. `fill` reads a text of `--context` tokens, prose of
-Python's help topics, with the folder's model and keeps the keys and values that it computes. `measure` puts them into
-the cache of every model, under the prompt's hashes: `LLM.generate` finds the prompt there, computes its last token and
-then what is measured. So all models read the same cache; it is what the model of `fill` computed, and under another norm
-deeper layers would hold somewhat other keys. Tokens a second are those after the first of an answer. Rounds go round
-the norms, and "over_first" is the median over rounds of a norm's speed by that of the first folder in the same round.
+The folders are exports of one checkpoint, each with another `--norm`. `fill` reads a text of `--context` tokens,
+prose of Python's help topics, with the folder's model and keeps the keys and values that it computes. `measure` puts
+them into the cache of every model, under the prompt's hashes: `LLM.generate` finds the prompt there, computes its last
+token and then what is measured. So all models read the same cache: it is what the model of `fill` computed, and under
+another norm deeper layers would hold somewhat other keys. Tokens a second are those after the first of an answer.
+Rounds go round the norms, and "over_first" is the median over rounds of a norm's speed by that of the first folder in
+the same round.
 """
 
 import json
