@@ -76,7 +76,6 @@ COUNTEREXAMPLES = [
     ("settings_exist", setting("SHARP_GRACE_SECONDS", "a minute"), "grace_seconds"),
     ("settings_exist", setting("SHARP_TLS_KEY", None), "needs both tls_cert and tls_key"),
     ("settings_exist", server("args", ["/model", "--grace=5"]), "--grace is no flag"),
-    ("settings_exist", server("env", []), "a thread for every processor"),
     ("volumes_are_there", server("volumeMounts/0/name", "elsewhere"), "elsewhere, which is no volume"),
     ("volumes_are_there", pod("volumes/0/secret/defaultMode", 0o444), "everybody can read"),
     ("volumes_are_there", server("volumeMounts/0/mountPath", "/tls"), "/etc/sharp/tls/tls.crt is in no volume"),
