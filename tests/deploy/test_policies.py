@@ -82,7 +82,7 @@ COUNTEREXAMPLES = [
     ("volumes_are_there", server("volumeMounts/0/subPath", "tls.crt"), "does not arrive"),
     (
         "volumes_are_there",
-        server("env/0", {"name": "SHARP_TOKEN", "valueFrom": {"secretKeyRef": {}}}),
+        server("env", [{"name": "SHARP_TOKEN", "valueFrom": {"secretKeyRef": {}}}]),
         "secret in the environment",
     ),
     ("selectors_find_the_pods", set_at("Service", "spec/selector", {}), "selects every pod"),
