@@ -168,7 +168,8 @@ def measure(
     first = models["softmax"]
     with np.load(cache) as kept:
         for array, name in zip(caches(first), kept.files, strict=True):
-            array[: len(kept[name])] = kept[name]
+            blocks = min(len(array), len(kept[name]))
+            array[:blocks] = kept[name][:blocks]
     for llm in models.values():
         share(llm, first._engine._backend._current)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
