@@ -37,7 +37,8 @@ sanitize: setup
 	SHARP_LIBRARY_FOLDER=build/sanitize ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  .venv/bin/python -m pytest -q tests/conformance/test_kernel.py tests/conformance/test_kernel_types.py \
-	  tests/conformance/test_kernel_edges.py tests/conformance/test_kernel_reach.py tests/unit/test_plugins_bad_input.py
+	  tests/conformance/test_kernel_edges.py tests/conformance/test_kernel_reach.py tests/unit/test_plugins_bad_input.py \
+	  tests/unit/test_plugins_sampling.py
 
 # The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them, for example
 # make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128".

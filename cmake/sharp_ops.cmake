@@ -1,4 +1,4 @@
-# libsharp_ops.so: the CPU kernels and their ONNX Runtime op. The attention loops are compiled once per instruction set.
+# libsharp_ops.so: the CPU kernels and their ONNX Runtime op, and the sampler. Loops are compiled once per instruction set.
 set(cpu plugins/cpu)
 set(sources
   ${cpu}/aligned.cc
@@ -9,6 +9,7 @@ set(sources
   ${cpu}/paged_attention.cc
   ${cpu}/plan.cc
   ${cpu}/reach.cc
+  ${cpu}/sampling.cc
   ${cpu}/store.cc
   plugins/onnxruntime/attention_inputs.cc
   plugins/onnxruntime/attention_op.cc

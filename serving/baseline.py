@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.cli import SharpCommand
-from sharp.serving.config import BackendConfig, EngineConfig, available_cpus
+from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.errors import InputError
 from sharp.serving.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.metrics.dispersion import LEAST_CONTEXT
 from sharp.serving.model_folder import load_model_folder
+from sharp.serving.processors import available_cpus
 from sharp.serving.request import tokenize
 from sharp.serving.sampling_params import SamplingParams
 

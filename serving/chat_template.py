@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -31,25 +31,32 @@ class _Generation(Extension):
 class ChatTemplate:
     """A template in the dialect of Hugging Face, rendered in Jinja's sandbox: it comes with the model. Thread-safe.
 
-    `special_tokens` are the texts that templates know by name, such as `bos_token`.
+    `special_tokens` are the texts that templates know by name, such as `bos_token`. `for_tools` is the template of
+    conversations with tools, where the model has one of its own.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], for_tools: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=_now, **special_tokens)
         self._template = environment.from_string(source)
+        self._for_tools = environment.from_string(for_tools or source)
+        known = meta.find_undeclared_variables(environment.parse(for_tools or source))
+        self._knows_tools = for_tools is not None or "tools" in known
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that the model answers as the assistant.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The prompt that the model answers as the assistant, who may call the `tools`.
 
         Raises:
-            FieldError: the template refuses the messages.
+            FieldError: the template refuses the messages or knows no tools.
         """
+        if tools and not self._knows_tools:
+            raise FieldError("tools", "tools is set, and the model's chat template knows none; serve a model that does")
+        template = self._for_tools if tools else self._template
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True)
+            return template.render(messages=messages, tools=tools or None, add_generation_prompt=True)
         except Exception as error:  # a template can fail like any program
             raise FieldError("messages", f"messages do not fit the model's chat template: {error}") from error
 
@@ -64,9 +71,11 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         config_file, template_file = folder / CONFIG_FILE, folder / TEMPLATE_FILE
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
         source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
+        named = {"default": source}
         if isinstance(source, list):  # several by name
-            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-        return ChatTemplate(source, _special_tokens(config)) if source else None
+            named = {entry["name"]: entry["template"] for entry in source}
+        default = named.get("default")
+        return ChatTemplate(default, _special_tokens(config), named.get("tool_use")) if default else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
         raise InputError(f"the chat template of {folder} cannot be read: {error}; correct or remove it") from error
 

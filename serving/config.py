@@ -1,21 +1,16 @@
 """The settings of every part: one frozen dataclass per component, read once and printed at start."""
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharp.serving.errors import InputError
+from sharp.serving.processors import available_cpus
 from sharp.serving.tls import TlsConfig
 
 MIB = 2**20
 LOG_FORMATS = ("text", "json")
 ATTENTION_LEVELS = ("off", "layer", "head")
 DEVICES = ("auto", "cpu", "cuda")
-
-
-def available_cpus() -> int:
-    """The processors that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,13 @@ class SamplingFields(StrictMessage):
             FieldError: a value is out of its range.
         """
         given = {name: value for name in SAME if (value := getattr(self, name)) is not None}
-        return SamplingParams(**given, max_tokens=self.limit, logprobs=self.wanted_logprobs, guided=self.guide())
+        return SamplingParams(
+            **given,
+            max_tokens=self.limit,
+            logprobs=self.wanted_logprobs,
+            prompt_logprobs=self.wanted_prompt_logprobs,
+            guided=self.guide(),
+        )
 
     @property
     def limit(self) -> int | None:
@@ -70,6 +76,11 @@ class SamplingFields(StrictMessage):
     @property
     def wanted_logprobs(self) -> int | None:
         """`SamplingParams.logprobs`."""
+        return None
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """`SamplingParams.prompt_logprobs`."""
         return None
 
     def guide(self) -> Guided | None:

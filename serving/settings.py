@@ -23,9 +23,9 @@ from sharp.serving.config import (
     MetricsConfig,
     ServerConfig,
     Settings,
-    available_cpus,
 )
 from sharp.serving.errors import InputError
+from sharp.serving.processors import available_cpus
 from sharp.serving.tls import TlsConfig
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ class ServeSettings(BaseSettings):
         description=f"Where onnxruntime runs; auto is a GPU if our kernels run there; one of: {', '.join(DEVICES)}.",
     )
     threads: int = Field(
-        default_factory=available_cpus, description="Threads of the backend.  [default: one per processor]"
+        default_factory=available_cpus,
+        description="Threads of the backend.  [default: one per processor that it may use]",
     )
     kernels: bool = Field(True, description="Run attention in our kernels, or as standard ops: slow, for comparison.")
     cuda_graphs: bool = Field(False, description="On a GPU, replay decode steps as CUDA graphs.")

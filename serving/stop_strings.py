@@ -21,7 +21,7 @@ class StopStrings:
         if found:
             start, string = min(found, key=lambda match: match[0])
             return self._held[:start], string
-        keep = max(_longest_start_at_end(self._held, string) for string in self._strings)
+        keep = max(longest_start_at_end(self._held, string) for string in self._strings)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown, None
 
@@ -31,6 +31,6 @@ class StopStrings:
         return held
 
 
-def _longest_start_at_end(text: str, string: str) -> int:
+def longest_start_at_end(text: str, string: str) -> int:
     """The length of the longest proper start of `string` that `text` ends with."""
     return next((n for n in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:n])), 0)

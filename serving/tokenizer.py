@@ -37,6 +37,10 @@ class Tokenizer:
         """The text of one token alone, special or not; parts of characters are U+FFFD."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
+    def has(self, tokens: Sequence[str]) -> bool:
+        """Whether each of these texts is a token."""
+        return all(self._tokenizer.token_to_id(token) is not None for token in tokens)
+
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer file."""
         return str(self._tokenizer.to_str())

@@ -30,7 +30,7 @@ class ReplicaContext:
         return self._context.invocation_metadata()
 
     async def send_initial_metadata(self, _metadata: Iterable[tuple[str, str]]) -> None:
-        """Do nothing: Serve has no initial metadata. The request id is in the first message, too."""
+        """Do nothing: Serve has no initial metadata, and its proxy sends the request id (`sharp.ray.proxy`)."""
 
     async def write(self, message: Any) -> None:
         """Send a message of a stream."""

@@ -3,8 +3,10 @@
 Serve replaces the behaviour of every method by its own, which sends the call to a replica. Here two things are put
 around that: a call is given its model and the beginning of its prompt to be routed by, and a status of Serve's own
 becomes one that clients can act on. Serve says INTERNAL when a replica is lost; ours is UNAVAILABLE with RetryInfo.
+`grpc.health.v1` is answered here, by what Serve's own health says of this proxy.
 """
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,27 +15,35 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
 
+from ray.serve.generated import serve_pb2
 from sharp.ray.handover import Give, handed_over
-from sharp.serving.errors import QueueFullError, SharpError, UnavailableError
+from sharp.serving.errors import NotFoundError, QueueFullError, SharpError, UnavailableError
+from sharp.serving.grpc.inference import REQUEST_ID_METADATA
 from sharp.serving.grpc.status import abort
+from sharp.serving.service import new_request_id
 from sharp.v1 import control_pb2, inference_pb2
 
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
     control_pb2.DESCRIPTOR.services_by_name["ControlService"],
 )
+HEALTH_SERVICES = ("", *(service.full_name for service in SERVICES))
 # The beginning of a prompt by which it is routed. Longer ones share more of a cache, and are shared less often.
 PREFIX_TOKENS = 64
 PREFIX_CHARACTERS = 256
 RETRY_SECONDS = 1.0
 STATUS_DETAILS = "grpc-status-details-bin"
+HEALTH_SECONDS = 1.0
+SERVE_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
 
 
 def add_services(_servicer: Any, server: grpc.aio.Server) -> None:
-    """Add the services of `sharp.v1` to a proxy of Ray Serve."""
+    """Add the services of `sharp.v1`, and `grpc.health.v1`, to a proxy of Ray Serve."""
     for service in SERVICES:
         server.add_generic_rpc_handlers((_Handlers(service),))
+    server.add_generic_rpc_handlers((_Health(),))
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -61,6 +71,8 @@ class _Handlers(grpc.GenericRpcHandler):
             return answer
 
         async def stream(request: Any, context: Any) -> AsyncGenerator[bytes]:
+            request.request_id = request.request_id or new_request_id()  # of Generate, the only stream
+
             async def fill(give: Give) -> None:
                 async for message in handler.unary_stream(request, _Routed(context, request)):
                     if message:  # an empty one only carries the status, and nothing must be sent before that
@@ -68,11 +80,94 @@ class _Handlers(grpc.GenericRpcHandler):
 
             # Serve cancels a replica's call only when it is cancelled while it waits for the next message.
             async with aclosing(handed_over(fill)) as messages:
+                started = False
                 async for message in messages:
+                    if not started and request.request_id.isascii() and request.request_id.isprintable():
+                        await context.send_initial_metadata(((REQUEST_ID_METADATA, request.request_id),))
+                    started = True
                     yield message
             await _end(context)
 
         return handler._replace(unary_unary=unary, unary_stream=stream)
+
+
+class _Context:
+    """The context of a call, for Serve.
+
+    Serve asks for the peer once more when the call is over, for its log; grpc would then read memory that may be gone.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._peer = context.peer()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def peer(self) -> str:
+        """See grpc.ServicerContext."""
+        return str(self._peer)
+
+
+class _Health(grpc.GenericRpcHandler):
+    """`grpc.health.v1`: a proxy serves once it knows its replicas, and until it is drained."""
+
+    def __init__(self) -> None:
+        # Serve puts its own health behind this name, as it does with the methods above.
+        ask: Any = grpc.unary_unary_rpc_method_handler(_no_behaviour)
+        self._method_handlers = {SERVE_HEALTH: ask}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """See grpc.GenericRpcHandler."""
+        read, write = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+        if handler_call_details.method == "/grpc.health.v1.Health/Check":
+            return grpc.unary_unary_rpc_method_handler(self._check, read, write)
+        if handler_call_details.method == "/grpc.health.v1.Health/Watch":
+            return grpc.unary_stream_rpc_method_handler(self._watch, read, write)
+        return None
+
+    async def _check(self, request: Any, context: Any) -> Any:
+        if request.service not in HEALTH_SERVICES:
+            await abort(context, NotFoundError(f"service {request.service!r} is not served here"))
+        return health_pb2.HealthCheckResponse(status=await self._status(context))
+
+    async def _watch(self, request: Any, context: Any) -> AsyncGenerator[Any]:
+        known = request.service in HEALTH_SERVICES
+        told = None
+        while True:
+            status = await self._status(context) if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != told:
+                told = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            await asyncio.sleep(HEALTH_SECONDS)
+
+    async def _status(self, context: Any) -> Any:
+        asked = _Asked(context)
+        await self._method_handlers[SERVE_HEALTH].unary_unary(serve_pb2.HealthzRequest(), asked)  # type: ignore[attr-defined]
+        status = health_pb2.HealthCheckResponse
+        return status.SERVING if asked.code() == grpc.StatusCode.OK else status.NOT_SERVING
+
+
+class _Asked(_Context):
+    """The context of a question that is put to Serve itself; what it says is kept from the client."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._code: Any = grpc.StatusCode.OK
+
+    def set_code(self, code: Any) -> None:
+        """See grpc.ServicerContext."""
+        self._code = code
+
+    def code(self) -> Any:
+        """See grpc.ServicerContext."""
+        return self._code
+
+    def set_details(self, _details: str) -> None:
+        """See grpc.ServicerContext."""
+
+    def set_trailing_metadata(self, _metadata: Any) -> None:
+        """See grpc.ServicerContext."""
 
 
 def _no_behaviour(_request: Any, _context: Any) -> Any:
@@ -80,17 +175,14 @@ def _no_behaviour(_request: Any, _context: Any) -> Any:
     raise NotImplementedError
 
 
-class _Routed:
+class _Routed(_Context):
     """The context of a call with the metadata by which Serve routes, unless the client sent them."""
 
     def __init__(self, context: Any, request: Any) -> None:
-        self._context = context
+        super().__init__(context)
         given = {str(name): value for name, value in context.invocation_metadata() or ()}
         routing = {"multiplexed_model_id": getattr(request, "model", ""), "session_id": prefix_key(request)}
         self._metadata = [*({name: value for name, value in routing.items() if value} | given).items()]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
         """See grpc.ServicerContext."""

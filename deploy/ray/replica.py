@@ -1,13 +1,13 @@
 """`ModelServer`: one replica, with an engine for each model that it holds."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
@@ -19,10 +19,10 @@ from ray.serve.grpc_util import RayServegRPCContext
 from sharp.plugins.manifest import read_manifest
 from sharp.ray.context import ReplicaContext, Servicer
 from sharp.ray.router import PrefixRouter
-from sharp.serving.errors import InputError, NotFoundError, SharpError
-from sharp.serving.grpc.control import ControlService
+from sharp.serving.errors import FieldError, InputError, NotFoundError, SharpError
+from sharp.serving.grpc.control import MISSING_REQUEST_ID, ControlService
 from sharp.serving.grpc.inference import InferenceService
-from sharp.serving.grpc.status import abort
+from sharp.serving.grpc.status import abort, reports_errors
 from sharp.serving.http.app import metrics_route
 from sharp.serving.http.errors import error_response
 from sharp.serving.http.server import HttpServer
@@ -31,8 +31,10 @@ from sharp.serving.request_log import set_up_logging
 from sharp.serving.running import RunningModel, run_model
 from sharp.serving.settings import read_settings
 from sharp.serving.tokens import Tokens
+from sharp.v1 import control_pb2
 
 logger = logging.getLogger(__name__)
+ABORT_SECONDS = 10.0
 
 
 class LoadedModel:
@@ -159,9 +161,30 @@ class ModelServer:
         """See `sharp.v1.ControlService`; of the replica that answers."""
         return await self._unary(lambda loaded: loaded.control.GetLoad, request, grpc_context)
 
-    async def Abort(self, _request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """Say that no replica knows the requests of the others."""
-        return await ReplicaContext(grpc_context).unary(_refuse_abort, None)
+    async def Abort(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See `sharp.v1.ControlService`; whichever replica has the request ends it."""
+        return await ReplicaContext(grpc_context).unary(self._abort, request)
+
+    @reports_errors
+    async def _abort(self, request: control_pb2.AbortRequest, context: Any) -> Any:
+        if self._tokens is not None:
+            self._tokens.check(dict(context.invocation_metadata()).get("authorization"))
+        if not request.request_id:
+            raise FieldError("request_id", MISSING_REQUEST_ID)
+        own = serve.get_replica_context()
+        replicas = serve.get_deployment_handle(own.deployment, own.app_name).broadcast("end", request.request_id)
+        ended = await replicas.results_async(timeout_s=ABORT_SECONDS, return_exceptions=True)
+        if True not in ended:
+            raise NotFoundError(f"request_id {request.request_id!r} does not run in this cluster")
+        return control_pb2.AbortResponse()
+
+    async def end(self, request_id: str) -> bool:
+        """End a request, if it runs here; `Abort` asks every replica."""
+        for loaded in [*self._loaded]:
+            with suppress(NotFoundError):
+                await asyncio.wrap_future(loaded.running.service.engine.abort(request_id))
+                return True
+        return False
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """What Serve sends HTTP requests to."""
@@ -181,9 +204,3 @@ class ModelServer:
             await self._metrics_server.stop()
         for loaded in [*self._loaded]:
             await loaded.close()
-
-
-async def _refuse_abort(_request: Any, context: Any) -> None:
-    await context.abort(
-        grpc.StatusCode.UNIMPLEMENTED, "a cluster finds no request by its id; cancel the call of Generate instead"
-    )

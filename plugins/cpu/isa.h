@@ -1,19 +1,23 @@
-// The instruction sets that the attention loops are compiled for, and which of them this process uses.
+// The instruction sets that the loops are compiled for, and which of them this process uses.
 #pragma once
 
 #include "tile.h"
+#include "vocabulary.h"
 
 namespace sharp::cpu {
 
 namespace baseline {
 Loops find_loops(const Attributes& attributes);
-}
+extern const VocabularyLoops vocabulary_loops;
+}  // namespace baseline
 namespace avx2 {
 Loops find_loops(const Attributes& attributes);
-}
+extern const VocabularyLoops vocabulary_loops;
+}  // namespace avx2
 namespace avx512 {
 Loops find_loops(const Attributes& attributes);
-}
+extern const VocabularyLoops vocabulary_loops;
+}  // namespace avx512
 namespace amx {
 Loops find_loops(const Attributes& attributes);  // only where the compiler knows AMX: SHARP_AMX
 }
@@ -22,5 +26,8 @@ Loops find_loops(const Attributes& attributes);  // only where the compiler know
 // environment variable SHARP_ISA names (baseline, avx2, avx512, amx; on Arm neon). Throws std::runtime_error when that
 // one is unknown or the processor lacks it.
 Loops find_loops(const Attributes& attributes);
+
+// The sampler's loops, chosen in the same way.
+const VocabularyLoops& vocabulary_loops();
 
 }  // namespace sharp::cpu

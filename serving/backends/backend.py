@@ -43,7 +43,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step computed; `stats` is None unless the batch asked for it."""
+    """What a step computed; `stats` is None unless the batch asked for it.
+
+    The logits are the caller's, who may write into them, until the next step.
+    """
 
     logits: NDArray[np.float32]  # [outputs, vocab]
     stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4]

@@ -48,6 +48,7 @@ class OnnxRuntimeBackend:
         self._caches = tensors_of(manifest)
         self._current: list[Any] = []
         self._next: list[Any] = []
+        self._logits = np.empty((0, manifest.vocab_size), np.float32)
 
     @property
     def kernels(self) -> bool:
@@ -160,6 +161,7 @@ class OnnxRuntimeBackend:
 
         self._current = make()
         self._next = self._current if self._kernels else make()
+        self._bind_caches()
         if self._captures:
             values = list(zip(self._caches, self._current, strict=True))
             caches = {tensor.name: value for tensor, value in values}
@@ -195,26 +197,33 @@ class OnnxRuntimeBackend:
         """Compute one step."""
         if self._graphs is not None and is_decode(batch):
             return self._graphs.step(batch)
-        binding = self._binding
+        binding, m = self._binding, self._manifest
         inputs = {name: np.asarray(getattr(batch, name)) for name in STEP_INPUTS}  # alive until the run is over
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        # Bound first and anew each time: get_outputs() has the order of the first binding, and a bound output of
-        # dynamic shape would keep the shape of the step before.
-        binding.bind_output("logits", "cpu")
-        binding.bind_output("stats", "cpu" if batch.collect_stats else self._device)
-        for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):
-            binding.bind_ortvalue_input(tensor.name, current)
-            binding.bind_ortvalue_output(tensor.updated_name, following)
+        logits = self._logits_of(len(batch.logits_indices))
+        binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
+        stats = np.empty((m.layers, len(batch.input_ids), m.q_heads, 4), np.float32) if batch.collect_stats else None
+        if stats is None:
+            binding.bind_output("stats", self._device)
+        else:
+            binding.bind_ortvalue_output("stats", onnxruntime.OrtValue.ortvalue_from_numpy(stats))
         self._session.run_with_iobinding(binding, without_graph() if self._captures else None)
-        logits, stats = binding.get_outputs()[: len(OUTPUTS)]
-        self._current, self._next = self._next, self._current
-        return StepOutput(_array(logits), _array(stats) if batch.collect_stats else None)
+        if not self._kernels:
+            self._current, self._next = self._next, self._current
+            self._bind_caches()
+        return StepOutput(logits, stats)
 
+    def _bind_caches(self) -> None:
+        for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):
+            self._binding.bind_ortvalue_input(tensor.name, current)
+            self._binding.bind_ortvalue_output(tensor.updated_name, following)
 
-def _array(value: Any) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = value.numpy()
-    return array
+    def _logits_of(self, rows: int) -> NDArray[np.float32]:
+        """Memory for logits that is kept: it would be taken from the system anew in every step."""
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self._manifest.vocab_size), np.float32)
+        return self._logits[:rows]
 
 
 def kernel_library() -> Path | None:

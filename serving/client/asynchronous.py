@@ -6,16 +6,17 @@ from typing import Any, Self
 
 import grpc
 
-from sharp.serving.client.channel import MOST_ATTEMPTS, ClientTls, channel_options, error_of, metadata_of
+from sharp.serving.client.channel import error_of
+from sharp.serving.client.connection import Connection
 from sharp.serving.client.messages import event_of, request_message
 from sharp.serving.completion import Answers, Completion
 from sharp.serving.engine.events import Delta, Event, Finished
 from sharp.serving.request import Prompt
 from sharp.serving.sampling_params import SamplingParams
-from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from sharp.v1 import control_pb2, inference_pb2
 
 
-class AsyncClient:
+class AsyncClient(Connection):
     """A connection to the server at `address`, host:port, of one event loop; see `Client`, which has the same methods.
 
     Example:
@@ -24,31 +25,7 @@ class AsyncClient:
         ...         print(part.text, end="")
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        tls: ClientTls | None = None,
-        token: str | None = None,
-        attempts: int = MOST_ATTEMPTS,
-        timeout: float | None = None,
-    ) -> None:
-        """See `Client`.
-
-        Raises:
-            InputError: an argument cannot be used.
-        """
-        options = channel_options(attempts)
-        self.address = address
-        self._metadata = metadata_of(token)
-        self._timeout = timeout
-        self._channel = (
-            grpc.aio.insecure_channel(address, options)
-            if tls is None
-            else grpc.aio.secure_channel(address, tls.credentials(), options)
-        )
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._control = control_pb2_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+    _grpc = grpc.aio
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,16 +6,17 @@ from typing import Any, Self
 
 import grpc
 
-from sharp.serving.client.channel import MOST_ATTEMPTS, ClientTls, channel_options, error_of, metadata_of
+from sharp.serving.client.channel import error_of
+from sharp.serving.client.connection import Connection
 from sharp.serving.client.messages import event_of, request_message
 from sharp.serving.completion import Answers, Completion
 from sharp.serving.engine.events import Delta, Event, Finished
 from sharp.serving.request import Prompt
 from sharp.serving.sampling_params import SamplingParams
-from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from sharp.v1 import control_pb2, inference_pb2
 
 
-class Client:
+class Client(Connection):
     """A connection to the server at `address`, host:port; usable from several threads.
 
     Example:
@@ -24,38 +25,7 @@ class Client:
         ...         print(part.text, end="")
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        tls: ClientTls | None = None,
-        token: str | None = None,
-        attempts: int = MOST_ATTEMPTS,
-        timeout: float | None = None,
-    ) -> None:
-        """Nothing is sent yet.
-
-        Args:
-            address: host:port.
-            tls: how to encrypt; None is plain text.
-            token: the bearer token that the server asks for.
-            attempts: how often a call is made, at most, when the server is full or does not answer; 1 to 5.
-            timeout: seconds that a call may take, with all its attempts; None is no limit.
-
-        Raises:
-            InputError: an argument cannot be used.
-        """
-        options = channel_options(attempts)
-        self.address = address
-        self._metadata = metadata_of(token)
-        self._timeout = timeout
-        self._channel = (
-            grpc.insecure_channel(address, options)
-            if tls is None
-            else grpc.secure_channel(address, tls.credentials(), options)
-        )
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._control = control_pb2_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+    _grpc = grpc
 
     def __enter__(self) -> Self:
         return self

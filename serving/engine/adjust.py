@@ -9,14 +9,17 @@ from numpy.typing import NDArray
 from sharp.serving.engine.sequence import Sequence
 
 
-def adjust(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> NDArray[np.float32]:
-    """Apply masks, logit bias and penalties: logits float32 [sequences, vocab], the same array if nothing changes.
+def changes(sequence: Sequence) -> bool:
+    """Whether `adjust` does anything to the logits of a sequence."""
+    params = sequence.request.params
+    return bool(sequence.guide or sequence.counts or params.logit_bias or sequence.generated < params.min_tokens)
+
+
+def adjust(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> None:
+    """Apply masks, logit bias and penalties in place: logits float32 [sequences, vocab].
 
     Only the entries that change are touched: the cost follows the number of distinct tokens, not the vocabulary.
     """
-    if not any(map(_changes, sequences)):
-        return logits
-    logits = logits.copy()
     for row, sequence in enumerate(sequences):
         if sequence.guide:
             np.copyto(logits[row], -np.inf, where=~sequence.guide.allowed(logits.shape[1]))
@@ -30,12 +33,6 @@ def adjust(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> NDArray[np
         old = logits[rows, tokens]
         new = np.where(old > 0, old / repetition, old * repetition)
         logits[rows, tokens] = new - presence * (counts > 0) - frequency * counts
-    return logits
-
-
-def _changes(sequence: Sequence) -> bool:
-    params = sequence.request.params
-    return bool(sequence.guide or sequence.counts or params.logit_bias or sequence.generated < params.min_tokens)
 
 
 # Of one sequence: token ids int64 [entries], and what belongs to each, float32 [entries, values].

@@ -28,52 +28,54 @@ class Outputs:
 
 def wanted_outputs(chunks: Rows[Chunk]) -> Outputs:
     """The logits that the sequences of `chunks` need."""
-    ends = np.cumsum([chunk.tokens for chunk in chunks], dtype=np.int64)
-    sampling = tuple(
-        row
-        for row, chunk in enumerate(chunks)
-        if chunk.tokens == chunk.sequence.remaining and chunk.sequence.request.max_new_tokens
-    )
-    indices = [ends[list(sampling)] - 1]
-    prompt = []
+    sampling: list[int] = []
+    prompt: list[tuple[int, int]] = []
+    last: list[int] = []  # these two are places in the packed tokens
+    following: list[int] = []
+    start = 0
     for row, chunk in enumerate(chunks):
         sequence = chunk.sequence
+        if chunk.tokens == sequence.remaining and sequence.request.max_new_tokens:
+            sampling.append(row)
+            last.append(start + chunk.tokens - 1)
         if sequence.missing_prompt_logprobs:
             # The token at position p tells about the one at p + 1; those before `known` have told.
             known = len(sequence.prompt_logprobs) - sequence.computed
             count = min(chunk.tokens - known, sequence.missing_prompt_logprobs)
             if count > 0:
                 prompt.append((row, count))
-                start = ends[row] - chunk.tokens + known
-                indices.append(np.arange(start, start + count))
-    return Outputs(sampling, tuple(prompt), np.concatenate(indices))
+                following += range(start + known, start + known + count)
+        start += chunk.tokens
+    return Outputs(tuple(sampling), tuple(prompt), np.array(last + following, np.int64))
 
 
 def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect_stats: bool) -> Batch:
-    """The batch of `chunks`."""
-    starts = [chunk.sequence.computed for chunk in chunks]
-    lengths = [chunk.tokens for chunk in chunks]
-    positions = [
-        np.arange(start, start + length, dtype=np.int64) for start, length in zip(starts, lengths, strict=True)
-    ]
+    """The batch of `chunks`.
+
+    In lists: where every chunk has one token, each function of numpy would cost more than all of them.
+    """
+    size = blocks.block_size
     tables = [blocks.table(chunk.sequence.number) for chunk in chunks]
     block_table = np.full((len(chunks), max(map(len, tables))), -1, np.int32)
-    for row, table in zip(block_table, tables, strict=True):
+    input_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    query_start = [0]
+    for chunk, table, row in zip(chunks, tables, block_table, strict=True):
+        start, end = chunk.sequence.computed, chunk.sequence.computed + chunk.tokens
         row[: len(table)] = table
-    token_ids = [
-        token_id
-        for chunk, start in zip(chunks, starts, strict=True)
-        for token_id in chunk.sequence.token_ids[start : start + chunk.tokens]
-    ]
+        held = table[start // size : -(-end // size)].tolist()
+        input_ids += chunk.sequence.token_ids[start:end]
+        positions += range(start, end)
+        slots += [held[position // size - start // size] * size + position % size for position in range(start, end)]
+        query_start.append(len(input_ids))
     return Batch(
-        input_ids=np.array(token_ids, np.int64),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(
-            [blocks.slots(chunk.sequence.number, p) for chunk, p in zip(chunks, positions, strict=True)]
-        ),
+        input_ids=np.array(input_ids, np.int64),
+        positions=np.array(positions, np.int64),
+        slot_mapping=np.array(slots, np.int32),
         block_table=block_table,
-        query_start=np.cumsum([0, *lengths], dtype=np.int32),
-        context_lens=np.array(starts, np.int32),
+        query_start=np.array(query_start, np.int32),
+        context_lens=np.array([chunk.sequence.computed for chunk in chunks], np.int32),
         # Runtimes differ in what they do with empty tensors, so there is always one output, wanted or not.
         logits_indices=outputs.indices if len(outputs.indices) else np.zeros(1, np.int64),
         collect_stats=collect_stats,

@@ -38,11 +38,6 @@ class BlockManager:
         """The blocks of a sequence in the order of its tokens, int32 [blocks]."""
         return self._tables.get(number, _NO_BLOCKS)
 
-    def slots(self, number: int, positions: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Where in the cache the tokens at `positions` of a sequence lie, int32 [tokens]."""
-        block, offset = np.divmod(positions, self.block_size)
-        return (self.table(number)[block] * self.block_size + offset).astype(np.int32)
-
     def missing(self, number: int, tokens: int) -> int:
         """How many more blocks a sequence needs to hold `tokens` tokens."""
         return max(0, -(-tokens // self.block_size) - len(self.table(number)))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.attention import AttentionRows
 from sharp.serving.backends import Backend, StepOutput
 from sharp.serving.config import EngineConfig
@@ -28,7 +29,7 @@ from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
 from sharp.serving.engine.prefix import PrefixChain, chain_start
 from sharp.serving.engine.queue_limit import QueueLimit
 from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
-from sharp.serving.engine.sampler import NO_TOKEN, Sampler
+from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.errors import AlreadyExistsError, EngineError, InputError, SharpError
@@ -74,7 +75,6 @@ class Engine:
             self.blocks, config.max_batch_tokens, config.max_sequences, config.prefill_chunk_tokens
         )
         self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)
-        self._sampler = Sampler(manifest.vocab_size)
         self._backend = backend
         self._manifest = manifest
         self._windows = np.array(manifest.windows, np.int64) if manifest.windows else None
@@ -181,7 +181,7 @@ class Engine:
         batch = pack(plan.chunks, self.blocks, outputs, collect_stats=bool(sampled or wanted))
         output = self._backend.step(batch)
         sequences = [plan.chunks[row].sequence for row in outputs.sampling]
-        tokens = self._sampler.sample(output.logits[: len(sequences)], sequences).tolist()
+        tokens = sample(output.logits[: len(sequences)], sequences).tolist()
         return _Result(
             output,
             batch.positions,

@@ -8,6 +8,8 @@ from sharp.serving.grpc.status import Context, reports_errors
 from sharp.serving.service import GenerationService
 from sharp.v1 import control_pb2, control_pb2_grpc
 
+MISSING_REQUEST_ID = "request_id is not set; it is in the metadata and in the first message of Generate"
+
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Answers from what was fixed at start and from the engine's last report; Abort goes to the engine."""
@@ -50,7 +52,6 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.AbortResponse:
         """End a running request."""
         if not request.request_id:
-            message = "request_id is not set; it is in the metadata and in the first message of Generate"
-            raise FieldError("request_id", message)
+            raise FieldError("request_id", MISSING_REQUEST_ID)
         await asyncio.wrap_future(self._service.engine.abort(request.request_id))
         return control_pb2.AbortResponse()

@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.completion import Answers
-from sharp.serving.engine.events import Delta, Event, Finished, Usage
-from sharp.serving.errors import InputError, SharpError
+from sharp.serving.engine.events import Delta, Event, Finished, PromptComputed, Usage
+from sharp.serving.errors import FieldError, InputError, SharpError
 from sharp.serving.http.errors import error_body, error_response
 from sharp.serving.http.openai_answer import Answer, ChatAnswer, TextAnswer, usage_of
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest, parse
@@ -83,9 +83,7 @@ class Generation:
                 streams.append(await stack.enter_async_context(self._service.stream(call, prepare)))
             for stream in streams:
                 await anext(stream)  # accepted, or the error that says why not
-            shape = ChatAnswer if isinstance(request, ChatRequest) else TextAnswer
-            model = self._service.model
-            answer = shape(request_id, model.manifest.name, model.tokenizer)
+            answer = self._shape(request, request_id, prompts, streams)
             if request.stream:
                 await _send_stream(request, params, answer, streams, send)
             else:
@@ -93,24 +91,43 @@ class Generation:
                 response = JSONResponse(whole, headers=dict(streams[0].headers))
                 await response(scope, receive, send)
 
+    def _shape(
+        self, request: GenerationRequest, request_id: str, prompts: list[Prompt], streams: list[EventStream]
+    ) -> Answer:
+        name, tokenizer = self._service.model.manifest.name, self._service.model.tokenizer
+        if isinstance(request, ChatRequest):
+            several = request.parallel_tool_calls
+            return ChatAnswer(request_id, name, tokenizer, tools=bool(request.callable), several=several)
+        echo = []
+        if isinstance(request, CompletionRequest) and request.echo and tokenizer is not None:
+            for prompt, stream in zip(prompts, streams, strict=True):
+                text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+                echo.append((text, stream.request.prompt_ids[0]))
+        return TextAnswer(request_id, name, tokenizer, echo)
+
     def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         if isinstance(request, CompletionRequest):
-            return list(request.prompts())
+            return list(request.prompts(self._service.model.tokenizer))
         if not isinstance(request, ChatRequest):
             raise TypeError(f"{type(request).__name__} has no prompt")
         return [request.prompt(self._template)]
 
     def _preparation(self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams) -> Any:
         def prepare() -> EngineRequest:
-            return self._service.model.prepare(
-                request_id,
-                prompt,
-                params,
-                attention=request.attention_stats,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                special_tokens=not isinstance(request, ChatRequest),  # the template has written them
-            )
+            try:
+                return self._service.model.prepare(
+                    request_id,
+                    prompt,
+                    params,
+                    attention=request.attention_stats,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    special_tokens=not isinstance(request, ChatRequest),  # the template has written them
+                )
+            except FieldError as error:
+                if error.field.startswith("guided") and isinstance(request, ChatRequest) and request.callable:
+                    raise FieldError("tools", f"tools cannot be required: {error}") from error
+                raise
 
         return prepare
 
@@ -128,18 +145,22 @@ async def _send_stream(
 ) -> None:
     trace = [(name.encode(), value.encode()) for name, value in streams[0].headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": [*SSE_HEADERS, *trace]})
-    for chunk in answer.start(len(streams) * params.n):
-        await _send_data(send, chunk)
     try:
         usages: dict[int, Usage] = {}
         async with aclosing(_merged(streams)) as events:
             async for number, event in events:
-                if isinstance(event, Delta) and (event.text or event.logprobs):
-                    await _send_data(send, answer.delta(number * params.n + event.index, event))
+                first = number * params.n
+                chunks: list[dict[str, Any]] = []
+                if isinstance(event, PromptComputed):
+                    for choice in range(first, first + params.n):
+                        chunks += answer.start(choice, number, event.logprobs)
+                elif isinstance(event, Delta):
+                    chunks = answer.delta(first + event.index, event)
                 elif isinstance(event, Finished):
-                    choice = number * params.n + event.index
-                    usages[choice] = event.usage
-                    await _send_data(send, answer.finished(choice, event))
+                    usages[first + event.index] = event.usage
+                    chunks = answer.finished(first + event.index, event)
+                for chunk in chunks:
+                    await _send_data(send, chunk)
         if request.stream_options and request.stream_options.include_usage:
             prompts = [usages[number * params.n] for number in range(len(streams))]
             await _send_data(send, answer.usage(usage_of(prompts, usages.values())))

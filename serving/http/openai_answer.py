@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from sharp.serving.attention import AttentionSummary, json_numbers
 from sharp.serving.completion import Completion
 from sharp.serving.engine.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.tool_calls import ToolCall, ToolCallParser
 
 # The API knows no other way to say that an answer was cut short.
 REASONS = {
@@ -32,37 +34,22 @@ class Answer(ABC):
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Everything at once; the completions of a request's prompts, each with its others."""
-        answers = [answer for first in completions for answer in (first, *first.others)]
+        answers = [(prompt, one) for prompt, first in enumerate(completions) for one in (first, *first.others)]
         choices = [
             {
                 "index": index,
-                **self._text(answer.text),
-                "logprobs": self._logprobs(answer.logprobs),
-                "finish_reason": REASONS[answer.finish_reason],
+                **self._whole(answer, prompt, completions[prompt].prompt_logprobs),
                 "stop_reason": answer.matched,
                 **_attention(answer.attention),
             }
-            for index, answer in enumerate(answers)
+            for index, (prompt, answer) in enumerate(answers)
         ]
         return {
             **self._base,
             "object": self.whole_object,
             "choices": choices,
-            "usage": usage_of([first.usage for first in completions], [answer.usage for answer in answers]),
+            "usage": usage_of([first.usage for first in completions], [answer.usage for _, answer in answers]),
         }
-
-    def start(self, choices: int) -> list[dict[str, Any]]:
-        """The chunks before the first token."""
-        return [self._chunk(index, delta) for index in range(choices) for delta in self._opening()]
-
-    def delta(self, choice: int, event: Delta) -> dict[str, Any]:
-        """The chunk of new tokens."""
-        return self._chunk(choice, self._delta_text(event.text), self._logprobs(event.logprobs))
-
-    def finished(self, choice: int, event: Finished) -> dict[str, Any]:
-        """The last chunk of a choice."""
-        text = {**self._delta_text(None), **_attention(event.attention)}
-        return self._chunk(choice, text, None, REASONS[event.reason], event.matched)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The last chunk of a stream that was asked for it."""
@@ -85,65 +72,156 @@ class Answer(ABC):
         return self._tokenizer.token(token_id) if self._tokenizer else f"token_id:{token_id}"
 
     @abstractmethod
-    def _text(self, text: str) -> dict[str, Any]:
-        """A whole text as fields of a choice."""
+    def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
+        """The chunks of a choice before its first token, once the prompt of that number is computed."""
 
     @abstractmethod
-    def _delta_text(self, text: str | None) -> dict[str, Any]:
-        """New text as fields of a choice; None: nothing follows."""
+    def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
+        """The chunks of new tokens."""
 
     @abstractmethod
-    def _opening(self) -> list[dict[str, Any]]:
-        """What a choice of a stream begins with."""
+    def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
+        """The last chunks of a choice."""
 
     @abstractmethod
-    def _logprobs(self, entries: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
-        """The field `logprobs` of a choice."""
+    def _whole(
+        self, answer: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
+    ) -> dict[str, Any]:
+        """Text, logprobs and end of an answer to the prompt of that number, as fields of a choice."""
 
 
 class TextAnswer(Answer):
-    """Of `/v1/completions`."""
+    """Of `/v1/completions`. With `echo` every choice begins with its prompt."""
 
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def _text(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def __init__(
+        self, request_id: str, model: str, tokenizer: Tokenizer | None, echo: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        """`echo` has text and first token of each prompt."""
+        super().__init__(request_id, model, tokenizer)
+        self._echo = echo
 
-    def _delta_text(self, text: str | None) -> dict[str, Any]:
-        return {"text": text or ""}
+    def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
+        """The prompt, if it is to be repeated."""
+        if not self._echo:
+            return []
+        text, first = self._echo[prompt]
+        return [self._chunk(choice, {"text": text}, self._logprobs(prompt_logprobs, first))]
 
-    def _opening(self) -> list[dict[str, Any]]:
-        return []
+    def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
+        """Text, once there is some."""
+        if not event.text and not event.logprobs:
+            return []
+        return [self._chunk(choice, {"text": event.text}, self._logprobs(event.logprobs))]
 
-    def _logprobs(self, entries: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
+    def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
+        """The reason."""
+        text = {"text": "", **_attention(event.attention)}
+        return [self._chunk(choice, text, None, REASONS[event.reason], event.matched)]
+
+    def _whole(
+        self, answer: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
+    ) -> dict[str, Any]:
+        text, first, entries = "", None, answer.logprobs
+        if self._echo:
+            text, first = self._echo[prompt]
+            entries = None if entries is None else (*(prompt_logprobs or ()), *entries)
+        return {
+            "text": text + answer.text,
+            "logprobs": self._logprobs(entries, first),
+            "finish_reason": REASONS[answer.finish_reason],
+        }
+
+    def _logprobs(self, entries: Iterable[TokenLogprobs] | None, first: int | None = None) -> dict[str, Any] | None:
+        """The field `logprobs` of a choice; nothing predicts the `first` token of a prompt."""
         if entries is None:
             return None
         entries = tuple(entries)
+        tokens = [self._token(entry.token_id) for entry in entries]
+        values: list[float | None] = [entry.logprob for entry in entries]
+        tops = [{self._token(token): logprob for token, logprob in entry.top} for entry in entries]
+        if first is None:
+            return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops}
         return {
-            "tokens": [self._token(entry.token_id) for entry in entries],
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{self._token(token): logprob for token, logprob in entry.top} for entry in entries],
+            "tokens": [self._token(first), *tokens],
+            "token_logprobs": [None, *values],
+            "top_logprobs": [None, *tops],
         }
 
 
 class ChatAnswer(Answer):
-    """Of `/v1/chat/completions`."""
+    """Of `/v1/chat/completions`. Where there are `tools`, calls of them are taken out of the text."""
 
     prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def _text(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def __init__(
+        self, request_id: str, model: str, tokenizer: Tokenizer | None, *, tools: bool = False, several: bool = True
+    ) -> None:
+        """Unless `several` are wanted, an answer has one call at most."""
+        super().__init__(request_id, model, tokenizer)
+        self._tools = tools
+        self._several = several
+        self._parsers: defaultdict[int, ToolCallParser] = defaultdict(self._parser)
 
-    def _delta_text(self, text: str | None) -> dict[str, Any]:
-        return {"delta": {} if text is None else {"content": text}}
+    def _parser(self) -> ToolCallParser:
+        return ToolCallParser(several=self._several)
 
-    def _opening(self) -> list[dict[str, Any]]:
-        return [{"delta": {"role": "assistant", "content": ""}}]
+    def start(
+        self,
+        choice: int,
+        prompt: int,  # noqa: ARG002
+        prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
+    ) -> list[dict[str, Any]]:
+        """The role."""
+        return [self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})]
+
+    def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
+        """Text and whole calls, once there are some."""
+        parser = self._parsers[choice]
+        known = len(parser.calls)
+        text, calls = parser.push(event.text) if self._tools else (event.text, [])
+        if not text and not calls and not event.logprobs:
+            return []
+        delta: dict[str, Any] = {"content": text} if text or not calls else {}
+        if calls:
+            delta["tool_calls"] = [{"index": known + place, **_call(call)} for place, call in enumerate(calls)]
+        return [self._chunk(choice, {"delta": delta}, self._logprobs(event.logprobs))]
+
+    def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
+        """What was held back, and the reason."""
+        parser = self._parsers[choice]
+        rest = parser.end()
+        chunks = [self._chunk(choice, {"delta": {"content": rest}})] if rest else []
+        text = {"delta": {}, **_attention(event.attention)}
+        return [*chunks, self._chunk(choice, text, None, _reason(event.reason, parser.calls), event.matched)]
+
+    def _whole(
+        self,
+        answer: Completion,
+        prompt: int,  # noqa: ARG002
+        prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        calls: list[ToolCall] = []
+        if self._tools:
+            parser = self._parser()
+            text, calls = parser.push(answer.text)
+            text += parser.end()
+            message["content"] = text if text or not calls else None
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        return {
+            "message": message,
+            "logprobs": self._logprobs(answer.logprobs),
+            "finish_reason": _reason(answer.finish_reason, calls),
+        }
 
     def _logprobs(self, entries: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
+        """The field `logprobs` of a choice."""
         if entries is None:
             return None
         content = [
@@ -159,6 +237,14 @@ class ChatAnswer(Answer):
         text = self._token(token_id)
         whole = "\ufffd" not in text  # else a part of a character, and its bytes are not known here
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _reason(reason: FinishReason, calls: Sequence[ToolCall]) -> str:
+    return "tool_calls" if calls and reason is FinishReason.STOP else REASONS[reason]
 
 
 def _attention(summary: AttentionSummary | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The requests of OpenAI's API, checked, as prompts and `SamplingParams`."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -8,12 +9,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.errors import FieldError, InputError
 from sharp.serving.guided import Guided
+from sharp.serving.http.tools import NamedTool, Tool, ToolChoice, callable_tools, calls_only
 from sharp.serving.request import Prompt
 from sharp.serving.sampling_fields import SamplingFields, StrictMessage, first_error
+from sharp.serving.tokenizer import Tokenizer
 
 # Where OpenAI's API has a limit of its own when the client says none.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 256  # in one request
+# The tokens of fill-in-the-middle models: before the prompt, before the suffix, and before what is between.
+FILL_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+)
 Body = TypeVar("Body", bound="GenerationRequest")
 
 
@@ -45,13 +54,17 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
     best_of: int | None = None
-    echo: Literal[False] | None = None
-    suffix: None = None
+    echo: bool | None = None
+    suffix: str | None = None
 
-    def prompts(self) -> Sequence[Prompt]:
+    def prompts(self, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
         """The prompts; the answers of each follow those of the one before."""
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise FieldError("best_of", f"best_of is {self.best_of}; only the value of n is supported")
+        if self.echo and tokenizer is None:
+            raise FieldError("echo", "echo is true, and the model has no tokenizer to write the prompt with")
+        if self.suffix:
+            return [self._to_fill(self.suffix, tokenizer)]
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
@@ -61,6 +74,16 @@ class CompletionRequest(GenerationRequest):
         if len(self.prompt) > MAX_PROMPTS:
             raise FieldError("prompt", f"prompt has {len(self.prompt)} prompts; the limit is {MAX_PROMPTS}")
         return self.prompt
+
+    def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
+        """The prompt whose answer stands between `prompt` and `suffix`."""
+        marks = next((marks for marks in FILL_MARKS if tokenizer and tokenizer.has(marks)), None)
+        if marks is None:
+            raise FieldError("suffix", "suffix is set, and the model has no tokens to fill in the middle; leave it out")
+        if not isinstance(self.prompt, str) or self.echo:
+            raise FieldError("suffix", "suffix needs one text as prompt, and echo to be false")
+        before, after, between = marks
+        return f"{before}{self.prompt}{after}{suffix}{between}"
 
     @property
     def limit(self) -> int | None:
@@ -72,12 +95,42 @@ class CompletionRequest(GenerationRequest):
         """`SamplingParams.logprobs`."""
         return self.logprobs
 
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """`SamplingParams.prompt_logprobs`."""
+        return self.logprobs if self.echo else None
+
 
 class TextPart(StrictMessage):
     """A part of a message; other parts than text are not supported."""
 
     type: Literal["text"]
     text: str
+
+
+class CalledFunction(BaseModel):
+    """A function that an assistant called; `arguments` is a JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class CalledTool(BaseModel):
+    """A call in an assistant's message."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates expect it: arguments as an object."""
+        try:
+            arguments = json.loads(self.function.arguments)
+        except ValueError as error:
+            message = f"messages has a call of {self.function.name!r} whose arguments are no JSON: {error}"
+            raise FieldError("messages", message) from error
+        function = {"name": self.function.name, "arguments": arguments}
+        return {**(self.model_extra or {}), "type": "function", "function": function}
 
 
 class ChatMessage(BaseModel):
@@ -87,11 +140,13 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str | list[TextPart] | None = None
+    tool_calls: list[CalledTool] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As templates expect it: one text."""
+        """As templates expect it: one text, and calls only where there are some."""
         text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        return {**(self.model_extra or {}), "role": self.role, "content": text or ""}
+        message = {**(self.model_extra or {}), "role": self.role, "content": text or ""}
+        return message | ({"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {})
 
 
 class ResponseFormat(StrictMessage):
@@ -109,6 +164,14 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+
+    @property
+    def callable(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return callable_tools(self.tools or (), self.tool_choice)
 
     def prompt(self, template: ChatTemplate | None) -> str:
         """The conversation as a text with its special tokens."""
@@ -116,7 +179,8 @@ class ChatRequest(GenerationRequest):
             raise InputError("the model has no chat template; use /v1/completions")
         if not self.messages:
             raise FieldError("messages", "messages is an empty list; give at least one message")
-        return template.render([message.for_template() for message in self.messages])
+        tools = [tool.model_dump(exclude_none=True) for tool in self.callable]
+        return template.render([message.for_template() for message in self.messages], tools)
 
     @property
     def limit(self) -> int | None:
@@ -131,8 +195,14 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def guide(self) -> Guided | None:
-        """What the answer must match: `guided`, or OpenAI's own `response_format`."""
+        """What the answer must match: `guided`, OpenAI's own `response_format`, or calls of tools alone."""
         form = self.response_format
+        tools = self.callable
+        if tools and (self.guided is not None or (form is not None and form.type != "text")):
+            raise FieldError("tools", "tools and a form of the answer are both set; with tool_choice none they can be")
+        if tools and (self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)):
+            one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
+            return calls_only(tools, several=not one)
         if form is None or form.type == "text":
             return super().guide()
         if self.guided is not None:

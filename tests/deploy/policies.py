@@ -233,9 +233,6 @@ def settings_exist(documents: list[Document]) -> list[str]:
         found += [f"{name} is no setting of sharp-serve" for name in sorted(names - KNOWN_VARIABLES)]
         given = [word.split("=")[0] for word in pod.server.get("args", []) if word.startswith("-")]
         found += [f"{flag} is no flag of sharp-serve" for flag in given if flag not in flags]
-        known = environment(documents, pod.server)
-        if "SHARP_THREADS" not in known:
-            found.append(f"{pod.name} starts a thread for every processor of its node, whatever its limit")
         try:
             settings(documents, pod)
         except ValidationError as error:

@@ -7,10 +7,13 @@ import threading
 import time
 import urllib.request
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sharp import Client, SamplingParams
 from sharp.serving.errors import FieldError, NotFoundError, SharpError, UnavailableError
+from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.ray_serve.conftest import DRAIN_SECONDS, REPLICAS, wait_for
 from tests.ray_serve.slow_server import STEP_SECONDS
 from tests.serving.conftest import greedy_hashing
@@ -83,8 +86,48 @@ def test_it_refuses_as_a_server_does(client):
         client.generate([200] * 2_500_000, greedy(1))
     with pytest.raises(NotFoundError, match="the cluster has counting, hashing"):
         client.tokenize("a", model="other")
-    with pytest.raises(SharpError, match="cancel the call of Generate"):
+    with pytest.raises(NotFoundError, match="'some-id' does not run in this cluster"):
         client.abort("some-id")
+    with pytest.raises(FieldError, match="request_id is not set"):
+        client.abort("")
+
+
+def test_a_request_is_ended_by_its_id_wherever_it_runs(sharp, client):
+    """Each of several, so that Abort comes to replicas that do not have the request."""
+    streams = {name: client.stream(f"{name} !", greedy(LONG), request_id=name) for name in ("one", "two", "three")}
+    for stream in streams.values():
+        next(stream)
+    for name, stream in streams.items():
+        client.abort(name)
+        *_, last = stream
+        assert (last.reason, last.usage.completion_tokens < LONG) == ("cancelled", True)
+    assert sharp.running() == 0
+
+
+def test_the_request_id_is_in_the_initial_metadata(sharp):
+    with grpc.insecure_channel(sharp.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for given in ("", "mine"):
+            call = stub.Generate(
+                inference_pb2.GenerateRequest(text="a", request_id=given or None, stopping={"max_tokens": 1})
+            )
+            told = dict(call.initial_metadata())["sharp-request-id"]
+            assert told == next(iter(call)).prompt_info.request_id
+            assert told == given or (not given and len(told) == 32)
+
+
+def test_health_is_that_of_the_proxy(sharp):
+    with grpc.insecure_channel(sharp.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "sharp.v1.InferenceService", "sharp.v1.ControlService"):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=10)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=10)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
 
 
 def test_models_take_turns(sharp, client):

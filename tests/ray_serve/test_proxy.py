@@ -1,10 +1,13 @@
 """What is put around Serve's own handlers, with handlers of the test in their place."""
 
 import asyncio
+import gc
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray.serve.generated.serve_pb2 import HealthzRequest
 
 from sharp.ray.proxy import RETRY_SECONDS, add_services
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -115,6 +118,19 @@ def test_a_unary_call_of_a_lost_replica_is_told_so():
     assert asyncio.run(with_proxy(serve, ask)) == grpc.StatusCode.UNAVAILABLE
 
 
+def test_who_asked_is_known_after_the_call():
+    """Serve writes it into its log when all is over; asked then, grpc ended the process now and then."""
+    contexts = []
+
+    async def serve(_request, context):
+        contexts.append(context)
+        yield MESSAGE.SerializeToString()
+
+    assert generate(serve) == (["a"], None)
+    gc.collect()
+    assert contexts[0].peer().startswith("ipv4:127.0.0.1:")
+
+
 def test_serve_is_cancelled_where_it_waits():
     """However the stream is left: only there does it cancel the replica's call."""
     cancelled = []
@@ -139,3 +155,20 @@ def test_serve_is_cancelled_where_it_waits():
 
     asyncio.run(with_proxy(serve, ask))
     assert cancelled == [True]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(grpc.StatusCode.OK, "SERVING"), (grpc.StatusCode.UNAVAILABLE, "NOT_SERVING")]
+)
+def test_health_is_what_serve_says(code, status):
+    async def serve(request, context):
+        assert isinstance(request, HealthzRequest)
+        context.set_code(code)
+        context.set_details("Serve's own words")
+
+    async def ask(channel):
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        return (await health.Check(health_pb2.HealthCheckRequest())).status, (await watch.read()).status
+
+    assert asyncio.run(with_proxy(serve, ask)) == (health_pb2.HealthCheckResponse.ServingStatus.Value(status),) * 2

@@ -10,6 +10,7 @@ import pytest
 from sharp.serving.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.config import EngineConfig
 from sharp.serving.errors import FieldError, InputError
+from sharp.serving.http import openai_request
 from tests.serving.conftest import idle, wait_for, write_folder
 
 TEMPLATE = (
@@ -129,6 +130,34 @@ def test_logprobs(client):
     assert [one.content[0].token for one in streamed if one] == ["b", "c", "d", "e"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_repeats_the_prompt_with_its_logprobs(client, stream):
+    def told(prompt, **fields):
+        """Text, tokens and their logprobs of every choice."""
+        choices = {}
+        answer = complete(client, prompt, echo=True, stream=stream, **fields)
+        for part in answer if stream else [answer]:
+            for choice in part.choices:
+                one = choices.setdefault(choice.index, ["", [], [], []])
+                one[0] += choice.text
+                if choice.logprobs:
+                    one[1] += choice.logprobs.tokens
+                    one[2] += choice.logprobs.token_logprobs
+                    one[3] += choice.logprobs.top_logprobs
+        return [choices[index] for index in range(len(choices))]
+
+    assert [one[0] for one in told([[97, 98], [107, 108]], n=2)] == ["abcdef", "abcdef", "klmnop", "klmnop"]
+    ((text, tokens, values, tops),) = told("ax", logprobs=1, max_tokens=2)
+    assert (text, tokens) == ("axyz", ["a", "x", "y", "z"])
+    assert (values[0], tops[0]) == (None, None)  # nothing predicts the first
+    assert tops[1]["b"] - values[1] == pytest.approx(4)  # "x" after "a" is unlikely
+    assert tops[2]["y"] == values[2] > -2
+    # What evaluation harnesses ask: the prompt's own probabilities, and nothing new.
+    ((text, tokens, values, _),) = told("abc", logprobs=0, max_tokens=0)
+    assert (text, tokens) == ("abc", ["a", "b", "c"])
+    assert values[1] == values[2] > -2
+
+
 def test_chat_whole_and_streamed(client):
     answer = chat(client)
     assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "bcde")
@@ -158,7 +187,8 @@ def test_structured_output_and_our_own_parameters(client):
         ({"prompt": []}, "prompt", "prompt is an empty list"),
         ({"prompt": ["a"] * 257}, "prompt", "prompt has 257 prompts; the limit is 256"),
         ({"n": "many"}, "n", "n cannot be used: Input should be a valid integer"),
-        ({"echo": True}, "echo", "echo cannot be used"),
+        ({"echo": "yes, please"}, "echo", "echo cannot be used"),
+        ({"suffix": "z"}, "suffix", "suffix is set, and the model has no tokens to fill in the middle; leave it out"),
         ({"best_of": 3}, "best_of", "best_of is 3; only the value of n is supported"),
         ({"extra_body": {"typical_p": 1}}, "typical_p", "typical_p is not known here"),
     ],
@@ -170,11 +200,6 @@ def test_a_bad_request_names_the_field(client, fields, param, message):
     assert message in str(caught.value)
 
 
-def test_tools_are_refused_and_not_ignored(client):
-    with pytest.raises(openai.BadRequestError, match="tools is not known here"):
-        chat(client, tools=[{"type": "function", "function": {"name": "f"}}])
-
-
 def test_a_model_without_a_template_completes_only(start_server, counting):
     with connect(start_server(counting)) as client:
         with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):
@@ -182,6 +207,16 @@ def test_a_model_without_a_template_completes_only(start_server, counting):
         assert (
             client.completions.create(model="counting", prompt="a", temperature=0, max_tokens=2).choices[0].text == "bc"
         )
+
+
+def test_what_stands_between_prompt_and_suffix(client, monkeypatch):
+    monkeypatch.setattr(openai_request, "FILL_MARKS", (("<none>", "b", "c"), ("p", "s", "m")))
+    answer = complete(client, "ab", suffix="yz")
+    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("nopq", len("p" + "ab" + "s" + "yz" + "m"))
+    assert complete(client, suffix="").choices[0].text == "bcde"
+    for fields in ({"prompt": [97]}, {"echo": True}):
+        with pytest.raises(openai.BadRequestError, match="suffix needs one text as prompt, and echo to be false"):
+            complete(client, suffix="z", **fields)
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(start_server, chatting, steps):

@@ -3,11 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving import SamplingParams
 from sharp.serving.engine.adjust import adjust
 from sharp.serving.engine.logprobs import token_logprobs
 from sharp.serving.engine.prefix import PrefixChain
-from sharp.serving.engine.sampler import NO_TOKEN, Sampler
+from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
@@ -21,10 +22,6 @@ def sequence(prompt=(0,), eos=(), **params):
     """A sequence that is about to get its first token."""
     request = Request("a", tuple(prompt), SamplingParams(**params), 100)
     return Sequence(request, 0, 0, PrefixChain(b"", 4), None, eos)
-
-
-def sample(logits, sequences):
-    return Sampler(logits.shape[1]).sample(logits, sequences)
 
 
 def shares(**params) -> np.ndarray:
@@ -134,12 +131,16 @@ def test_penalties_by_their_formulas():
         one.append(token)
     # Repetition: prompt and answer. Presence and frequency: the answer only.
     expected = [2 / 2, -2 * 2 - 0.25 - 0.125, 1, 1 / 2 - 0.25 - 2 * 0.125, 1]
-    np.testing.assert_allclose(adjust(logits, [one])[0], expected)
+    adjust(logits, [one])
+    np.testing.assert_allclose(logits[0], expected)
 
 
-def test_nothing_is_copied_where_nothing_changes():
-    logits = np.zeros((1, 5), np.float32)
-    assert adjust(logits, [sequence()]) is logits
+def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_wanted():
+    logits = np.array([[1.0, 2, 3], [3, 2, 1]], np.float32)
+    before = logits.copy()
+    biased = [sequence(temperature=0, logit_bias={0: 100}, logprobs=0), sequence(temperature=0, logit_bias={2: 100})]
+    assert sample(logits, biased).tolist() == [0, 2]
+    np.testing.assert_array_equal(logits, before)
 
 
 def test_min_tokens_keeps_the_end_away():
@@ -147,7 +148,7 @@ def test_min_tokens_keeps_the_end_away():
     one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
     answer = []
     for _ in range(3):
-        answer.append(int(sample(logits, [one])[0]))
+        answer.append(int(sample(logits.copy(), [one])[0]))
         one.append(answer[-1])
     assert answer == [1, 1, 0]
 
@@ -158,7 +159,7 @@ def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
     logits = np.random.default_rng(seed).normal(0, 4, (3, vocab)).astype(np.float32)
     expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(1, keepdims=True))
     chosen = [vocab - 1, 0, vocab // 2]
-    for row, entry in enumerate(token_logprobs(logits, chosen, top)):
+    for row, entry in enumerate(token_logprobs(logits, range(3), chosen, [top] * 3)):
         assert (entry.token_id, entry.logprob) == (chosen[row], pytest.approx(expected[row, chosen[row]], abs=1e-5))
         best = np.argsort(-logits[row], kind="stable")[:top].tolist()
         assert [token for token, _ in entry.top] == best

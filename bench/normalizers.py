@@ -1,0 +1,217 @@
+"""Tokens a second of one stream under every norm, as the context grows.
+
+python bench/normalizers.py fill FOLDER --cache FILE [--context 32768]
+python bench/normalizers.py measure FOLDER --cache FILE [--output bench/results/normalizers.json]
+
+FOLDER is a model that was exported with `--norm softmax --max-context 36864`. Only its attention changes from norm to
+norm: the attributes of the attention nodes, the heads' parameters of ssa, and for ssmax the multiplication of every
+query by ln(i + 2). Norms whose scale is projected from the block's input (assmax, asentmax) are not here.
+
+`fill` reads a text of `--context` tokens, prose of Python's help topics, with the model as it is, and keeps the keys
+and values that it computes. `measure` gives them to every model, under the prompt's hashes: `LLM.generate` finds the
+prompt in its cache, computes the last token and then what is measured. So all models read the same cache; under another
+norm, deeper layers would have computed somewhat other keys. Tokens a second are those after the first of an answer.
+Rounds go round the norms, and "over_softmax" is the median over rounds of a norm's speed by that of softmax in the same
+round.
+"""
+
+import json
+import os
+import platform
+import pydoc_data.topics
+import statistics
+import tempfile
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from sharp import LLM, SamplingParams
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.prefix import PrefixChain, chain_start
+
+MARGIN = 256  # tokens that answers may have
+# What the attention nodes say under each norm; b and n of ssa as at the start of training.
+NORMS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "adaptive-temperature": {"normalizer": "adaptive_softmax"},
+    "ssmax": {},
+    "entmax": {"normalizer": "entmax", "alpha": 1.5},
+    "sparsemax": {"normalizer": "entmax", "alpha": 2.0},
+    "ssa": {"normalizer": "ssa"},
+}
+SSA = (1.0, 1.5)
+
+
+def under(folder: Path, norm: str, output: Path) -> Path:
+    """The model of a folder under another norm."""
+    manifest = read_manifest(folder)
+    model = onnx.load(folder / manifest.model_file, load_external_data=False)
+    attention = [node for node in model.graph.node if node.op_type == "PagedAttention"]
+    for node in attention:
+        for attribute in node.attribute:
+            if attribute.name in NORMS[norm]:
+                attribute.CopyFrom(helper.make_attribute(attribute.name, NORMS[norm][attribute.name]))
+    if norm == "ssa":
+        heads = np.tile(np.array(SSA, np.float32), (manifest.q_heads, 1))
+        model.graph.initializer.append(numpy_helper.from_array(heads, "ssa_heads"))
+        for node in attention:
+            node.input[9] = "ssa_heads"
+    if norm == "ssmax":
+        scale_queries(model, attention)
+    output.mkdir()
+    for file in folder.iterdir():
+        if file.name != manifest.model_file:
+            os.link(file, output / file.name)
+    onnx.save(model, output / manifest.model_file)
+    return output
+
+
+def scale_queries(model: onnx.ModelProto, attention: list[onnx.NodeProto]) -> None:
+    """Multiply every query [tokens, heads, channels] by ln(i + 2)."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2, np.float32), "length_offset"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2], np.int64), "length_axes"))
+    length = [
+        helper.make_node("Cast", ["positions"], ["length_float"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["length_float", "length_offset"], ["length"]),
+        helper.make_node("Log", ["length"], ["length_log"]),
+        helper.make_node("Unsqueeze", ["length_log", "length_axes"], ["length_scale"]),
+    ]
+    nodes = []
+    for node in model.graph.node:
+        if node in attention:
+            scaled = f"{node.input[0]}_scaled"
+            nodes.append(helper.make_node("Mul", [node.input[0], "length_scale"], [scaled]))
+            node.input[0] = scaled
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(length + nodes)
+
+
+def prompt_of(llm: LLM, length: int) -> list[int]:
+    """The first `length` tokens of the text."""
+    text = "\n".join(pydoc_data.topics.topics.values())
+    assert llm.model.tokenizer is not None
+    tokens = llm.model.tokenizer.encode(text)
+    return (tokens * (length // len(tokens) + 1))[:length]
+
+
+def load(folder: Path, context: int, threads: int) -> LLM:
+    """A model with a cache for one stream."""
+    engine = EngineConfig(attention_interval=0, max_sequences=1, cache_tokens=context + MARGIN)
+    return LLM(folder, engine=engine, backend=BackendConfig(threads=threads))
+
+
+def caches(llm: LLM) -> list[NDArray[Any]]:
+    """The memory of the model's cache tensors, one array a tensor [blocks, ...]."""
+    return [value.numpy() for value in llm._engine._backend._current]
+
+
+def share(llm: LLM, values: list[Any]) -> None:
+    """Let a model use the cache of another one."""
+    backend = llm._engine._backend
+    backend._current = backend._next = values
+    backend._bind_caches()
+
+
+def announce(llm: LLM, prompt: list[int]) -> None:
+    """Tell the prefix cache that its first blocks hold the prompt."""
+    blocks = llm._engine.blocks
+    chain = PrefixChain(chain_start(llm.model.manifest, ""), blocks.block_size)
+    blocks.grow(-1, len(prompt))
+    blocks.remember(-1, 0, chain.upto(prompt, len(prompt)))
+    blocks.release(-1)
+
+
+@click.group()
+def main() -> None:
+    """What norms cost."""
+
+
+@main.command(cls=SharpCommand)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--cache", type=click.Path(path_type=Path), required=True, help="File to write.")
+@click.option("--context", default=32768, show_default=True, help="Tokens to read.")
+@click.option("--threads", default=2, show_default=True, help="Threads of the model.")
+def fill(folder: Path, cache: Path, context: int, threads: int) -> None:
+    """Read the text and keep the cache."""
+    llm = load(folder, context, threads)
+    (completion,) = llm.generate(prompt_of(llm, context), SamplingParams(max_tokens=1))
+    click.echo(f"{context} tokens in {completion.timing.total:.0f} s")
+    blocks = context // llm.model.manifest.cache.block_size
+    np.savez(cache, *[array[:blocks] for array in caches(llm)])
+
+
+@main.command(cls=SharpCommand)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--cache", type=click.Path(path_type=Path), required=True, help="What `fill` wrote.")
+@click.option("--contexts", default="4096,32768", show_default=True, help="Tokens before the answer.")
+@click.option("--rounds", default=9, show_default=True, help="Answers of every model at every context.")
+@click.option("--tokens", default=12, show_default=True, help="Tokens of an answer.")
+@click.option("--threads", default=2, show_default=True, help="Threads of the model.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def measure(
+    folder: Path, cache: Path, contexts: str, rounds: int, tokens: int, threads: int, output: Path | None
+) -> None:
+    """Measure every norm at every context."""
+    sizes = [int(size) for size in contexts.split(",")]
+    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+        models = {norm: load(under(folder, norm, Path(work) / norm), max(sizes), threads) for norm in NORMS}
+    first = models["softmax"]
+    with np.load(cache) as kept:
+        for array, name in zip(caches(first), kept.files, strict=True):
+            blocks = min(len(array), len(kept[name]))
+            array[:blocks] = kept[name][:blocks]
+    for llm in models.values():
+        share(llm, first._engine._backend._current)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    rows = []
+    for size in sizes:
+        prompt = prompt_of(first, size)
+        for llm in models.values():
+            announce(llm, prompt)
+        speeds: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(rounds + 1):  # the first is not counted
+            for name, llm in models.items():
+                (completion,) = llm.generate(prompt, params)
+                assert completion.usage.cached_tokens >= size - llm.model.manifest.cache.block_size
+                seconds = completion.timing.total - (completion.timing.time_to_first_token or 0)
+                speeds[name].append((tokens - 1) / seconds)
+        for name, found in speeds.items():
+            over = [mine / base for mine, base in zip(found, speeds["softmax"], strict=True)][1:]
+            rows.append(
+                {
+                    "norm": name,
+                    "context": size,
+                    "tokens_per_second": round(statistics.median(found[1:]), 2),
+                    "over_softmax": round(statistics.median(over), 3),
+                }
+            )
+            click.echo(rows[-1])
+    result = {
+        "benchmark": "normalizers",
+        "model": first.model.manifest.source.name,
+        "weights": first.model.manifest.quantization or first.model.manifest.dtype,
+        "cache": first.model.manifest.cache.dtype,
+        "threads": threads,
+        "rounds": rounds,
+        "date": date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy")},
+        "rows": rows,
+    }
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+// Draws tokens from logits, and says how likely tokens are: what `sharp.plugins.sampling` calls through ctypes.
+#include "sampling.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+
+namespace sharp::cpu {
+namespace {
+
+int64_t whole_blocks(int64_t count) { return (count + kVocabularyBlock - 1) / kVocabularyBlock; }
+
+int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float from_bits(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// One row of logits after another, in buffers that stay in the processor's cache.
+class Vocabulary {
+ public:
+  explicit Vocabulary(int64_t tokens)
+      : loops_(vocabulary_loops()),
+        tokens_(tokens),
+        blocks_(whole_blocks(tokens)),
+        weights_(blocks_ * kVocabularyBlock),
+        sums_(blocks_),
+        maxima_(blocks_),
+        places_(weights_.size()),
+        candidates_(weights_.size() + kVocabularyBlock) {}
+
+  int64_t tokens() const { return tokens_; }
+
+  int64_t sample(const float* logits, const SharpSampling& row) {
+    const Peak best = loops_.peak(logits, tokens_);
+    if (!std::isfinite(best.value)) return -1;
+    if (row.sharpness == 0) return best.index;
+    weigh(logits, best.value, static_cast<float>(row.sharpness));
+    const float lowest =
+        std::max(lowest_kept(static_cast<int64_t>(row.top_k), row.top_p), static_cast<float>(row.min_p));
+    if (lowest > 0) loops_.cut(weights_.data(), tokens_, lowest, sums_.data());
+    return draw(row.random);
+  }
+
+  // The `top` most likely tokens, the smaller of equals first, and the logarithm of the sum of e^logit. NaN and the
+  // first tokens if the highest logit is not finite.
+  double most_likely(const float* logits, int64_t top, int64_t* found) {
+    const Peak best = loops_.peak(logits, tokens_);
+    if (!std::isfinite(best.value)) {
+      std::iota(found, found + top, 0);
+      return std::nan("");
+    }
+    weigh(logits, best.value, 1);
+    if (top > 0) {
+      // Logits that are not the same may have the same weight, or the smaller one the larger weight by a last bit.
+      const float bound = top <= blocks_ ? nth_maximum(top) * (1 - 8 * FLT_EPSILON) : 0;
+      int64_t count = loops_.collect(weights_.data(), padded(), bound, places_.data());
+      while (count > 0 && places_[count - 1] >= tokens_) --count;
+      std::partial_sort(
+          places_.begin(), places_.begin() + top, places_.begin() + count,
+          [logits](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
+      std::copy_n(places_.begin(), top, found);
+    }
+    return best.value + std::log(std::accumulate(sums_.begin(), sums_.end(), 0.0));
+  }
+
+ private:
+  int64_t padded() const { return blocks_ * kVocabularyBlock; }
+
+  void weigh(const float* logits, float highest, float sharpness) {
+    loops_.weigh(logits, tokens_, highest, sharpness, weights_.data(), {sums_.data(), maxima_.data()});
+  }
+
+  // The n-th largest of the blocks' maxima: at least n weights are not smaller.
+  float nth_maximum(int64_t n) {
+    std::copy(maxima_.begin(), maxima_.end(), candidates_.begin());
+    std::nth_element(candidates_.begin(), candidates_.begin() + n - 1, candidates_.begin() + blocks_,
+                     std::greater<float>());
+    return candidates_[n - 1];
+  }
+
+  // Takes the weights that are at least `bound` as candidates; returns their number, filled up to whole blocks.
+  int64_t choose(float bound) {
+    const int64_t count = loops_.compress(weights_.data(), padded(), bound, candidates_.data());
+    const int64_t filled = whole_blocks(count) * kVocabularyBlock;
+    std::fill(candidates_.begin() + count, candidates_.begin() + filled, 0.0f);
+    return filled;
+  }
+
+  // The largest bound from `low` on above which enough candidates are; weights are at most 1, and their bits have
+  // their order.
+  template <typename Enough>
+  float largest_bound(int64_t count, float low, Enough enough) const {
+    int32_t holds = bits_of(low), fails = bits_of(1.0f) + 1;
+    while (fails - holds > 1) {
+      const int32_t middle = holds + (fails - holds) / 2;
+      const Tail tail = loops_.tail(candidates_.data(), count, from_bits(middle));
+      if (enough(tail)) {
+        holds = bits_of(tail.lowest);  // never below `middle`
+      } else {
+        fails = middle;
+      }
+    }
+    return from_bits(holds);
+  }
+
+  // The smallest weight that top-k and then top-p keep, with all that tie with it; 0 if they keep all.
+  float lowest_kept(int64_t top_k, double top_p) {
+    float lowest = 0;
+    int64_t count = 0;
+    double mass = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+    if (top_k > 0 && top_k < tokens_) {
+      lowest = std::max(top_k <= blocks_ ? nth_maximum(top_k) : 0.0f, FLT_MIN);
+      count = choose(lowest);
+      lowest = largest_bound(count, lowest, [top_k](const Tail& tail) { return tail.count >= top_k; });
+      mass = loops_.tail(candidates_.data(), count, lowest).mass;
+    }
+    if (top_p >= 1) return lowest;
+    if (lowest == 0) {
+      // All weights below this together are less than what top-p leaves out.
+      lowest = std::max(static_cast<float>((1 - top_p) * mass / static_cast<double>(tokens_) * 0.999), FLT_MIN);
+      count = choose(lowest);
+    }
+    return largest_bound(count, lowest, [&](const Tail& tail) { return tail.mass >= top_p * mass; });
+  }
+
+  // The first token whose cumulated weight is more than `random` of the sum, so never one of weight 0.
+  int64_t draw(double random) const {
+    const double target = random * std::accumulate(sums_.begin(), sums_.end(), 0.0);
+    double before = 0;
+    int64_t chosen = 0;
+    for (int64_t block = 0; block < blocks_; ++block) {
+      if (sums_[block] == 0) continue;
+      chosen = block;
+      if (before + sums_[block] > target) break;
+      before += sums_[block];
+    }
+    int64_t token = 0;
+    for (int64_t i = chosen * kVocabularyBlock; i < (chosen + 1) * kVocabularyBlock; ++i) {
+      if (weights_[i] == 0) continue;
+      token = i;  // the last one, if rounding moved the target to the end of the block
+      before += weights_[i];
+      if (before > target) break;
+    }
+    return token;
+  }
+
+  const VocabularyLoops& loops_;
+  const int64_t tokens_, blocks_;
+  std::vector<float> weights_;
+  std::vector<double> sums_;
+  std::vector<float> maxima_;
+  std::vector<int32_t> places_;
+  std::vector<float> candidates_;
+};
+
+// The vocabulary of this thread: its memory is not taken from the system anew in every step.
+Vocabulary& vocabulary_of(int64_t tokens) {
+  static thread_local std::unique_ptr<Vocabulary> kept;
+  if (kept == nullptr || kept->tokens() != tokens) kept = std::make_unique<Vocabulary>(tokens);
+  return *kept;
+}
+
+// Runs `work` with a vocabulary; returns what went wrong, or null.
+template <typename Work>
+const char* guarded(int64_t tokens, Work work) {
+  static thread_local std::string message;
+  try {
+    work(vocabulary_of(tokens));
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+}  // namespace
+}  // namespace sharp::cpu
+
+const char* sharp_sample(const float* logits, int64_t rows, int64_t tokens, const SharpSampling* samplings,
+                         int64_t* chosen) {
+  return sharp::cpu::guarded(tokens, [&](auto& vocabulary) {
+    for (int64_t row = 0; row < rows; ++row) {
+      chosen[row] = vocabulary.sample(logits + row * tokens, samplings[row]);
+    }
+  });
+}
+
+const char* sharp_logprobs(const float* logits, int64_t tokens, const int64_t* rows, int64_t count, int64_t top,
+                           int64_t* token_ids, double* logprobs) {
+  return sharp::cpu::guarded(tokens, [&](auto& vocabulary) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float* row = logits + rows[i] * tokens;
+      int64_t* ids = token_ids + i * (1 + top);
+      const double normalizer = vocabulary.most_likely(row, top, ids + 1);
+      for (int64_t j = 0; j <= top; ++j) logprobs[i * (1 + top) + j] = row[ids[j]] - normalizer;
+    }
+  });
+}

@@ -1,0 +1,63 @@
+"""Draws tokens from logits, and says how likely tokens are, in native code (`plugins/cpu/sampling.cc`)."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.plugins import library_path
+from sharp.plugins.errors import SharpError
+
+NO_TOKEN = -1
+
+
+def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Draw a token per row: logits float32 [rows, vocab], samplings float64 [rows, 5] -> int64 [rows].
+
+    A row of samplings is sharpness, top_k, top_p, min_p and a random number from 0 to below 1. Tokens are drawn from
+    softmax(sharpness * logits) after top-k, top-p and min-p, one after the other; 0, 1 and 0 keep all. Tokens that tie
+    with the last one that is kept are kept too. With the kept tokens in the order of their ids, the first one is taken
+    whose cumulated probability is more than the random number. A sharpness of 0 takes the most likely token. A row
+    whose highest logit is not finite has NO_TOKEN.
+    """
+    rows, vocab = logits.shape
+    logits = np.ascontiguousarray(logits)
+    chosen = np.empty(rows, np.int64)
+    _check(_library().sharp_sample(logits.ctypes, rows, vocab, samplings.ctypes, chosen.ctypes))
+    return chosen
+
+
+def logprobs(
+    logits: NDArray[np.float32], rows: Sequence[int], token_ids: Sequence[int], top: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Log probabilities in some rows of logits float32 [n, vocab]: of a token each, and of the `top` (<= vocab) best.
+
+    Token ids int64 [rows, 1 + top], first the given one, then the best and the smaller id of equals, and their
+    logprobs float64 [rows, 1 + top]. Those of a row whose highest logit is not finite are NaN.
+    """
+    vocab = logits.shape[1]
+    logits = np.ascontiguousarray(logits)
+    places = np.array(rows, np.int64)
+    found, values = np.empty((len(rows), 1 + top), np.int64), np.empty((len(rows), 1 + top), np.float64)
+    found[:, 0] = token_ids
+    call = _library().sharp_logprobs
+    _check(call(logits.ctypes, vocab, places.ctypes, len(rows), top, found.ctypes, values.ctypes))
+    return found, values
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(library_path("onnxruntime"))
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.sharp_sample.argtypes = [pointer, number, number, pointer, pointer]
+    library.sharp_logprobs.argtypes = [pointer, number, pointer, number, number, pointer, pointer]
+    for function in (library.sharp_sample, library.sharp_logprobs):
+        function.restype = ctypes.c_char_p
+    return library
+
+
+def _check(error: bytes | None) -> None:
+    if error is not None:
+        raise SharpError(error.decode())

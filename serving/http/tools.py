@@ -1,0 +1,90 @@
+"""The functions that a chat model may call: OpenAI's `tools` and `tool_choice`."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sharp.serving.errors import FieldError
+from sharp.serving.guided import Guided
+from sharp.serving.sampling_fields import StrictMessage
+from sharp.serving.tool_calls import CALL_END, CALL_START
+
+MAX_TOOLS = 128
+# As templates write calls, and so as models were trained: blanks without end are no arguments. llguidance's own key.
+LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+
+
+class FunctionDefinition(StrictMessage):
+    """A function; `parameters` is the JSON schema of its arguments, none is any object."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictMessage):
+    """A tool; there are no others than functions."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(StrictMessage):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(StrictMessage):
+    """The choice of one function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Tool]:
+    """The tools that an answer may call, none where it must not.
+
+    Raises:
+        FieldError: too many tools, two of the same name, or a choice that is not among them.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise FieldError("tools", f"tools has {len(tools)} entries; the limit is {MAX_TOOLS}")
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise FieldError("tools", "tools has two functions of the same name; names must differ")
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in names:
+            raise FieldError("tool_choice", f"tool_choice is the function {choice.function.name!r}; tools has no such")
+        return [tool for tool in tools if tool.function.name == choice.function.name]
+    if choice == "required" and not tools:
+        raise FieldError("tool_choice", "tool_choice is 'required' and tools is empty; give at least one tool")
+    return [] if choice == "none" else list(tools)
+
+
+def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
+    """An answer that is nothing but calls of these tools, their arguments as the schemas say.
+
+    Every function has a rule of its own, so `$ref` in its schema means what it says.
+
+    Raises:
+        FieldError: the schemas are too long.
+    """
+    rules = ["start: call" + (r' ("\n" call)*' if several else "")]
+    functions = " | ".join(f"call_{number}" for number in range(len(tools)))
+    rules.append(f'call: "{CALL_START}\\n" ({functions}) "\\n{CALL_END}"')
+    for number, tool in enumerate(tools):
+        opening = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
+        schema = {"type": "object", **(tool.function.parameters or {}), **LAYOUT}
+        rules.append(f'call_{number}: {opening} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
+    try:
+        return Guided(grammar="\n".join(rules))
+    except FieldError as error:
+        raise FieldError("tools", f"tools are too long to be required: {error}") from error
