@@ -19,11 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import torch  # noqa: F401 - before attention.py tells OpenMP's threads to sleep: llama.cpp's would, 4 times slower
 from attention import read_bandwidth
 
 from sharp import LLM, SamplingParams
@@ -105,13 +107,9 @@ def llama(file: Path, threads: int, context: int) -> Runtime:
 
     def run(prompt: list[int], count: int) -> Run:
         model.reset()
-        began = time.perf_counter()
-        model.eval(prompt)
-        stamps = []
-        for _ in range(count):
-            token = int(np.argmax(model.scores[model.n_tokens - 1]))
+        began, stamps = time.perf_counter(), []
+        for _ in islice(model.generate(prompt, temp=0.0), count):
             stamps.append(time.perf_counter())
-            model.eval([token])
         return run_of(stamps, began)
 
     return run
@@ -161,7 +159,7 @@ def main(
         *((f"llama.cpp {path.name}", path, llama(path, threads, context)) for path in llamas),
     ]
     prompt = np.random.default_rng(0).integers(100, 10_000, prompt_tokens).tolist()
-    read, reads = read_bandwidth(threads), []
+    read, reads = read_bandwidth(threads, time.perf_counter), []
     runs: dict[str, list[Run]] = {name: [] for name, _, _ in subjects}
     for _, _, run in subjects:
         run(prompt, 4)

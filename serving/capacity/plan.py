@@ -16,7 +16,7 @@ UTILIZATION = 0.7  # of a server: above it, requests that arrive by chance wait 
 ENGINE_SECONDS = 1.23e-3
 ENGINE_STREAMS = 16
 # Bytes of a weight; those of quantized models are SmolLM2's whole files (bench/results/precision.json).
-WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.16, "int4": 1.0}
+WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.17, "int4": 1.02}
 
 FORMULA = """\
 W weights' bytes, n weights, c cache bytes of a token, P prompt + A answer = context N, H attention's operations
