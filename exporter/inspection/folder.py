@@ -26,21 +26,29 @@ DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass(frozen=True)
+class _Product:
+    """Some columns, from `start` to before `stop`, of the product of `activations` with an initializer."""
+
+    activations: str
+    weight: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
 class _Attention:
-    """An attention node: the names of its inputs, of the block's input and of the matrices Q and K."""
+    """An attention node: the names of its inputs and of the block's input, and the products that make Q and K."""
 
     layer: int
     inputs: dict[str, str]
     attributes: dict[str, Any]
-    hidden: str | None
-    query_weight: str | None
-    key_weight: str | None
+    projections: tuple[_Product, _Product] | None
 
     def wanted(self) -> dict[str, str]:
         """Value -> the name of the output that shows it."""
         shown = {name: self.inputs[name] for name in SHOWN if name in self.inputs}
-        if self.hidden is not None:
-            shown["hidden"] = self.hidden
+        if self.projections is not None:
+            shown["hidden"] = self.projections[0].activations
         return {f"inspect.{self.layer}.{name}": value for name, value in shown.items()}
 
 
@@ -97,7 +105,7 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
 def _attention_nodes(model: onnx.ModelProto) -> Iterator[_Attention]:
     """In the order of the layers."""
     producers = {output: node for node in model.graph.node for output in node.output}
-    weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
     found = []
     for node in model.graph.node:
         if (node.domain, node.op_type) != (DOMAIN, PAGED_ATTENTION.name):
@@ -108,37 +116,51 @@ def _attention_nodes(model: onnx.ModelProto) -> Iterator[_Attention]:
             if value and value not in ABSENT.values()
         }
         query, key = (_projection(inputs[name], producers, weights) for name in ("query", "key"))
-        same = query is not None and key is not None and query[0] == key[0]
+        same = query is not None and key is not None and query.activations == key.activations
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         found.append(
             _Attention(
                 layer=int(inputs["key_cache"].rpartition(".")[2]),
                 inputs=inputs,
                 attributes={**ATTRIBUTE_DEFAULTS, **given},
-                hidden=query[0] if query is not None and same else None,
-                query_weight=query[1] if query is not None and same else None,
-                key_weight=key[1] if key is not None and same else None,
+                projections=(query, key) if query is not None and key is not None and same else None,
             )
         )
     yield from sorted(found, key=lambda node: node.layer)
 
 
 def _projection(
-    value: str, producers: dict[str, onnx.NodeProto], weights: dict[str, tuple[int, ...]]
-) -> tuple[str, str] | None:
-    """The input and the matrix of the product that `value` was made from, the widest if a length scale has one too."""
+    value: str, producers: dict[str, onnx.NodeProto], weights: dict[str, onnx.TensorProto]
+) -> _Product | None:
+    """The product that `value` was made from, the widest if a length scale has one too."""
     products, open_values, seen = [], [value], set()
     while open_values:
-        node = producers.get(open_values.pop())
-        if node is None or id(node) in seen:
+        value = open_values.pop()
+        node = producers.get(value)
+        if node is None or value in seen:
             continue
-        seen.add(id(node))
-        if node.op_type == "MatMul":
-            if node.input[1] in weights:
-                products.append((node.input[0], node.input[1]))
-        else:
+        seen.add(value)
+        product = _columns(value, node, producers, weights)
+        if product is not None:
+            products.append(product)
+        elif node.op_type != "MatMul":
             open_values.extend(node.input)
-    return max(products, key=lambda product: weights[product[1]][1], default=None)
+    return max(products, key=lambda product: product.stop - product.start, default=None)
+
+
+def _columns(
+    value: str, node: onnx.NodeProto, producers: dict[str, onnx.NodeProto], weights: dict[str, onnx.TensorProto]
+) -> _Product | None:
+    """`value` as a product with a matrix, or as a part of one that the exporter made of several, or else None."""
+    sizes, part = [], 0
+    if node.op_type == "Split" and len(node.input) == 2 and node.input[1] in weights:
+        sizes, part = numpy_helper.to_array(weights[node.input[1]]).tolist(), list(node.output).index(value)
+        node = producers.get(node.input[0], node)
+    matrix = weights.get(node.input[1]) if node.op_type == "MatMul" else None
+    if matrix is None or len(matrix.dims) != 2:
+        return None
+    start, width = (sum(sizes[:part]), sizes[part]) if sizes else (0, matrix.dims[1])
+    return _Product(node.input[0], node.input[1], start, start + width)
 
 
 def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str], token_ids: Tokens) -> list[Floats]:
@@ -197,11 +219,11 @@ def _layer_record(node: _Attention, model: onnx.ModelProto, path: Path, found: d
 def _projections(
     node: _Attention, model: onnx.ModelProto, path: Path, found: dict[str, Floats], heads: tuple[int, int]
 ) -> Projections | None:
-    if node.hidden is None:
+    if node.projections is None:
         return None
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     matrices = [
-        numpy_helper.to_array(weights[name], str(path)).T for name in (node.query_weight, node.key_weight) if name
+        numpy_helper.to_array(weights[one.weight], str(path))[:, one.start : one.stop].T for one in node.projections
     ]
     hidden = found[f"inspect.{node.layer}.hidden"]
     hidden = hidden.reshape(-1, hidden.shape[-1])  # [tokens, hidden_size]
