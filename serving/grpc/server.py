@@ -26,7 +26,7 @@ SERVICES = (
     grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
 
-LAST_MESSAGES_SECONDS = 1
+LAST_MESSAGES_SECONDS = 3
 HEALTH_SECONDS = 1.0
 # A connection on which nothing happens is kept alive through proxies, and one whose client has gone is found out.
 # Clients may ask every 10 s whether the server is there; gRPC's own default cuts them off for asking that often.
