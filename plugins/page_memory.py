@@ -21,7 +21,7 @@ def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
     size = prod(shape) * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(f"no {size >> 20} MiB of memory: {error}") from error
     with contextlib.suppress(OSError, AttributeError):  # a system without such pages has ordinary ones
         memory.madvise(mmap.MADV_HUGEPAGE)

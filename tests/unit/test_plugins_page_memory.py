@@ -57,3 +57,8 @@ def test_large_arrays_lie_in_huge_pages() -> None:
 def test_more_than_the_system_has_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match="no 1073741824 MiB of memory"):
         page_memory.zeros((1 << 50,), np.int8)
+
+
+def test_more_than_there_are_addresses_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="MiB of memory"):
+        page_memory.zeros((1 << 70,), np.int8)
