@@ -7,17 +7,13 @@ requests each get one token; "step_ms" is the whole step by the clock. "first_to
 asked before and for one that shares all but its last token with it.
 """
 
-import json
-import os
-import platform
 import statistics
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+from result_file import header, write
 
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
@@ -99,18 +95,13 @@ def main(folder: str, streams: int, steps: int, prefix: int, output: Path | None
     prefix_row = measure_prefix(llm, min(prefix, llm.model.context_limit - 2))
     click.echo(prefix_row)
     result = {
-        "benchmark": "engine_step",
+        **header("engine_step"),
         "model": Path(folder).name,
         "streams": streams,
-        "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy")},
         "rows": rows,
         "prefix": prefix_row,
     }
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
 
 
 if __name__ == "__main__":

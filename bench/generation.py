@@ -12,13 +12,10 @@ The peers' models: `python -m onnxruntime_genai.models.builder -m HF_FOLDER -o O
 
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ import click
 import numpy as np
 import torch  # noqa: F401 - before attention.py tells OpenMP's threads to sleep: llama.cpp's would, 4 times slower
 from attention import read_bandwidth
+from result_file import header, write
 
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
@@ -121,17 +119,6 @@ def weight_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def found_versions() -> dict[str, str]:
-    """Versions of what is installed."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 @click.command(cls=SharpCommand)
 @click.option("--sharp", "sharps", type=click.Path(path_type=Path), multiple=True, required=True)
 @click.option("--genai", "genais", type=click.Path(path_type=Path), multiple=True)
@@ -186,21 +173,15 @@ def main(
         row["first_token_ratio"] = round(rows[0]["first_token_ms"] / row["first_token_ms"], 3)
         click.echo(row)
     result = {
-        "benchmark": "generation",
-        "date": str(date.today()),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "versions": found_versions(),
+        **header("generation", PACKAGES),
         "threads": threads,
         "prompt_tokens": prompt_tokens,
         "answer_tokens": answer_tokens,
         "rounds": rounds,
         "read_bytes_per_second": bandwidth,
-        "load_average": os.getloadavg(),
         "rows": rows,
     }
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ prompt: what the long prompt itself takes, with its key-value cache ("cache_mb")
 """
 
 import json
-import os
-import platform
 import resource
 import subprocess
 import sys
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import click
+from result_file import header, write
 
 from sharp.plugins.cli import SharpCommand
 
@@ -65,16 +62,11 @@ def main(folder: str, lengths: str, output: Path | None, one: int | None) -> Non
         rows.append(json.loads(subprocess.check_output(command, text=True).splitlines()[-1]))
         click.echo(rows[-1])
     result = {
-        "benchmark": "long_prompt",
+        **header("long_prompt"),
         "model": Path(folder).name,
-        "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy")},
         "rows": rows,
     }
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
 
 
 if __name__ == "__main__":

@@ -8,20 +8,16 @@ the machine does slows both. "cost_of_every_8th_step" is what the default takes 
 /metrics beside every fifth step; "delay_ms" is how much longer these steps are than the others (medians).
 """
 
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+from result_file import PACKAGES, header, write
 
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
@@ -120,20 +116,15 @@ def main(folder: str, streams: int, context: int, steps: int, threads: int, outp
     observed.close()
     click.echo(row)
     result = {
-        "benchmark": "metrics",
+        **header("metrics", (*PACKAGES, "prometheus-client")),
         "model": Path(folder).name,
         "heads": f"{manifest.layers} x {manifest.q_heads}",
         "streams": streams,
         "context": context,
         "threads": threads,
-        "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy", "prometheus-client")},
         "row": row,
     }
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
 
 
 if __name__ == "__main__":

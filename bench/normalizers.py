@@ -15,14 +15,10 @@ Rounds go round the norms, and "over_softmax" is the median over rounds of a nor
 round.
 """
 
-import json
 import os
-import platform
 import pydoc_data.topics
 import statistics
 import tempfile
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +27,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from result_file import header, write
 
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
@@ -197,20 +194,15 @@ def measure(
             )
             click.echo(rows[-1])
     result = {
-        "benchmark": "normalizers",
+        **header("normalizers"),
         "model": first.model.manifest.source.name,
         "weights": first.model.manifest.quantization or first.model.manifest.dtype,
         "cache": first.model.manifest.cache.dtype,
         "threads": threads,
         "rounds": rounds,
-        "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy")},
         "rows": rows,
     }
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,17 @@ latencies are compared.
 
 import asyncio
 import json
-import os
-import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+from result_file import header, write
 
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.bench.load import Load, run_load
@@ -92,21 +89,15 @@ def main(folder: str, requests: int, output: Path | None) -> None:
     }
     click.echo(json.dumps(row, indent=2))
     result = {
-        "benchmark": "overload",
+        **header("overload"),
         "model": Path(folder).name,
         "running": RUNNING,
         "waiting": WAITING,
         "prompt_tokens": PROMPT_TOKENS,
         "answer_tokens": ANSWER_TOKENS,
-        "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "load_average": os.getloadavg(),
-        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "numpy")},
         "row": row,
     }
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ and two replicas give at least 1.8 times the tokens a second of one. Variables R
 import asyncio
 import json
 import os
-import platform
 import random
 import re
 import signal
@@ -22,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ import click
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
+from result_file import PACKAGES, header, write
 
 from sharp import AsyncClient, Client, SamplingParams
 from sharp.plugins.cli import SharpCommand
@@ -174,10 +173,7 @@ def main(
         tokens_per_second["two replicas"] = throughput(address, load)
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     result = {
-        "benchmark": "ray_serve",
-        "date": str(date.today()),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "ray": ray.__version__,
+        **header("ray_serve", (*PACKAGES, "ray")),
         "environment": {name: value for name, value in os.environ.items() if name.startswith("RAY_SERVE_")},
         "model": folder.name,
         "requests": requests,
@@ -188,8 +184,7 @@ def main(
         "two_over_one": round(tokens_per_second["two replicas"] / tokens_per_second["one replica"], 2),
     }
     print(json.dumps(result, indent=2))
-    if output is not None:
-        output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write(output, result)
 
 
 if __name__ == "__main__":

@@ -198,6 +198,7 @@ def parse_range(text: str) -> tuple[int, int]:
 @click.option("--work", type=click.Path(path_type=Path), help="State to resume from.  [default: build/train/TASK-NORM]")
 @click.option("--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE; repeatable.")
 @click.option("--lengths", help="Lengths to train on, as 32-64.  [default: the paper's]")
+@click.option("--length-step", type=click.IntRange(min=1), help="Train on every so many-th of the lengths only.")
 @click.option("--positions", type=click.Choice(get_args(Positions)), help="Position encoding.  [default: nape]")
 @click.option("--rope-factor", type=click.FloatRange(min=1), help="Stretching of RoPE, as in Llama 3.  [default: 16]")
 @click.option("--alpha", type=float, help="Alpha of entmax.  [default: the norm's]")
@@ -205,6 +206,9 @@ def parse_range(text: str) -> tuple[int, int]:
 @click.option("--layers", type=click.IntRange(min=1), help="Layers.  [default: the paper's]")
 @click.option("--heads", type=click.IntRange(min=1), help="Heads.  [default: the paper's]")
 @click.option("--hidden-size", type=click.IntRange(min=1), help="Width of the model.  [default: the paper's]")
+@click.option(
+    "--intermediate-size", type=click.IntRange(min=1), help="Width of the feed-forward part.  [default: the paper's]"
+)
 @click.option("--batch", type=click.IntRange(min=1), help="Samples of a step.  [default: the paper's]")
 @click.option("--learning-rate", type=float, help="Highest learning rate.  [default: the paper's]")
 @click.option("--final-learning-rate", type=float, help="Rate at the end of half a cosine.  [default: the paper's]")

@@ -32,11 +32,13 @@ class Choices:
     layers: int | None = None
     heads: int | None = None
     hidden_size: int | None = None
+    intermediate_size: int | None = None
     steps: int | None = None
     batch: int | None = None
     learning_rate: float | None = None
     final_learning_rate: float | None = None
     lengths: tuple[int, int] | None = None
+    length_step: int | None = None
     seed: int = 0
     bfloat16: bool = False
     compile: bool = False
@@ -56,6 +58,8 @@ def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Ta
     stages = tuple(replace(stage, start_step=round(stage.start_step * share)) for stage in training.stages)
     if choices.lengths is not None:
         stages = (Stage(0, *choices.lengths, every=training.stages[0].every),)
+    if choices.length_step is not None:
+        stages = tuple(replace(stage, every=choices.length_step) for stage in stages)
     training = replace(
         training,
         steps=steps,
@@ -74,12 +78,14 @@ def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Ta
             choices.layers or shape.layers,
             choices.heads or shape.q_heads,
             choices.hidden_size or shape.hidden_size,
-            shape.intermediate_size,
+            choices.intermediate_size or shape.intermediate_size,
         )
         if shape.hidden_size % shape.q_heads:
             raise InputError(f"hidden size {shape.hidden_size} cannot be divided among {shape.q_heads} heads")
-    elif choices.layers or choices.heads:
-        raise InputError(f"{task.name} has one layer with one head, by its paper; leave out --layers and --heads")
+    elif choices.layers or choices.heads or choices.intermediate_size:
+        raise InputError(
+            f"{task.name} has one layer with one head, by its paper; leave out --layers, --heads and --intermediate-size"
+        )
     chosen = replace(task, sampler=with_parameters(task.sampler, parameters), training=training, shape=shape)
     for stage in training.stages:
         for length in stage.lengths:

@@ -281,6 +281,19 @@ def test_a_short_run_keeps_the_shape_of_its_schedule():
     assert make_settings(choose_task(TASKS["sort"], Choices("ssa", steps=3125), ()), Choices("ssa")).warmup_steps == 100
 
 
+def test_lengths_can_be_taken_in_steps():
+    choices = Choices("softmax", lengths=(32, 64), length_step=16)
+    (stage,) = choose_task(TASKS["mqmtar"], choices, ()).training.stages
+    assert list(stage.lengths) == [32, 48, 64]
+
+
+def test_the_feed_forward_part_has_the_chosen_width():
+    _, model = tiny("2back", "softmax", lengths=(4, 4), intermediate_size=24)
+    assert model.config.intermediate_size == 24
+    with pytest.raises(InputError, match="leave out --layers, --heads and --intermediate-size"):
+        choose_task(TASKS["max-retrieval"], Choices("softmax", intermediate_size=24), ())
+
+
 def test_a_score_does_not_depend_on_how_samples_are_batched(monkeypatch):
     task, model = tiny("sort", lengths=(4, 8))
     whole = score(model, task.sampler, "accuracy", 8, 20, seed=3)

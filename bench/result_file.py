@@ -1,0 +1,41 @@
+"""What every result of `bench/results/` begins with, and how it is written."""
+
+import json
+import os
+import platform
+from collections.abc import Iterable
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("sharp-attention", "onnxruntime", "numpy")
+
+
+def header(benchmark: str, packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Name, date, machine, its load, and the versions of those `packages` that are installed."""
+    return {
+        "benchmark": benchmark,
+        "date": date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "load_average": os.getloadavg(),
+        "versions": versions(packages),
+    }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those `packages` that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write(path: Path | None, result: dict[str, Any]) -> None:
+    """Write `result` as JSON; None writes nothing."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
