@@ -84,7 +84,7 @@ def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Ta
             raise InputError(f"hidden size {shape.hidden_size} cannot be divided among {shape.q_heads} heads")
     elif choices.layers or choices.heads or choices.intermediate_size:
         raise InputError(
-            f"{task.name} has one layer with one head, by its paper; leave out --layers, --heads and --intermediate-size"
+            f"{task.name} has one layer with one head, by its paper: leave out --layers, --heads, --intermediate-size"
         )
     chosen = replace(task, sampler=with_parameters(task.sampler, parameters), training=training, shape=shape)
     for stage in training.stages:

@@ -290,7 +290,7 @@ def test_lengths_can_be_taken_in_steps():
 def test_the_feed_forward_part_has_the_chosen_width():
     _, model = tiny("2back", "softmax", lengths=(4, 4), intermediate_size=24)
     assert model.config.intermediate_size == 24
-    with pytest.raises(InputError, match="leave out --layers, --heads and --intermediate-size"):
+    with pytest.raises(InputError, match="leave out --layers, --heads, --intermediate-size"):
         choose_task(TASKS["max-retrieval"], Choices("softmax", intermediate_size=24), ())
 
 
