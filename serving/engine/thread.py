@@ -32,6 +32,15 @@ class _Abort:
     sink: Sink | None
     done: "Future[None]" = field(default_factory=Future)
 
+    def answer(self, error: SharpError | None = None) -> None:
+        """Say what came of it, unless whoever asked has given up."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
 
 class EngineThread:
     """Runs an engine; the front ends give it requests and get events, and never touch its state."""
@@ -124,10 +133,10 @@ class EngineThread:
     def _abort(self, command: _Abort) -> None:
         sink = self._sinks.get(command.request_id)
         if sink is None or command.sink not in (None, sink):
-            command.done.set_exception(NotFoundError(f"request_id {command.request_id!r} is not running"))
+            command.answer(NotFoundError(f"request_id {command.request_id!r} is not running"))
             return
         self._deliver(self._engine.abort(command.request_id))
-        command.done.set_result(None)
+        command.answer()
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -154,4 +163,4 @@ class EngineThread:
             if isinstance(command, _Submit):
                 command.sink(Failed(command.request.request_id, error))
             elif command is not None:
-                command.done.set_exception(error)
+                command.answer(error)

@@ -64,6 +64,18 @@ def test_every_answer_of_a_request_arrives(start):
     assert {one.index for one in finished} == {0, 1}
 
 
+def test_an_abort_whose_caller_gave_up_ends_the_request_and_not_the_engine(start):
+    model, _, thread = start()
+    events = queue.Queue()
+    thread.submit(model.prepare("a", "a", SamplingParams(temperature=0)), events.put)
+    for name in ("a", "nobody"):
+        assert thread.abort(name).cancel()  # as a deadline of the call does
+    thread.submit(model.prepare("b", "a", SamplingParams(max_tokens=2)), events.put)
+    thread.start()
+    seen = events_until(events, Finished, "b")
+    assert [one.reason for one in seen if isinstance(one, Finished)] == ["cancelled", "length"]
+
+
 def test_an_engine_that_lost_a_block_ends_instead_of_going_on(start):
     model, engine, thread = start()
     engine.blocks._free.popitem()
