@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 from sharp.serving.engine.sequence import Sequence
 
+# A repetition penalty outside these would make logits that are not finite, and does nothing else than the nearer one.
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
+
 
 def changes(sequence: Sequence) -> bool:
     """Whether `adjust` does anything to the logits of a sequence."""
@@ -33,6 +36,16 @@ def adjust(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> None:
         old = logits[rows, tokens]
         new = np.where(old > 0, old / repetition, old * repetition)
         logits[rows, tokens] = new - presence * (counts > 0) - frequency * counts
+
+
+def leaves_none(sequence: Sequence, vocab_size: int) -> bool:
+    """Whether `adjust` takes every token from a sequence: all that may follow would end the answer too early."""
+    early = _too_early(sequence)
+    if early is None:
+        return False
+    allowed = sequence.guide.allowed(vocab_size) if sequence.guide else np.ones(vocab_size, np.bool_)
+    allowed[early[0]] = False
+    return not allowed.any()
 
 
 # Of one sequence: token ids int64 [entries], and what belongs to each, float32 [entries, values].
@@ -61,7 +74,8 @@ def _penalties(sequence: Sequence) -> Entries | None:
     params, counts = sequence.request.params, sequence.counts
     values = np.empty((len(counts.token_ids), 4), np.float32)
     values[:, 0] = counts.counts
-    values[:, 1:] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    repetition = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
+    values[:, 1:] = repetition, params.presence_penalty, params.frequency_penalty
     return counts.token_ids, values
 
 

@@ -13,6 +13,7 @@ from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.attention import AttentionRows
 from sharp.serving.backends import Backend, StepOutput
 from sharp.serving.config import EngineConfig
+from sharp.serving.engine.adjust import leaves_none
 from sharp.serving.engine.batch import pack, wanted_outputs
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.events import (
@@ -32,7 +33,7 @@ from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
 from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.errors import AlreadyExistsError, EngineError, InputError, SharpError
+from sharp.serving.errors import AlreadyExistsError, EngineError, FieldError, InputError, SharpError
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
 
@@ -226,6 +227,10 @@ class Engine:
     def _why_no_token(self, sequence: Sequence) -> SharpError:
         if sequence.guide and sequence.guide.error:
             return InputError(f"the answer cannot follow guided: {sequence.guide.error}")
+        if leaves_none(sequence, self._manifest.vocab_size):
+            return FieldError(
+                "min_tokens", "min_tokens is not reached, and every token that may follow ends the answer"
+            )
         self.blocks.forget(sequence.number)  # who shares them would fail as well
         return EngineError("the model gave logits that are not finite for this request")
 

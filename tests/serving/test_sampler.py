@@ -135,6 +135,12 @@ def test_penalties_by_their_formulas():
     np.testing.assert_allclose(logits[0], expected)
 
 
+@pytest.mark.parametrize(("penalty", "best"), [(1e-300, 0), (1e300, 2)])
+def test_a_repetition_penalty_beyond_float32_leaves_logits_finite(penalty, best):
+    logits = np.array([[2.0, 0.0, 1.0, -np.inf]], np.float32)
+    assert sample(logits, [sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty)]).tolist() == [best]
+
+
 def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_wanted():
     logits = np.array([[1.0, 2, 3], [3, 2, 1]], np.float32)
     before = logits.copy()
