@@ -11,16 +11,23 @@ class Detokenizer:
     """Gives the text of a growing list of tokens in whole characters.
 
     A token's text can depend on the token before it (a leading space, the bytes of one character), so the
-    tokens since the last text are always decoded together with the ones that gave it.
+    tokens since the last text are always decoded together with the ones that gave it. The first token may follow one
+    that is not to be shown, the last of a prompt: some decoders leave out the space that a text begins with.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: int | None = None) -> None:
+        """The first token follows `before`."""
         self._tokenizer = tokenizer
+        self._before = before
         self._shown: list[int] = []
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that became certain, often empty."""
+        if self._before is not None:
+            whole = INCOMPLETE not in self._tokenizer.decode([self._before])  # else it is not known what it shows
+            self._shown = [self._before] if whole else []
+            self._before = None
         self._pending.append(token_id)
         text = self._pending_text()
         if text and not text.endswith(INCOMPLETE):

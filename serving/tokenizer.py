@@ -34,8 +34,10 @@ class Tokenizer:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def token(self, token_id: int) -> str:
-        """The text of one token alone, special or not; parts of characters are U+FFFD."""
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        """The text of one token inside a text, special or not; parts of characters are U+FFFD."""
+        # After itself: some decoders leave out the space that a text begins with.
+        once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+        return twice[len(once) :]
 
     def has(self, tokens: Sequence[str]) -> bool:
         """Whether each of these texts is a token."""

@@ -8,8 +8,9 @@ from sharp.serving.tokenizer import Tokenizer
 class AnswerText:
     """Turns generated tokens into the text to show; a model without a tokenizer shows none."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...]) -> None:
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
+    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...], before: int) -> None:
+        """The first token follows the token `before`."""
+        self._detokenizer = Detokenizer(tokenizer, before) if tokenizer else None
         self._stop_strings = StopStrings(stop)
 
     def push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | None]:

@@ -33,7 +33,7 @@ from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
 from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.errors import AlreadyExistsError, EngineError, FieldError, InputError, SharpError
+from sharp.serving.errors import AlreadyExistsError, EngineError, InputError, SharpError
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
 
@@ -228,9 +228,7 @@ class Engine:
         if sequence.guide and sequence.guide.error:
             return InputError(f"the answer cannot follow guided: {sequence.guide.error}")
         if leaves_none(sequence, self._manifest.vocab_size):
-            return FieldError(
-                "min_tokens", "min_tokens is not reached, and every token that may follow ends the answer"
-            )
+            return InputError("min_tokens is not reached, and every token that may follow ends the answer")
         self.blocks.forget(sequence.number)  # who shares them would fail as well
         return EngineError("the model gave logits that are not finite for this request")
 

@@ -57,7 +57,7 @@ class Sequence:
         self.prompt_chunks: list[PromptChunk] = []
         self._chain = chain
         self._remembered = 0
-        self._text = AnswerText(tokenizer, params.stop)
+        self._text = AnswerText(tokenizer, params.stop, request.prompt_ids[-1])
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.first_token: float | None = None

@@ -110,9 +110,8 @@ def test_a_grammar_that_becomes_too_costly_fails_its_own_request(llm, monkeypatc
 
 @pytest.mark.parametrize("fields", [{"guided": Guided(regex="b{3}")}, {"stop_token_ids": range(257)}])
 def test_min_tokens_that_leaves_no_token_is_no_fault_of_the_model(llm, fields):
-    with pytest.raises(FieldError, match="min_tokens is not reached, and every token that may follow ends") as caught:
+    with pytest.raises(InputError, match="min_tokens is not reached, and every token that may follow ends"):
         answer(llm, **{"stop_token_ids": list(b"b"), "min_tokens": 2, **fields})
-    assert caught.value.field == "min_tokens"
 
 
 def test_a_model_without_a_tokenizer_cannot_be_guided(ids_only):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FileTokenizer
-from tokenizers import processors
+from tokenizers import decoders, models, processors
 
 from sharp.serving.detokenizer import Detokenizer
 from sharp.serving.stop_strings import StopStrings
@@ -42,6 +42,41 @@ def test_any_bytes_give_what_decoding_them_at_once_gives(tokenizer, token_ids):
 
 def test_a_long_run_of_broken_bytes_is_not_held_for_ever(tokenizer):
     assert sum(map(len, pieces(tokenizer, [0xFF] * 1000)[:-1])) > 900
+
+
+@pytest.fixture
+def sentence_piece(tmp_path):
+    """A tokenizer as Llama's: a space is part of the word that follows, and none is shown where a text begins."""
+    words = ["<unk>", "<s>", "▁", "▁Paris", "▁is", "s", "<0xC3>", "<0xA9>"]
+    file = FileTokenizer(models.BPE({word: number for number, word in enumerate(words)}, [], byte_fallback=True))
+    file.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    file.add_special_tokens(["<s>"])
+    file.save(str(tmp_path / "tokenizer.json"))
+    return Tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("before", "token_ids", "text"),
+    [
+        (4, [3, 4], " Paris is"),  # after a word
+        (4, [5, 3], "s Paris"),
+        (2, [3], " Paris"),  # after a space
+        (1, [3, 4], "Paris is"),  # at the start of a text
+        (6, [3], "Paris"),  # after a part of a character nobody knows
+        (None, [3], "Paris"),
+        (4, [], ""),
+    ],
+)
+def test_the_first_word_keeps_its_space_after_a_prompt(sentence_piece, before, token_ids, text):
+    detokenizer = Detokenizer(sentence_piece, before)
+    assert "".join([*map(detokenizer.push, token_ids), detokenizer.flush()]) == text
+
+
+def test_a_token_alone_has_its_space(sentence_piece, tokenizer):
+    assert [sentence_piece.token(token) for token in (1, 3, 4, 5, 6)] == ["<s>", " Paris", " is", "s", "\ufffd"]
+    assert [tokenizer.token(token) for token in (97, 0xC3, 0xA9, 256)] == ["a", "\ufffd", "\ufffd", "<eos>"]
 
 
 def test_the_tokenizer_file_says_which_special_tokens_a_prompt_gets(tmp_path, counting):
