@@ -3,6 +3,7 @@
 from sharp.plugins.errors import InputError, NotFoundError, SharpError
 
 __all__ = [
+    "SERVER_FAILED",
     "AlreadyExistsError",
     "DrainingError",
     "EngineError",
@@ -16,6 +17,9 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
 ]
+
+
+SERVER_FAILED = "the server failed; its log says why"  # of an exception that is none of these
 
 
 class FieldError(InputError):

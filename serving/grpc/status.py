@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from sharp.serving.errors import (
+    SERVER_FAILED,
     AlreadyExistsError,
     DrainingError,
     FieldError,
@@ -90,6 +91,6 @@ def reports_errors(
             raise
         except Exception:
             logger.exception("%s failed", method.__qualname__)
-            return await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says why")
+            return await context.abort(grpc.StatusCode.INTERNAL, SERVER_FAILED)
 
     return wrapper

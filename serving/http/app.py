@@ -3,15 +3,16 @@
 import time
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sharp.serving.chat_template import ChatTemplate
-from sharp.serving.errors import SharpError
+from sharp.serving.errors import SERVER_FAILED, InputError, SharpError
 from sharp.serving.http.authentication import TokenMiddleware
-from sharp.serving.http.errors import error_response
+from sharp.serving.http.errors import error_body, error_response
 from sharp.serving.http.generation import Generation
 from sharp.serving.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest
@@ -53,9 +54,13 @@ def make_app(
         return JSONResponse(entry)
 
     async def failed(_request: Request, error: Exception) -> Response:
-        if not isinstance(error, SharpError):
-            raise error
-        return error_response(error)
+        # Of what is no SharpError Starlette says more in the log.
+        return error_response(error if isinstance(error, SharpError) else SharpError(SERVER_FAILED))
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        sentence = f"there is no {request.method} {request.url.path} here"
+        return JSONResponse(error_body(InputError(sentence))[1], status, getattr(error, "headers", None))
 
     def generation(path: str, kind: type[CompletionRequest] | type[ChatRequest]) -> Route:
         return Route(path, Generation(service, kind, template, max_body_bytes), methods=["POST"])
@@ -71,7 +76,7 @@ def make_app(
             Route("/", page),
             Route("/live", state),
         ],
-        exception_handlers={SharpError: failed},
+        exception_handlers={SharpError: failed, HTTPException: unknown, Exception: failed},
         middleware=[] if tokens is None else [Middleware(TokenMiddleware, tokens=tokens)],
     )
 

@@ -126,7 +126,7 @@ class CalledTool(BaseModel):
         """As templates expect it: arguments as an object."""
         try:
             arguments = json.loads(self.function.arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             message = f"messages has a call of {self.function.name!r} whose arguments are no JSON: {error}"
             raise FieldError("messages", message) from error
         function = {"name": self.function.name, "arguments": arguments}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.completion import Answers
 from sharp.serving.engine.events import Delta, Finished
-from sharp.serving.errors import FieldError, NotFoundError, SharpError
+from sharp.serving.errors import SERVER_FAILED, FieldError, NotFoundError, SharpError
 from sharp.serving.grpc.call import call_of
 from sharp.serving.grpc.status import Context, reports_errors
 from sharp.serving.kserve.tensors import (
@@ -30,6 +31,8 @@ from sharp.serving.request_log import refusals_logged
 from sharp.serving.sampling_fields import SamplingFields, first_error
 from sharp.serving.served import Call
 from sharp.serving.service import GenerationService, new_request_id
+
+logger = logging.getLogger(__name__)
 
 VERSION = "1"
 # Requests of one ModelStreamInfer call that run together; the next is read when one of them is complete.
@@ -129,9 +132,12 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 async with aclosing(self._responses(request, call_of(context, "kserve"))) as responses:
                     async for response in responses:
                         await send(messages.ModelStreamInferResponse(infer_response=response))
-            except SharpError as error:
+            except Exception as error:
+                if not isinstance(error, SharpError):
+                    logger.exception("a request of ModelStreamInfer failed")
                 failed = messages.ModelInferResponse(model_name=self._model, id=request.id)
-                await send(messages.ModelStreamInferResponse(error_message=str(error), infer_response=failed))
+                message = str(error) if isinstance(error, SharpError) else SERVER_FAILED
+                await send(messages.ModelStreamInferResponse(error_message=message, infer_response=failed))
             finally:
                 room.release()
 
@@ -198,7 +204,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             fields = SamplingFields.model_validate({**given, **parameters})
         except ValidationError as error:
             raise first_error(error) from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             message = f"input {SAMPLING_PARAMETERS!r} must be a JSON object: {error}"
             raise FieldError(SAMPLING_PARAMETERS, message) from error
         if fields.n not in (None, 1):

@@ -11,6 +11,7 @@ import pytest
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
+from sharp.serving.tokenizer import Tokenizer
 from tests.serving.conftest import idle, wait_for
 from tests.serving.grpc_client import status
 
@@ -98,6 +99,22 @@ def test_broken_tensors_are_refused(stub, raw, fields, message):
     code, details = status(lambda: stub.ModelInfer(request(raw, **fields), timeout=20))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert details.startswith(message)
+
+
+def test_what_is_too_deep_or_fails_is_the_affair_of_its_request(stub, monkeypatch):
+    good = request(contents={"bytes_contents": [b"a"]})
+    deep = messages.ModelInferRequest()
+    deep.CopyFrom(good)
+    deep.inputs.add(name="sampling_parameters", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
+        b"[" * 100_000
+    )
+    answers = [one.error_message for one in stub.ModelStreamInfer(iter([good, deep, good]), timeout=20)]
+    assert sorted(answers)[:2] == ["", ""]
+    assert "input 'sampling_parameters' must be a JSON object: maximum recursion" in max(answers)
+    encode, failing = Tokenizer.encode, request(contents={"bytes_contents": [b"defect"]})
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **k: encode(self, text, **k) if text == "a" else 1 / 0)
+    answers = [one.error_message for one in stub.ModelStreamInfer(iter([good, failing]), timeout=20)]
+    assert sorted(answers) == ["", "the server failed; its log says why"]
 
 
 def test_a_client_that_goes_frees_its_blocks(stub, steps):

@@ -200,6 +200,22 @@ def test_a_bad_request_names_the_field(client, fields, param, message):
     assert message in str(caught.value)
 
 
+def test_what_is_not_served_is_an_error_of_openai(client):
+    with pytest.raises(openai.NotFoundError, match="there is no POST /v1/embeddings here") as caught:
+        client.embeddings.create(model="chatting", input="a")
+    assert caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.APIStatusError, match="there is no GET /v1/completions here") as caught:
+        client.get("/completions", cast_to=object)
+    assert (caught.value.status_code, caught.value.response.headers["allow"]) == (405, "POST")
+
+
+def test_a_defect_of_ours_is_an_error_of_openai(client, monkeypatch):
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_: 1 / 0)
+    with pytest.raises(openai.InternalServerError, match="the server failed; its log says why") as caught:
+        chat(client)
+    assert caught.value.type == "server_error"
+
+
 def test_a_model_without_a_template_completes_only(start_server, counting):
     with connect(start_server(counting)) as client:
         with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):

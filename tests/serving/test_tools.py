@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharp.serving.chat_template import ChatTemplate, load_chat_template
@@ -103,9 +103,10 @@ def test_results_of_tools_come_back_as_messages(client):
     answer = chat(client, messages, max_completion_tokens=3)
     assert answer.choices[0].message.content == "lmn"
     assert answer.usage.prompt_tokens == len("wtime" + "ua" + "[w:Oslo]a" + "tk")
-    call["function"]["arguments"] = "{"
-    with pytest.raises(openai.BadRequestError, match="messages has a call of 'w' whose arguments are no JSON"):
-        chat(client, messages)
+    for arguments in ("{", "[" * 100_000):
+        call["function"]["arguments"] = arguments
+        with pytest.raises(openai.BadRequestError, match="messages has a call of 'w' whose arguments are no JSON"):
+            chat(client, messages)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +183,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("text", "shown", "calls"), ANSWERS, ids=range(len(ANSWERS)))
+@settings(deadline=None)
 @given(data=st.data())
 def test_calls_are_found_however_the_text_is_cut(text, shown, calls, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
