@@ -13,7 +13,7 @@ from sharp.serving.errors import InputError, NotFoundError
 class Device(BaseModel):
     """What one server computes on; bytes are 10^9, operations 10^12 a second."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     memory_gb: float = Field(gt=0)
     bandwidth_gb_s: float = Field(gt=0)

@@ -12,6 +12,7 @@ from sharp.serving.errors import InputError
 
 MEMORY_SHARE = 0.9  # the rest is for activations and the runtime
 UTILIZATION = 0.7  # of a server: above it, requests that arrive by chance wait long
+MOST_REQUESTS = 1e9  # a second
 # What the engine itself takes in a greedy step of so many streams (bench/results/engine_step.json).
 ENGINE_SECONDS = 1.23e-3
 ENGINE_STREAMS = 16
@@ -94,8 +95,13 @@ def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price
     """How many servers `load` needs.
 
     Raises:
-        InputError: the context is longer than the model's, the answer than the context, or one request does not fit.
+        InputError: the context is longer than the model's, the answer than the context, or one request does not fit; or
+            rate or price is no number that one can plan with.
     """
+    if not 0 < load.rate <= MOST_REQUESTS:
+        raise InputError(f"rate is {load.rate}; it must be above 0 and at most {MOST_REQUESTS:g} requests a second")
+    if price is not None and not 0 <= price < math.inf:
+        raise InputError(f"price is {price}; it must be a number at least 0")
     if load.context > model.max_context:
         raise InputError(f"context is {load.context}; {model.name} takes at most {model.max_context}")
     if load.answer_tokens >= load.context:

@@ -152,6 +152,9 @@ def test_the_command(counting, tmp_path):
         (("--gpu", "h"), "there is no device 'h'; there are: a100-sxm-80gb, h100-sxm"),
         (("--gpu", "l4", "--context", 129), "context is 129; counting takes at most 128"),
         (("--gpu", "l4", "--rate", 0), "--rate"),
+        (("--gpu", "l4", "--rate", "inf"), "rate is inf; it must be above 0 and at most 1e+09 requests a second"),
+        (("--gpu", "l4", "--rate", "nan"), "rate is nan; it must be above 0"),
+        (("--gpu", "l4", "--price", "nan"), "price is nan; it must be a number at least 0"),
         (("--gpu", "l4", "--devices", "none.toml"), "none.toml is not a TOML file of devices"),
     ],
 )
@@ -171,6 +174,7 @@ def test_wrong_options_are_one_sentence(counting, options, message):
         ("[mine]\nmemory_gb = 1", "mine.bandwidth_gb_s: Field required"),
         ("l4 = 1", "l4 must be a table"),
         ("[l4]\ntflops = 0", "l4.tflops: Input should be greater than 0"),
+        ("[l4]\nmemory_gb = inf", "l4.memory_gb: Input should be a finite number"),
         ("[l4", "is not a TOML file of devices"),
     ],
 )
