@@ -70,7 +70,8 @@ class Answers:
     def take(self, event: Event) -> None:
         """Add what an event says."""
         if isinstance(event, PromptComputed):
-            self.prompt_logprobs = event.logprobs
+            # No message tells an empty tuple, of a prompt of one token, from none.
+            self.prompt_logprobs = None if self.params.prompt_logprobs is None else event.logprobs or ()
         elif isinstance(event, Delta):
             answer = self.each[event.index]
             answer.text.append(event.text)

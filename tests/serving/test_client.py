@@ -1,10 +1,12 @@
 """`sharp.client`: what `sharp.LLM` gives, from a server; and calls that are made again when the server says so."""
 
 import asyncio
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +77,21 @@ def test_a_server_answers_as_the_model_in_this_process(client, counting):
     answer = client.generate("abcd", EVERYTHING, attention=True, cache_salt="fresh")
     same(answer, expected)
     assert [one.token_ids for one in answer.others] == [one.token_ids for one in expected.others]
+
+
+def test_a_prompt_of_one_token_has_no_logprobs_and_not_none(client, counting):
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    assert client.generate("a", params).prompt_logprobs == LLM(counting).generate("a", params)[0].prompt_logprobs == ()
+    assert client.generate("a", SamplingParams(max_tokens=0)).prompt_logprobs is None
+
+
+def test_the_example_of_the_readme_runs(address, capsys):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = (
+        code for code in re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S) if "client.stream" in code
+    )
+    exec(example.replace("localhost:50051", address), {})
+    assert capsys.readouterr().out
 
 
 def test_guided_and_token_ids(client):
