@@ -14,10 +14,10 @@ from rich.table import Table
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.attention import AttentionSummary
 from sharp.serving.client import Client
-from sharp.serving.client.channel import MOST_ATTEMPTS
+from sharp.serving.client.channel import CUT_SHORT, MOST_ATTEMPTS
 from sharp.serving.client.options import connection_options
-from sharp.serving.engine.events import Delta
-from sharp.serving.errors import InputError
+from sharp.serving.engine.events import Delta, FinishReason
+from sharp.serving.errors import InputError, SharpError
 from sharp.serving.request import Prompt
 from sharp.serving.request_log import set_up_logging
 from sharp.serving.sampling_params import SamplingParams
@@ -109,6 +109,8 @@ def generate(
                 click.echo(event.text if token_ids is None else _spaced(event.token_ids), nl=False)
             else:
                 click.echo()
+                if event.reason is FinishReason.CANCELLED:
+                    raise SharpError(f"the answer is not complete: {CUT_SHORT}")
                 if event.attention is not None:
                     _print_heads(event.attention)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sharp.serving.client import AsyncClient
-from sharp.serving.engine.events import Delta
+from sharp.serving.client.channel import CUT_SHORT
+from sharp.serving.engine.events import Delta, FinishReason
 from sharp.serving.errors import InputError, QueueFullError, SharpError
 from sharp.serving.sampling_params import SamplingParams
 
@@ -103,6 +104,8 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
                     if isinstance(event, Delta):
                         sample.times.append(time.monotonic() - began)
                         sample.counts.append(len(event.token_ids))
+                    elif event.reason is FinishReason.CANCELLED:
+                        sample.error = CUT_SHORT
                     else:
                         sample.cached_tokens = event.usage.cached_tokens
             except SharpError as error:

@@ -23,6 +23,7 @@ from sharp.serving.errors import (
 )
 
 MOST_ATTEMPTS = 5  # gRPC makes no more, whatever it is told
+CUT_SHORT = "the server ended, or the request was aborted"  # what FinishReason.CANCELLED means to a client
 MESSAGE_BYTES = 64 * MIB
 ERRORS: dict[grpc.StatusCode, type[SharpError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InputError,

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
 
-from sharp import AsyncClient
+from sharp import AsyncClient, Client
 from sharp.plugins.cli import main
 from sharp.serving.bench.load import Load, Sample, run_load
 from sharp.serving.bench.summary import summarize
 from sharp.serving.config import EngineConfig
 from sharp.serving.errors import InputError
+from sharp.serving.grpc import inference
+from tests.serving.conftest import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,18 @@ def test_refused_requests_are_counted(connect, counting, steps):
     assert result.exit_code == 0, result.output
     assert "2 of 6 requests answered" in result.stdout
     assert "(4 refused, 0 failed)" in result.stdout
+
+
+def test_an_answer_that_is_cut_short_is_none(connect, counting, steps, monkeypatch):
+    address = connect(counting).address
+    monkeypatch.setattr(inference, "new_request_id", lambda: "known")
+    with ThreadPoolExecutor(1) as pool, Client(address) as client:
+        load = pool.submit(bench, address, "--requests", 1, "--prompt-tokens", 4, "--answer-tokens", 100)
+        wait_for(lambda: len(steps) > 2)
+        client.abort("known")
+        result = load.result(20)
+    assert "0 of 1 requests answered" in result.stdout
+    assert "1 x the server ended, or the request was aborted" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,15 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
 
+from sharp import Client
 from sharp.serving.cli import generate, serve
+from sharp.serving.grpc import inference
+from tests.serving.conftest import wait_for
 
 
 def run(command, *arguments, **options):
@@ -60,6 +64,18 @@ def test_generate_with_token_ids(address):
 def test_generate_reports_an_error_in_one_sentence(address, arguments, message):
     result = run(generate, address, *arguments)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {message}\n")
+
+
+def test_an_answer_that_is_cut_short_is_an_error(address, steps, monkeypatch):
+    monkeypatch.setattr(inference, "new_request_id", lambda: "known")
+    with ThreadPoolExecutor(1) as pool, Client(address) as client:
+        cut = pool.submit(run, generate, address, "a", "--temperature", 0, "--max-tokens", 100)
+        wait_for(lambda: len(steps) > 2)
+        client.abort("known")
+        result = cut.result(20)
+    assert result.exit_code == 2
+    assert result.stdout.startswith("bc")
+    assert result.stderr == "Error: the answer is not complete: the server ended, or the request was aborted\n"
 
 
 def test_generate_without_a_server():
