@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,9 +125,7 @@ class Engine:
     def abort(self, request_id: str) -> list[Event]:
         """End a request and free its blocks; no event means that there is no such request."""
         answers = self._answers.get(request_id)
-        return (
-            [self._finish(one, FinishReason.CANCELLED) for one in list(answers.unfinished.values())] if answers else []
-        )
+        return self._cut(list(answers.unfinished.values()), FinishReason.CANCELLED) if answers else []
 
     def step(self) -> list[Event]:
         """Compute one step; return what happened to the requests in it. A failure is an event too."""
@@ -157,12 +156,27 @@ class Engine:
             for sequence in answers.unfinished.values()
             if sequence.deadline is not None and sequence.deadline <= now
         ]
-        events: list[Event] = []
-        for sequence in late:
-            if text := sequence.cut():
-                events.append(Delta(sequence.request_id, text, (), sequence.index))
-            events.append(self._finish(sequence, FinishReason.TIME_LIMIT))
-        return events
+        return self._cut(late, FinishReason.TIME_LIMIT)
+
+    def _cut(self, sequences: Iterable[Sequence], reason: FinishReason) -> list[Event]:
+        """End answers before their time, with the text that was held back."""
+
+        def end(sequence: Sequence) -> list[Event]:
+            text = sequence.cut()
+            rest: list[Event] = [Delta(sequence.request_id, text, (), sequence.index)] if text else []
+            return [*rest, self._finish(sequence, reason)]
+
+        return [event for one in sequences for event in self._alone(one.request_id, partial(end, one))]
+
+    def _alone(self, request_id: str, events: Callable[[], list[Event]]) -> list[Event]:
+        """The events of a request; what raises, say a defect of a tokenizer, loses this request and no other."""
+        if request_id not in self._answers:  # another answer of the request has failed
+            return []
+        try:
+            return events()
+        except Exception as error:
+            logger.exception("request %s failed", request_id)
+            return [self._fail(request_id, EngineError(f"the request failed: {error}"))]
 
     def _admit(self, sequence: Sequence, now: float) -> None:
         if sequence.started is not None:
@@ -197,16 +211,10 @@ class Engine:
         events: list[Event] = []
         now = time.perf_counter()
         for row, chunk in enumerate(plan.chunks):
-            request_id = chunk.sequence.request_id
-            if request_id not in self._answers:  # another answer of the request has failed
-                continue
             if not chunk.sequence.prompt_read:
                 chunk.sequence.prompt_chunks.append(PromptChunk(chunk.tokens, began, now))
-            try:
-                events += self._commit_chunk(row, chunk, result, now)
-            except Exception as error:  # say a defect of a tokenizer: nobody else must suffer
-                logger.exception("request %s failed", request_id)
-                events.append(self._fail(request_id, EngineError(f"the request failed: {error}")))
+            commit = partial(self._commit_chunk, row, chunk, result, now)
+            events += self._alone(chunk.sequence.request_id, commit)
         return events
 
     def _commit_chunk(self, row: int, chunk: Chunk, result: _Result, now: float) -> list[Event]:

@@ -100,7 +100,7 @@ class EngineThread:
                 # First: who has the last token of an answer finds all of it in the metrics.
                 self._observe(self._engine.report())
                 self._deliver(events)
-        except Exception:
+        except BaseException:  # a panic of Rust is no Exception, and nobody may wait for ever
             logger.exception("the engine ended")
         self._close()
 

@@ -12,6 +12,7 @@ from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.events import Delta, Failed, Finished, PromptComputed
+from sharp.serving.engine.sequence import Sequence
 from sharp.serving.errors import QueueFullError
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
@@ -216,6 +217,15 @@ def test_abort_ends_every_answer(start):
     assert not running.engine.has_work
 
 
+def test_abort_gives_the_text_that_was_held_back(start):
+    running = start()
+    running.add("a", b"abc", 50, SamplingParams(temperature=0, stop=["fgh!"]))
+    running.step(5)
+    running.events += running.engine.abort("a")
+    assert "".join(one.text for one in running.of(Delta)) == "defgh"
+    assert [one.reason for one in running.of(Finished)] == ["cancelled"]
+
+
 def test_one_answer_that_fails_ends_its_request(start, monkeypatch):
     running = start()
     running.add("a", range(4), 9, SamplingParams(n=2, temperature=0))
@@ -261,6 +271,24 @@ def test_a_request_whose_text_cannot_be_made_fails_alone(start, monkeypatch):
     running.run()
     assert running.order() == ["good"]
     assert [str(one.error) for one in running.of(Failed, "bad")] == ["the request failed: division by zero"]
+
+
+@pytest.mark.parametrize("ending", ["abort", "time limit"])
+def test_text_that_cannot_be_made_at_the_end_fails_its_request_alone(start, monkeypatch, clock, ending):
+    running = start()
+    running.add("a", [1], 9, SamplingParams(temperature=0, n=2, time_limit_ms=500))
+    running.add("b", [2], 9)
+    running.step(3)
+    with monkeypatch.context() as broken:
+        broken.setattr(Sequence, "cut", lambda sequence: 1 / 0)
+        if ending == "abort":
+            running.events += running.engine.abort("a")
+        else:
+            clock.now += 1
+            running.step()
+    running.run()
+    assert [str(one.error) for one in running.of(Failed)] == ["the request failed: division by zero"]
+    assert running.tokens("b") == list(range(3, 12))
 
 
 def test_blocks_of_a_failed_step_are_never_shared(start, monkeypatch):

@@ -76,6 +76,22 @@ def test_an_abort_whose_caller_gave_up_ends_the_request_and_not_the_engine(start
     assert [one.reason for one in seen if isinstance(one, Finished)] == ["cancelled", "length"]
 
 
+def test_a_panic_ends_the_engine_and_leaves_nobody_waiting(start, monkeypatch):
+    class Panic(BaseException):
+        """As Rust's, in Python."""
+
+    def panic():
+        raise Panic
+
+    model, engine, thread = start()
+    monkeypatch.setattr(engine, "step", panic)
+    events = queue.Queue()
+    thread.submit(model.prepare("a", "a", SamplingParams(max_tokens=2)), events.put)
+    thread.start()
+    assert str(events_until(events, Failed, "a")[-1].error) == "the engine has stopped"
+    thread.ended.result(timeout=10)
+
+
 def test_an_engine_that_lost_a_block_ends_instead_of_going_on(start):
     model, engine, thread = start()
     engine.blocks._free.popitem()
