@@ -22,7 +22,7 @@ class AsyncClient(Connection):
     Example:
         >>> async with AsyncClient("localhost:50051") as client:
         ...     async for part in client.stream("Once upon a time"):
-        ...         print(part.text, end="")
+        ...         print(getattr(part, "text", ""), end="")  # the last part is a Finished, without text
     """
 
     _grpc = grpc.aio

@@ -22,7 +22,7 @@ class Client(Connection):
     Example:
         >>> with Client("localhost:50051") as client:
         ...     for part in client.stream("Once upon a time", SamplingParams(max_tokens=48)):
-        ...         print(part.text, end="")
+        ...         print(getattr(part, "text", ""), end="")  # the last part is a Finished, without text
     """
 
     _grpc = grpc

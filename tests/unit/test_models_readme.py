@@ -1,0 +1,18 @@
+"""The README's training loop runs as it stands there, and what it writes is a checkpoint."""
+
+import re
+from pathlib import Path
+
+from sharp.models.checkpoint import load_checkpoint
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_training_loop_writes_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = (
+        code for code in re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S) if "save_checkpoint" in code
+    )
+    exec(example, {})
+    model = load_checkpoint(tmp_path / "mine.safetensors")
+    assert f"--norm {model.config.norm}" in example
