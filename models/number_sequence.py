@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from sharp.models.attention import AttentionFunction
+from sharp.models.attention import AttentionFunction, EagerAttention
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
@@ -39,5 +39,5 @@ class SharpForNumbers(nn.Module):
     def forward(self, numbers: Tensor, attention: AttentionFunction | None = None) -> Tensor:
         """[batch, tokens] -> [batch, tokens, vocab_size]; `attention` replaces the eager one."""
         positions = torch.arange(numbers.shape[1], device=numbers.device).expand(numbers.shape)
-        outputs: Tensor = self.decoder(numbers, positions, attention)
+        outputs: Tensor = self.decoder(numbers, positions, attention or EagerAttention(self.config))
         return outputs

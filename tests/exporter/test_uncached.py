@@ -96,6 +96,20 @@ def test_models_of_numbers(export_model, norm):
     assert (manifest.kind, manifest.inputs[0].name, manifest.outputs[0].name) == ("numbers", "numbers", "predictions")
 
 
+@pytest.mark.parametrize(
+    ("trained", "norm", "options"),
+    [
+        ("entmax", "entmax", ("--alpha", "1.25")),
+        ("softmax", "fixed-temperature", ("--temperature", "0.5", "--untrained-norm")),
+    ],
+)
+def test_models_of_numbers_with_another_parameter(sharp_export, tmp_path, trained, norm, options):
+    save_checkpoint(tmp_path / "tiny.pt", numbers_model(trained))
+    options = ("--norm", norm, "--cache", "none", *options)
+    result = sharp_export(tmp_path / "tiny.pt", *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output  # PyTorch has it, too
+
+
 @pytest.mark.parametrize(("norm", "positions"), [("ssa", "nape"), ("entmax", "rope"), ("ssmax", "alibi")])
 def test_decoders_over_whole_sequences(export_model, norm, positions):
     manifest = read_manifest(export_model(tiny_model(norm, positions), norm))
