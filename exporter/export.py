@@ -155,7 +155,8 @@ def _export_into(
     measured, text = None, None
     if source.reads_text and not (source.trained and settings.text is None and settings.graph.quantize is None):
         most = MOST_TOKENS if settings.graph.quantize is None else QUANTIZED_TOKENS
-        name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json", most)
+        vocab_size = form.config.vocab_size
+        name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json", vocab_size, most)
         measured, text = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 + (not source.trained)))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()

@@ -38,6 +38,8 @@ from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
 
 PROBED_TOKENS = 24
+# The files that transformers makes a tokenizer of: the fast one's own, SentencePiece's, GPT-2's and Qwen's, BERT's.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 MOST_DIFFERENCE = 1e-2  # another attention moves logits by far more, rounding by far less
 
 
@@ -208,9 +210,12 @@ def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture
     facts = model.config
     generation = getattr(model, "generation_config", None)  # encoders have none
     length = facts.max_position_embeddings - (facts.pad_token_id + 1 if architecture.positions_after_padding else 0)
-    eos = (generation.eos_token_id if generation is not None else None) or facts.eos_token_id
+    own_eos = None if generation is None else generation.eos_token_id  # 0 is a token, too
+    eos = facts.eos_token_id if own_eos in (None, []) else own_eos
+    # What transformers' configurations have by default may be outside, and then nothing can say it.
+    vocabulary = range(model.get_output_embeddings().weight.shape[0])
     return SharpConfig(
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=len(vocabulary),
         hidden_size=facts.hidden_size,
         intermediate_size=getattr(facts, "intermediate_size", None) or 4 * facts.hidden_size,
         layers=facts.num_hidden_layers,
@@ -222,14 +227,14 @@ def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture
         trained_context=length,
         max_context=length,
         causal=architecture.kind == "decoder",
-        bos_token_id=facts.bos_token_id,
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        bos_token_id=facts.bos_token_id if facts.bos_token_id in vocabulary else None,
+        eos_token_ids=tuple(token for token in (eos if isinstance(eos, list) else [eos]) if token in vocabulary),
     )
 
 
 def _read_tokenizer(path: Path, where: dict[str, Any]) -> Any | None:
     """The fast tokenizer of the checkpoint; None where a folder has none, and the model then serves token ids only."""
-    if path.is_dir() and not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+    if path.is_dir() and not any((path / name).exists() for name in VOCABULARIES):
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)

@@ -1,5 +1,6 @@
 """What a norm is set up with: by the checkpoint, unless the user gave it, and else by the norm's own start values."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,8 @@ class NormOptions:
             if getattr(self, option.replace("-", "_")) is not None and norm not in norms:
                 kinds = f"norm {norms[0]}" if len(norms) == 1 else f"the norms {', '.join(norms)}"
                 raise InputError(f"--{option} is for {kinds}, not for {norm}; leave it out")
+        if self.alpha is not None and not 1 < self.alpha < math.inf:
+            raise InputError(f"--alpha is {self.alpha:g}, but must be above 1 and finite")
         if self.ssa_b is not None and not 0 < self.ssa_b <= 1e6:
             raise InputError(f"--ssa-b is {self.ssa_b:g}, but must be above 0 and at most 1e6")
         if self.ssa_n is not None and not 1 <= self.ssa_n <= 1e6:
@@ -68,7 +71,7 @@ class NormOptions:
         """
         fields: dict[str, Any] = {}
         if self.alpha is not None:
-            fields["alpha"] = self.alpha or float("nan")  # 0 would take the norm's own
+            fields["alpha"] = self.alpha
         if self.temperature is not None:
             fields["temperature"] = self.temperature
         if self.temperature_coefficients is not None:

@@ -63,12 +63,12 @@ class TextPrediction:
         return f"the perplexity of the text ({self.runtime}): {self.perplexity:.3f}, off by {self.relative_error:+.2%}"
 
 
-def read_tokens(text: Path | None, tokenizer: Path, most: int = MOST_TOKENS) -> tuple[str, Tensor]:
+def read_tokens(text: Path | None, tokenizer: Path, vocab_size: int, most: int = MOST_TOKENS) -> tuple[str, Tensor]:
     """The name of a text and its first tokens int64 [up to `most`]; None is this package's licence.
 
     Raises:
         NotFoundError: there is no such file.
-        InputError: it is not UTF-8, or has less than two tokens.
+        InputError: it is not UTF-8, has less than two tokens, or one that a model of `vocab_size` tokens does not know.
     """
     path = text or _licence()
     check_text(path)
@@ -76,10 +76,18 @@ def read_tokens(text: Path | None, tokenizer: Path, most: int = MOST_TOKENS) -> 
         content = path.read_text(encoding="utf-8")
     except ValueError as error:
         raise InputError(f"text {path} is not UTF-8; give another file with --text") from error
+    reader = Tokenizer.from_file(str(tokenizer))
+    reader.no_padding()
+    reader.no_truncation()
     # Far more characters than the tokens need: a tokenizer is slow on a whole book.
-    ids = Tokenizer.from_file(str(tokenizer)).encode(content[: 32 * most]).ids[:most]
+    ids = reader.encode(content[: 32 * most]).ids[:most]
     if len(ids) < 2:
         raise InputError(f"text {path} has less than two tokens; give a longer file with --text")
+    if max(ids) >= vocab_size:
+        raise InputError(
+            f"text {path} has token id {max(ids)}, which the tokenizer knows and the model, of {vocab_size} tokens, "
+            "does not; give another file with --text"
+        )
     return path.name, torch.tensor(ids)
 
 

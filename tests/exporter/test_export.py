@@ -1,5 +1,6 @@
 """`sharp-export` on checkpoints of our own and of Hugging Face: what a user gets."""
 
+import json
 from pathlib import Path
 from typing import get_args
 
@@ -9,13 +10,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from transformers import GenerationConfig
 
+from sharp.exporter.reading import read_source
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.normalizers import NORMS
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
 
 # Every norm once, every position scheme at least twice.
 COMBINATIONS = list(zip(NORMS, ("rope", "nape", "alibi", "none") * len(NORMS), strict=False))
@@ -142,3 +146,38 @@ def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
     assert manifest.tokenizer.eos_token_ids == (2,)  # a model that is asked in token ids ends its answers too
     assert manifest.source.architecture == "LlamaForCausalLM"
     assert np.isclose(manifest.max_context, 128)
+
+
+@pytest.mark.parametrize(
+    ("generation", "facts", "found"),
+    [
+        ({"eos_token_id": 0}, {}, (0,)),
+        ({"eos_token_id": [5, 0]}, {}, (5, 0)),
+        ({}, {"eos_token_id": 0}, (0,)),
+        ({"eos_token_id": [2, 90]}, {}, (2,)),
+        ({}, {"eos_token_id": 50256, "bos_token_id": 50256}, ()),  # a GPT2Config of a small vocabulary
+    ],
+)
+def test_tokens_that_end_an_answer(tmp_path, generation, facts, found):
+    model = tiny("llama", **facts)
+    model.generation_config = GenerationConfig(**generation)
+    config = read_source(save(model, tmp_path / "tiny"), "softmax").model.config
+    assert config.eos_token_ids == found
+    assert config.bos_token_id == (1 if "bos_token_id" not in facts else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "ids"),
+    [
+        ("gpt2", {"vocab.json": json.dumps({"a": 0, "b": 1, "ab": 2}), "merges.txt": "#version: 0.2\na b"}, [2]),
+        ("bert", {"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nab"}, [2, 5, 3]),
+    ],
+)
+def test_a_tokenizer_in_the_files_of_older_folders(tmp_path, name, files, ids):
+    folder = save(tiny(name), tmp_path / name)
+    for file, content in files.items():
+        (folder / file).write_text(content)
+    source = read_source(folder, "softmax")
+    assert source.write_tokenizer is not None
+    source.write_tokenizer(tmp_path)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("ab").ids == ids

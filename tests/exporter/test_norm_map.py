@@ -86,7 +86,7 @@ def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):
         ("[[norms]]\nheads = [6]\nnorm = 'ssa'", "entry 0: there is no head 6; the model has 6, from 0"),
         ("[[norms]]\nnorm = 'ssa'\n[[norms]]\nlayers = [0]\nnorm = 'relu'", "layer 0, head 0 has a norm from entry 0"),
         ("[[norms]]\nnorm = 'ssa'\nalpha = 2.0", "entry 0: --alpha is for the norms"),
-        ("[[norms]]\nnorm = 'entmax'\nalpha = 0.5", "entry 0: alpha is 0.5"),
+        ("[[norms]]\nnorm = 'entmax'\nalpha = 0.5", "entry 0: --alpha is 0.5"),
         ("[[norms]]\nnorm = 'asentmax'", "entry 0: norm asentmax learns its scale in training"),
         ("[[norms]]\nnorm = 'fixed-temperature'", "entry 0: fixed-temperature needs a temperature"),
         ("[[norms]]\nnorm = 'soft'", "entry 0: norm 'soft' is not known"),

@@ -5,10 +5,15 @@ import json
 import onnx
 import pytest
 from onnx import numpy_helper
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
+from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.models.checkpoint import save_checkpoint
+from sharp.models.hugging_face import to_hugging_face
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
 
 
 def parameters(folder):
@@ -71,6 +76,29 @@ def test_a_text_that_cannot_be_read(checkpoint, sharp_export, tmp_path, content,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_text_is_read_whatever_the_tokenizer_was_set_to(sharp_export, tmp_path):
+    to_hugging_face(tiny_model("softmax")).save_pretrained(tmp_path / "mine")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "mine" / "tokenizer.json"))
+    tokenizer.enable_truncation(3)
+    tokenizer.save(str(tmp_path / "mine" / "tokenizer.json"))
+    (tmp_path / "text").write_text("to be or not to be", encoding="utf-8")
+    options = ("--norm", "softmax", "--text", tmp_path / "text")
+    result = sharp_export(tmp_path / "mine", *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Perplexity of text, 18 tokens" in result.output
+
+
+def test_a_text_with_a_token_that_only_the_tokenizer_knows(sharp_export, tmp_path):
+    folder = save(tiny("llama", vocab_size=195), tmp_path / "mine")  # Gemma 3's 1B has a tokenizer of one token more
+    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(folder)
+    (tmp_path / "text").write_text("naïve", encoding="utf-8")
+    options = ("--norm", "ssa", "--untrained-norm")
+    result = sharp_export(folder, *options, "--text", tmp_path / "text", "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert "text has token id 195, which the tokenizer knows and the model, of 195 tokens," in result.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_alpha_of_the_checkpoint_wins_unless_another_is_given(sharp_export, tmp_path):
     save_checkpoint(tmp_path / "tiny.safetensors", tiny_model("entmax", alpha=1.25))
     for options, alpha, origin in (((), 1.25, "checkpoint"), (("--alpha", "1.75"), 1.75, "option")):
@@ -109,8 +137,9 @@ def test_the_offset_of_the_length_scale(checkpoint, sharp_export, tmp_path):
     [
         ("softmax", ("--alpha", "1.5"), "--alpha is for the norms entmax, sentmax, asentmax, not for softmax"),
         ("sparsemax", ("--alpha", "1.5"), "not for sparsemax"),
-        ("entmax", ("--alpha", "1"), "alpha is 1.0, but must be above 1"),
-        ("entmax", ("--alpha", "0"), "must be above 1"),
+        ("entmax", ("--alpha", "1"), "--alpha is 1, but must be above 1"),
+        ("entmax", ("--alpha", "0"), "--alpha is 0, but must be above 1"),
+        ("entmax", ("--alpha", "inf"), "--alpha is inf, but must be above 1 and finite"),
         ("entmax", ("--ssa-b", "1"), "--ssa-b is for norm ssa, not for entmax"),
         ("ssa", ("--ssa-b", "0"), "--ssa-b is 0, but must be above 0"),
         ("ssa", ("--ssa-n", "0.5"), "--ssa-n is 0.5, but must be from 1"),
