@@ -19,6 +19,8 @@ REASONS = {
     FinishReason.TIME_LIMIT: "length",
     FinishReason.CANCELLED: "length",
 }
+# Of a token that cannot come: JSON has no infinity. vLLM's number.
+LOWEST_LOGPROB = -9999.0
 
 
 class Answer(ABC):
@@ -140,8 +142,8 @@ class TextAnswer(Answer):
             return None
         entries = tuple(entries)
         tokens = [self._token(entry.token_id) for entry in entries]
-        values: list[float | None] = [entry.logprob for entry in entries]
-        tops = [{self._token(token): logprob for token, logprob in entry.top} for entry in entries]
+        values: list[float | None] = [_finite(entry.logprob) for entry in entries]
+        tops = [{self._token(token): _finite(logprob) for token, logprob in entry.top} for entry in entries]
         if first is None:
             return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops}
         return {
@@ -236,7 +238,11 @@ class ChatAnswer(Answer):
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._token(token_id)
         whole = "\ufffd" not in text  # else a part of a character, and its bytes are not known here
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if whole else None}
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN is not greater, either
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -4,8 +4,10 @@ import json
 import urllib.request
 
 import numpy as np
+import onnx
 import openai
 import pytest
+from onnx import numpy_helper
 
 from sharp.serving.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.config import EngineConfig
@@ -128,6 +130,20 @@ def test_logprobs(client):
     ]
     streamed = [chunk.choices[0].logprobs for chunk in chat(client, logprobs=True, stream=True)]
     assert [one.content[0].token for one in streamed if one] == ["b", "c", "d", "e"]
+
+
+def test_the_logprob_of_a_token_that_cannot_come_is_a_number(start_server, tmp_path):
+    folder = write_folder(tmp_path / "certain", hashing=0)
+    model = onnx.load(folder / "model.onnx")
+    for constant in model.graph.initializer:
+        if numpy_helper.to_array(constant).tolist() == [0, 4]:
+            constant.CopyFrom(numpy_helper.from_array(np.array([-np.inf, 4], np.float32), constant.name))
+    onnx.save(model, folder / "model.onnx")
+    with connect(start_server(folder)) as client:
+        whole = client.completions.create(model="certain", prompt="a", max_tokens=1, logprobs=2)
+        assert whole.choices[0].logprobs.top_logprobs == [{"b": 0, "\0": -9999}]
+        parts = client.completions.create(model="certain", prompt="a", max_tokens=1, logprobs=2, stream=True)
+        assert next(parts).choices[0].logprobs.top_logprobs == [{"b": 0, "\0": -9999}]
 
 
 @pytest.mark.parametrize("stream", [False, True])
