@@ -76,7 +76,8 @@ def check_docker_build(words, cluster):
     assert "--target" not in words or option(words, "--target") in {stage.name for stage in read_stages(text)}
     name, _, value = option(words, "--build-arg").partition("=")
     assert re.search(rf"^ARG {name}$", text, re.M)
-    assert value == "$DIGEST"
+    assert value == f"${name}"
+    assert any(command.startswith(f"{name}=$(") for command in COMMANDS)
     if "-t" in words:
         assert option(words, "-t") in images(cluster)
 
@@ -128,6 +129,9 @@ def test_a_command(command, workplace, cluster):
         assert run(command, workplace) or kind == "tar"
     elif kind == "sharp-export" or words[:2] == ["sharp", "plan"]:
         assert f'"{command}"' in (ROOT / "tests" / "end_to_end" / "test_image.py").read_text()
+    elif digest := re.fullmatch(r"(\w+)_DIGEST=\$\(docker buildx imagetools inspect (\S+) --format '.*'\)", command):
+        text = "".join(path.read_text() for path in (ROOT / "deploy" / "docker").glob("*Dockerfile"))
+        assert re.search(rf"^(ARG {digest[1]}_IMAGE=|FROM ){re.escape(digest[2])}(@|$)", text, re.M)
     elif kind == "docker" and words[1] == "build":
         check_docker_build(words[2:], cluster)
     elif kind == "docker":
