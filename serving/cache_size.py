@@ -1,16 +1,22 @@
 """How many tokens the key-value cache holds."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from sharp.plugins.cache_tensors import CacheTensor, cache_tensors
 from sharp.plugins.manifest import Manifest
+from sharp.serving.control_groups import groups
 from sharp.serving.errors import InputError
 
 # By default there is room for the longest request, or for this many tokens where the context is short.
 DEFAULT_TOKENS = 16 * 2048
 MEMORY_SHARE = 0.5
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+MEMINFO = Path("/proc/meminfo")
+# Of a control group: its limit, what it uses, and in `memory.stat` what of that are files that can be read again.
+GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def tensors_of(manifest: Manifest) -> tuple[CacheTensor, ...]:
@@ -45,10 +51,17 @@ def cache_blocks(manifest: Manifest, cache_tokens: int | None, available_bytes: 
 
 def available_memory() -> int:
     """Bytes of memory that this process can still take."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    meminfo = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    try:
-        container = int(CGROUP_LIMIT.read_text(encoding="ascii")) - int(CGROUP_USED.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or the limit is the word "max"
-        return available
-    return min(available, container)
+    return max(0, min([available, *(left for group in groups("memory") for left in _left(group))]))
+
+
+def _left(group: Path) -> Iterator[int]:
+    """What the limit of a control group leaves. Files that were read count as used there until something needs room."""
+    for limit, used, files in GROUP_FILES:
+        try:
+            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+            taken = int((group / used).read_text(encoding="ascii")) - int(stat.get(files, 0))
+            yield int((group / limit).read_text(encoding="ascii")) - taken
+        except (OSError, ValueError):  # another version's group, the root, or the limit is the word "max"
+            continue

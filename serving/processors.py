@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+from sharp.serving.control_groups import groups
 
 
 def available_cpus() -> int:
@@ -16,27 +16,10 @@ def available_cpus() -> int:
     return max(1, min([len(os.sched_getaffinity(0)), *map(int, _limits())]))
 
 
-def _limits(cgroups: Path = CGROUPS, own: Path = OWN) -> Iterator[float]:
-    """The CPU limits of this process's control groups and those above them, in processors.
-
-    Version 2 has them in `cpu.max`, version 1 in two files of the controller `cpu`. In a container the file system
-    often shows its own group as the root, whatever the path says: groups that are not there are passed over.
-    """
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:  # no Linux, or no such file system
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = (
-            cgroups / "cpu" if controllers else cgroups
-        )  # where it is mounted with others, there is a link of its name
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if root in (folder, *folder.parents):
-                yield from _limit(folder)
+def _limits() -> Iterator[float]:
+    """The CPU limits of this process's control groups, in processors."""
+    for group in groups("cpu"):
+        yield from _limit(group)
 
 
 def _limit(group: Path) -> Iterator[float]:

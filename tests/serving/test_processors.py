@@ -1,23 +1,34 @@
-"""The CPU limit of a container, as the kernel shows it."""
+"""The limits of a container, as the kernel shows them."""
 
 import os
 
 import pytest
 
-from sharp.serving import processors
+from sharp.serving import cache_size, processors
+from sharp.serving.control_groups import groups
 
 
 @pytest.fixture
-def limited(tmp_path, monkeypatch):
-    """Counts processors where 64 may be used and these control groups exist."""
+def contained(tmp_path, monkeypatch):
+    """Makes control groups."""
 
-    def count(own, files):
+    def make(own, files):
         (tmp_path / "own").write_text(own)
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
+        monkeypatch.setattr(groups, "__defaults__", (tmp_path, tmp_path / "own"))
+
+    return make
+
+
+@pytest.fixture
+def limited(contained, monkeypatch):
+    """Counts processors where 64 may be used and these control groups exist."""
+
+    def count(own, files):
+        contained(own, files)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(64)))
-        monkeypatch.setattr(processors._limits, "__defaults__", (tmp_path, tmp_path / "own"))
         return processors.available_cpus()
 
     return count
@@ -52,6 +63,34 @@ def test_a_container_uses_what_it_may(limited, own, files, cpus):
     assert limited(own, files) == cpus
 
 
+def memory(limit, used, files):
+    return {"max": str(limit), "current": str(used), "stat": f"anon 1\ninactive_file {files}\nfile 9"}
+
+
+def version_1(limit, used, files):
+    return {"limit_in_bytes": str(limit), "usage_in_bytes": str(used), "stat": f"total_inactive_file {files}\nrss 1"}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "free"),
+    [
+        ("0::/\n", {"": memory(900, 600, 0)}, 300),
+        ("0::/\n", {"": memory(900, 890, 500)}, 510),  # what files take can be had
+        ("0::/\n", {"": memory("max", 600, 0)}, 4096),
+        ("0::/\n", {"": memory(9000, 600, 0)}, 4096),
+        ("0::/\n", {"": memory(900, 1000, 0)}, 0),
+        ("0::/service\n", {"": {}, "service/": memory(900, 600, 0)}, 300),
+        ("4:memory:/a\n0::/\n", {"memory/": version_1(2**63 - 4096, 7, 0), "memory/a/": version_1(900, 600, 50)}, 350),
+        ("0::/\n", {}, 4096),
+    ],
+)
+def test_the_cache_is_given_what_a_container_leaves(contained, tmp_path, monkeypatch, own, files, free):
+    contained(own, {f"{folder}memory.{name}": text for folder, all_ in files.items() for name, text in all_.items()})
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:     4 kB\n")
+    monkeypatch.setattr(cache_size, "MEMINFO", tmp_path / "meminfo")
+    assert cache_size.available_memory() == free
+
+
 def test_without_control_groups_the_affinity_counts(tmp_path):
-    assert list(processors._limits(tmp_path, tmp_path / "missing")) == []
+    assert list(groups("cpu", tmp_path, tmp_path / "missing")) == []
     assert 1 <= processors.available_cpus() <= len(os.sched_getaffinity(0))
