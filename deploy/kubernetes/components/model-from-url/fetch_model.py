@@ -1,4 +1,4 @@
-"""Download the archive MODEL_URL, compares its SHA-256 with MODEL_SHA256 and unpacks the model folder into a folder.
+"""Download the archive MODEL_URL, compare its SHA-256 with MODEL_SHA256 and unpack the model folder into a folder.
 
     MODEL_URL=https://... MODEL_SHA256=... python3 fetch_model.py FOLDER
 
