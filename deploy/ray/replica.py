@@ -24,6 +24,7 @@ from sharp.serving.grpc.control import MISSING_REQUEST_ID, ControlService
 from sharp.serving.grpc.inference import InferenceService
 from sharp.serving.grpc.status import abort, reports_errors
 from sharp.serving.http.app import metrics_route
+from sharp.serving.http.authentication import TokenMiddleware, is_protected
 from sharp.serving.http.errors import error_response
 from sharp.serving.http.server import HttpServer
 from sharp.serving.metrics import Metrics
@@ -191,8 +192,18 @@ class ModelServer:
         return Starlette(routes=[Mount("/", self._http)])
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Tokens first: who has none makes no replica load a model.
+        app = self._of_model if self._tokens is None else TokenMiddleware(self._of_model, self._tokens)
+        await app(scope, receive, send)
+
+    async def _of_model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on to the model that it names; health and metrics are for whichever there is."""
         try:
-            loaded = await self._model(serve.get_multiplexed_model_id())
+            there = [one for one in self._loaded if not one.running.service.draining]
+            if there and not is_protected(scope):
+                loaded = there[0]
+            else:
+                loaded = await self._model(serve.get_multiplexed_model_id())
         except SharpError as error:
             await error_response(error)(scope, receive, send)
         else:

@@ -12,6 +12,16 @@ from sharp.serving.tokens import Tokens
 PROTECTED = "/v1/"  # not /health and /metrics, whose readers have no token
 
 
+def is_protected(scope: Scope) -> bool:
+    """Whether a request is for OpenAI's API, also where that has a prefix of its own, as behind Ray Serve."""
+    if scope["type"] != "http":
+        return False
+    path, root = scope["path"], scope.get("root_path", "")
+    if path.startswith(f"{root}/"):  # as Starlette's routes read it
+        path = path.removeprefix(root)
+    return str(path).startswith(PROTECTED)
+
+
 class TokenMiddleware:
     """Answers requests for OpenAI's API without a good token with 401, before their body is read."""
 
@@ -21,7 +31,7 @@ class TokenMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] == "http" and scope["path"].startswith(PROTECTED):
+        if is_protected(scope):
             try:
                 with refusals_logged(Call("http"), None):
                     self._tokens.check(Request(scope).headers.get("authorization"))

@@ -13,9 +13,15 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from sharp import AsyncClient, Client, ClientTls, SamplingParams
 from sharp.serving.errors import InputError, SharpError, UnauthenticatedError
+from sharp.serving.http.authentication import TokenMiddleware
 from sharp.serving.tls import Tls, TlsConfig
 from sharp.serving.tokens import Tokens
 
@@ -172,6 +178,24 @@ def test_tokens_on_the_http_port(guarded):
         status, answer = get(guarded.http_address, "/v1/completions", body=body, token=token, scheme="http")
         assert (status, json.loads(answer)["error"]["code"]) == (401, "invalid_api_key")
         assert get(guarded.http_address, "/v1/models", token=token, scheme="http")[0] == 401
+
+
+def test_a_prefix_before_the_paths_opens_nothing(token_file):
+    """Ray Serve leaves the prefix of an application in the path and says it as `root_path`."""
+
+    async def model(_request):
+        return JSONResponse({})
+
+    app = Starlette(
+        routes=[Route("/v1/models", model), Route("/health", model)],
+        middleware=[Middleware(TokenMiddleware, tokens=Tokens(token_file))],
+    )
+    for prefix in ("", "/sharp", "/v1", "/v"):
+        client = TestClient(app, root_path=prefix)
+        assert client.get(f"{prefix}/v1/models").status_code == 401
+        assert client.get("/v1/models").status_code == (404 if prefix == "/v1" else 401)
+        assert client.get(f"{prefix}/v1/models", headers={"authorization": "Bearer first-token"}).status_code == 200
+        assert client.get(f"{prefix}/health").status_code == 200
 
 
 def test_health_and_metrics_need_no_token(guarded):

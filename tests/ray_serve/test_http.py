@@ -1,0 +1,64 @@
+"""Which model a replica hands an HTTP request to, and whom it asks for a token, without Ray around it."""
+
+from types import SimpleNamespace
+
+import pytest
+from ray import serve
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from sharp.ray.replica import ModelServer
+from sharp.serving.errors import NotFoundError
+from sharp.serving.tokens import Tokens
+
+
+class Replica:
+    """Its answers to HTTP alone: nothing runs."""
+
+    _http = ModelServer.func_or_class._http
+    _of_model = ModelServer.func_or_class._of_model
+    app = ModelServer.func_or_class.__serve_build_asgi_app__
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A client of a replica that holds the model `held`, and the models that it was made to load."""
+    (tmp_path / "tokens").write_text("secret")
+
+    def model(name):
+        service = SimpleNamespace(draining=False)
+        return SimpleNamespace(running=SimpleNamespace(app=PlainTextResponse(name), service=service))
+
+    async def load(name):
+        loads.append(name)
+        if name == "missing":
+            raise NotFoundError("there is no such model")
+        return model(name)
+
+    loads = []
+    replica = Replica()
+    replica._tokens = Tokens(tmp_path / "tokens")
+    replica._loaded = [model("held")]
+    replica._model = load
+
+    def ask(path, name="", **headers):
+        monkeypatch.setattr(serve, "get_multiplexed_model_id", lambda: name)
+        answer = TestClient(replica.app(), root_path="/sharp").get(f"/sharp{path}", headers=headers)
+        return answer.status_code, answer.text
+
+    return ask, loads
+
+
+def test_who_has_no_token_makes_a_replica_load_nothing(asked):
+    ask, loads = asked
+    assert ask("/v1/models", "other")[0] == 401
+    assert ask("/v1/models", "other", authorization="Bearer guess")[0] == 401
+    assert loads == []
+    assert ask("/v1/models", "other", authorization="Bearer secret") == (200, "other")
+    assert ask("/v1/models", "missing", authorization="Bearer secret")[0] == 404
+
+
+def test_health_and_metrics_do_not_load_a_model_either(asked):
+    ask, loads = asked
+    assert [ask(path, "other") for path in ("/health", "/metrics")] == [(200, "held")] * 2
+    assert loads == []
