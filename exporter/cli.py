@@ -135,7 +135,7 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     metavar="TOKENS",
     help="The longest prompt and answer that a server accepts.  [default: the checkpoint's]",
 )
-@click.option("--opset", type=int, default=23, show_default=True, help="The version of ONNX's standard ops.")
+@click.option("--opset", type=int, default=23, show_default=True, help="The version of ONNX's standard ops, 18 to 25.")
 @click.option(
     "--untrained-norm",
     is_flag=True,
@@ -145,7 +145,7 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     "--text",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The text to measure perplexity on.  [default: Sharp's licence, with --untrained-norm]",
+    help="The text to measure perplexity on.  [default: Sharp's licence, with --untrained-norm or --quantize]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report (or the plan of a dry run) as JSON on stdout.")
