@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 
 from sharp.plugins.cli import SharpCommand
-from sharp.plugins.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import: not for --help or a typing error
     from sharp.models.temperature_data import Effect
@@ -40,7 +39,7 @@ COMPARED_SAMPLES = 100
 @click.option(
     "--entropy-threshold", type=click.FloatRange(min=0), default=0.5, help="Leave rows up to it alone, in nats."
 )
-@click.option("--seed", default=0, help="Seed of the samples.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 2), default=0, help="Seed of the samples.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
 @click.option(
     "-o",
@@ -60,7 +59,7 @@ def fit_temperature(
     threads: int,
     output: Path | None,
 ) -> None:
-    """Fit the adaptive temperature to CHECKPOINT, a model that was trained with softmax.
+    """Fit the adaptive temperature to CHECKPOINT, a model of Sharp's own that was trained with softmax.
 
     The polynomial of appendix F of "softmax is not enough": 1 / theta as a function of the attention's entropy, theta
     being the temperature that makes a sample's target most probable. Max-retrieval models are fitted to their task.
@@ -71,14 +70,14 @@ def fit_temperature(
 
     from sharp.models.causal_lm import SharpForCausalLM
     from sharp.models.checkpoint import read_checkpoint
+    from sharp.models.evaluation import check_output
     from sharp.models.plots import plot_temperature_fit
     from sharp.models.temperature_data import find_data, find_points, measure_effect
     from sharp.models.temperature_fit import fit_polynomial
     from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
 
     output = output or Path(f"{checkpoint.stem}.temperature.json")
-    if output.suffix != ".json":
-        raise InputError(f"{output} must end in .json")
+    check_output(output, (".json",))
     torch.set_num_threads(threads)
     model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
     samples = samples or data.usual_samples
