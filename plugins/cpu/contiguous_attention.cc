@@ -11,7 +11,7 @@ constexpr int64_t kBlockSize = 64;  // whole chunks of the attention loops
 
 using Buffer = AlignedArray<float>;
 
-const float* row_at(const ContiguousRows& rows, int64_t pair, int64_t past, int64_t position) {
+const float* row_at(const ContiguousRows<float>& rows, int64_t pair, int64_t past, int64_t position) {
   return position < past ? rows.past + (pair * rows.capacity + position) * rows.dim
                          : rows.fresh + (pair * rows.new_keys + position - past) * rows.dim;
 }
@@ -107,20 +107,6 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   swap_axes(paged.output, batch, problem.queries, problem.q_heads, problem.values.dim, problem.output, parallel_for);
   if (problem.stats != nullptr)
     swap_axes(paged.stats, batch, problem.queries, problem.q_heads, 4, problem.stats, parallel_for);
-}
-
-void write_present(const ContiguousRows& rows, int64_t batch, int64_t kv_heads, int64_t places,
-                   const std::vector<int32_t>& past, const std::vector<int32_t>* limit, float* present,
-                   const ParallelFor& parallel_for) {
-  parallel_for(batch * kv_heads, [&](int64_t pair) {
-    const int64_t first = past[pair / kv_heads];
-    const int64_t count = limit == nullptr ? rows.new_keys : std::max<int64_t>((*limit)[pair / kv_heads] - first, 0);
-    float* to = present + pair * places * rows.dim;
-    if (rows.past != nullptr && present != rows.past)
-      std::copy_n(rows.past + pair * rows.capacity * rows.dim, rows.capacity * rows.dim, to);
-    std::copy_n(rows.fresh + pair * rows.new_keys * rows.dim, std::min(count, rows.new_keys) * rows.dim,
-                to + first * rows.dim);
-  });
 }
 
 }  // namespace sharp::cpu

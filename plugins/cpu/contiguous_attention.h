@@ -1,6 +1,7 @@
 // Attention over contiguous keys and values: packed into blocks, then computed by the paged loops.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "paged_attention.h"
@@ -9,21 +10,22 @@
 namespace sharp::cpu {
 
 // The keys or the values of a batch: first those of the past, then the new ones.
+template <typename Element>
 struct ContiguousRows {
-  const float* past;  // [batch, kv_heads, capacity, dim] or null
+  const Element* past;  // [batch, kv_heads, capacity, dim] or null
   int64_t capacity;
-  const float* fresh;  // [batch, kv_heads, new_keys, dim]
+  const Element* fresh;  // [batch, kv_heads, new_keys, dim]
   int64_t new_keys, dim;
 };
 
 // One call of Attention as plain data, checked before it comes here.
 struct ContiguousProblem {
   int64_t batch, q_heads, kv_heads, queries;
-  ContiguousRows keys, values;  // keys.dim is head_dim, values.dim value_dim
-  const float* query;           // [batch, q_heads, queries, head_dim]
-  std::vector<int32_t> past;    // [batch] keys before this call
-  std::vector<int32_t> total;   // [batch] keys that count, at most past + new_keys
-  const float* head_params;     // [q_heads, head_params_width] or null
+  ContiguousRows<float> keys, values;  // keys.dim is head_dim, values.dim value_dim
+  const float* query;                  // [batch, q_heads, queries, head_dim]
+  std::vector<int32_t> past;           // [batch] keys before this call
+  std::vector<int32_t> total;          // [batch] keys that count, at most past + new_keys
+  const float* head_params;            // [q_heads, head_params_width] or null
   int64_t head_params_width;
   const float* alibi_slopes;  // [q_heads] or null
   float* output;              // [batch, q_heads, queries, value_dim]
@@ -36,8 +38,19 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
 
 // Writes keys or values [batch, kv_heads, places, dim] to `present`: the past (unless `present` is that very memory),
 // then the new rows of every sequence at places past[b] ... total[b] - 1 (`limit` null: all of them).
-void write_present(const ContiguousRows& rows, int64_t batch, int64_t kv_heads, int64_t places,
-                   const std::vector<int32_t>& past, const std::vector<int32_t>* limit, float* present,
-                   const ParallelFor& parallel_for);
+template <typename Element>
+void write_present(const ContiguousRows<Element>& rows, int64_t batch, int64_t kv_heads, int64_t places,
+                   const std::vector<int32_t>& past, const std::vector<int32_t>* limit, Element* present,
+                   const ParallelFor& parallel_for) {
+  parallel_for(batch * kv_heads, [&](int64_t pair) {
+    const int64_t first = past[pair / kv_heads];
+    const int64_t count = limit == nullptr ? rows.new_keys : std::max<int64_t>((*limit)[pair / kv_heads] - first, 0);
+    Element* to = present + pair * places * rows.dim;
+    if (rows.past != nullptr && present != rows.past)
+      std::copy_n(rows.past + pair * rows.capacity * rows.dim, rows.capacity * rows.dim, to);
+    std::copy_n(rows.fresh + pair * rows.new_keys * rows.dim, std::min(count, rows.new_keys) * rows.dim,
+                to + first * rows.dim);
+  });
+}
 
 }  // namespace sharp::cpu

@@ -97,9 +97,13 @@ Inputs read_attention_inputs(const Ort::KernelContext& context, const cpu::Attri
     throw InputError("the call has more than 2^31 - 1 keys in a sequence or queries in all; split it");
   if (alibi_slopes.given()) alibi_slopes.expect_shape({problem.q_heads}, "[q_heads]");
 
-  problem.query = query.data<float>();
-  problem.keys = {past_key.data<float>(), capacity, key.data<float>(), new_keys, head_dim};
-  problem.values = {past_value.data<float>(), capacity, value.data<float>(), new_keys, value_dim};
+  inputs.query = query.data<void>();
+  inputs.key = key.data<void>();
+  inputs.value = value.data<void>();
+  inputs.past_key = past_key.data<void>();
+  inputs.past_value = past_value.data<void>();
+  problem.keys = {nullptr, capacity, nullptr, new_keys, head_dim};
+  problem.values = {nullptr, capacity, nullptr, new_keys, value_dim};
   problem.alibi_slopes = alibi_slopes.data<float>();
   if (head_params.given() && attributes.normalizer == cpu::NormalizerKind::kSsa) {
     head_params.expect_rank(2, "[q_heads, 2]");

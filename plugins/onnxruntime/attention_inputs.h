@@ -23,15 +23,15 @@ enum Input {
 enum Output { kOutput, kPresentKey, kPresentValue, kStats, kOutputCount };
 
 struct Inputs {
-  cpu::ContiguousProblem problem;  // all but `output` and `stats`
-  bool shared_buffer;              // past_lens is given: the present is the buffer of the past
+  cpu::ContiguousProblem problem;  // all but `output`, `stats` and the numbers below, which may have to be converted
+  const void *query, *key, *value;
+  const void *past_key, *past_value;  // null where there is no past
+  bool shared_buffer;                 // past_lens is given: the present is the buffer of the past
   bool collect_stats;
 
-  // Places of a sequence in the present.
-  int64_t places() const {
-    const cpu::ContiguousRows& keys = problem.keys;
-    return shared_buffer ? keys.capacity : keys.capacity + keys.new_keys;
-  }
+  // Places of a sequence in the past, and in the present.
+  int64_t capacity() const { return problem.keys.capacity; }
+  int64_t places() const { return shared_buffer ? capacity() : capacity() + problem.keys.new_keys; }
 };
 
 // Checks every input against every other. Throws InputError.

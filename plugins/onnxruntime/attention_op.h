@@ -1,10 +1,12 @@
-// `ai.sharp::Attention` in float32 on the CPU.
+// `ai.sharp::Attention` on the CPU, for every float type; the past is of the type of the query.
 #pragma once
+
+#include <vector>
 
 #include "ort.h"
 
 namespace sharp::ort {
 
-const OrtCustomOp* attention_op();
+std::vector<const OrtCustomOp*> attention_ops();
 
 }  // namespace sharp::ort

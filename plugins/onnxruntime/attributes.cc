@@ -22,14 +22,34 @@ const NormalizerName kNormalizers[] = {
     {"relu2", cpu::NormalizerKind::kRelu2},
 };
 
+template <typename Read>
+bool succeeds(Read read) {
+  try {
+    read();
+    return true;
+  } catch (const Ort::Exception&) {
+    return false;
+  }
+}
+
+const char* words_for(float) { return "a float"; }
+const char* words_for(int64_t) { return "an int"; }
+const char* words_for(const std::string&) { return "a string"; }
+
+// Called when an attribute cannot be read as `wanted`: one of another type must not pass for one that is left out.
+void expect_absent(const Ort::ConstKernelInfo& info, const char* name, const char* wanted) {
+  if (succeeds([&] { info.GetAttribute<float>(name); }) || succeeds([&] { info.GetAttribute<int64_t>(name); }) ||
+      succeeds([&] { info.GetAttribute<std::string>(name); }) || succeeds([&] { info.GetAttributes<float>(name); }) ||
+      succeeds([&] { info.GetAttributes<int64_t>(name); }))
+    throw InputError(std::string("attribute ") + name + " is of another type; it must be " + wanted);
+}
+
 // The attribute's value, or `fallback` when the node does not have it.
 template <typename T>
 T optional_attribute(const Ort::ConstKernelInfo& info, const char* name, T fallback) {
-  try {
-    return info.GetAttribute<T>(name);
-  } catch (const Ort::Exception&) {
-    return fallback;
-  }
+  T value = fallback;
+  if (!succeeds([&] { value = info.GetAttribute<T>(name); })) expect_absent(info, name, words_for(fallback));
+  return value;
 }
 
 cpu::NormalizerKind normalizer_named(const std::string& name) {
@@ -59,13 +79,13 @@ void read_attributes(const Ort::ConstKernelInfo& info, NodeAttributes& attribute
   if (values.window < -1)
     throw InputError("attribute window is " + std::to_string(values.window) + "; it must be -1 (off), 0 or more");
   values.causal = optional_attribute<int64_t>(info, "causal", 1) != 0;
-  try {
-    attributes.temperature_coefficients = info.GetAttributes<float>("temperature_coefficients");
-  } catch (const Ort::Exception&) {
-    attributes.temperature_coefficients = kIcml2025Coefficients;
-  }
-  values.temperature_coefficients = attributes.temperature_coefficients.data();
-  values.temperature_terms = static_cast<int64_t>(attributes.temperature_coefficients.size());
+  std::vector<float>& coefficients = attributes.temperature_coefficients;
+  if (!succeeds([&] { coefficients = info.GetAttributes<float>("temperature_coefficients"); }))
+    coefficients = kIcml2025Coefficients;
+  if (coefficients.empty())  // what ONNX Runtime reads of another type
+    throw InputError("attribute temperature_coefficients is empty or of another type; it must be a list of floats");
+  values.temperature_coefficients = coefficients.data();
+  values.temperature_terms = static_cast<int64_t>(coefficients.size());
 }
 
 }  // namespace sharp::ort

@@ -10,7 +10,7 @@
 #include <exception>
 
 #include "attention_op.h"
-#include "half.h"
+#include "converted.h"
 #include "isa.h"
 #include "paged_attention.h"
 
@@ -26,7 +26,11 @@ void* updated(const Ort::KernelContext& context, Input input, Output output, int
   const auto info = from_value.GetTensorTypeAndShapeInfo();
   const int64_t size = static_cast<int64_t>(info.GetElementCount()) * element_bytes;
   const char* from = static_cast<const char*>(from_value.GetTensorRawData());
-  char* to = static_cast<char*>(context.GetOutput(output, info.GetShape()).GetTensorMutableRawData());
+  char* to = static_cast<char*>(output_of(context, output, info.GetShape()));
+  if (to == nullptr) {
+    const std::string name = kInputNames[input];
+    throw InputError(name + " is given, but the node has no output " + name + "_out; it needs both");
+  }
   if (to == from) return to;
   parallel_for((size + kCopyBytes - 1) / kCopyBytes, [&](int64_t task) {
     const int64_t begin = task * kCopyBytes;
@@ -35,48 +39,11 @@ void* updated(const Ort::KernelContext& context, Input input, Output output, int
   return to;
 }
 
-// A tensor of T as float: where it lies, or converted into memory of its own.
-class FloatInput {
- public:
-  FloatInput(const Ort::KernelContext& context, Input input, ONNXTensorElementDataType type) {
-    const Ort::ConstValue value = context.GetInput(input);
-    const void* from = value.GetTensorRawData();
-    floats_ = static_cast<const float*>(from);
-    if (type == kFloat32) return;
-    converted_.resize(value.GetTensorTypeAndShapeInfo().GetElementCount());
-    floats_ = converted_.data();
-    for (size_t index = 0; index < converted_.size(); ++index)
-      converted_[index] = type == kFloat16 ? cpu::to_float(static_cast<const cpu::Float16*>(from)[index])
-                                           : cpu::to_float(static_cast<const cpu::Bfloat16*>(from)[index]);
-  }
-  const float* get() const { return floats_; }
-
- private:
-  const float* floats_;
-  std::vector<float> converted_;
-};
-
-// An output of T that is written as float; `finish` converts it where T is another type.
-class FloatOutput {
- public:
-  FloatOutput(const Ort::KernelContext& context, const std::vector<int64_t>& shape, ONNXTensorElementDataType type)
-      : to_(context.GetOutput(kOutput, shape).GetTensorMutableRawData()), type_(type) {
-    if (type != kFloat32) floats_.resize(shape[0] * shape[1] * shape[2]);
-  }
-  float* get() { return type_ == kFloat32 ? static_cast<float*>(to_) : floats_.data(); }
-  void finish() const {
-    for (size_t index = 0; index < floats_.size(); ++index)
-      if (type_ == kFloat16)
-        static_cast<cpu::Float16*>(to_)[index] = cpu::to_float16(floats_[index]);
-      else
-        static_cast<cpu::Bfloat16*>(to_)[index] = cpu::to_bfloat16(floats_[index]);
-  }
-
- private:
-  void* to_;
-  ONNXTensorElementDataType type_;
-  std::vector<float> floats_;
-};
+// An input of T as float.
+FloatInput float_input(const Ort::KernelContext& context, Input input, ONNXTensorElementDataType type) {
+  const Ort::ConstValue value = context.GetInput(input);
+  return FloatInput(value.GetTensorRawData(), value.GetTensorTypeAndShapeInfo().GetElementCount(), type);
+}
 
 struct PagedAttentionKernel {
   NodeAttributes attributes;
@@ -97,8 +64,9 @@ struct PagedAttentionKernel {
       parallel_for(context, count, body);
     };
     cpu::Problem problem = read_inputs(context, attributes.values, types.cache_type());
-    const FloatInput query(context, kQuery, types.compute), key(context, kKey, types.compute);
-    const FloatInput value(context, kValue, types.compute);
+    const FloatInput query = float_input(context, kQuery, types.compute);
+    const FloatInput key = float_input(context, kKey, types.compute);
+    const FloatInput value = float_input(context, kValue, types.compute);
     problem.query = query.get();
     problem.key = key.get();
     problem.value = value.get();
@@ -111,7 +79,8 @@ struct PagedAttentionKernel {
     }
     if (is_given(context, kKeyNorm))
       problem.key_norm = static_cast<float*>(updated(context, kKeyNorm, kKeyNormOut, sizeof(float), parallel));
-    FloatOutput output(context, {problem.tokens, problem.q_heads, problem.value_dim}, types.compute);
+    FloatOutput output(output_of(context, kOutput, {problem.tokens, problem.q_heads, problem.value_dim}),
+                       problem.tokens * problem.q_heads * problem.value_dim, types.compute);
     problem.output = output.get();
     float* stats = context.GetOutput(kStats, {problem.tokens, problem.q_heads, 4}).GetTensorMutableData<float>();
     if (collects_stats(context))
@@ -150,7 +119,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL Regist
       Ort::CustomOpDomain created("ai.sharp");
       for (const sharp::ort::PagedAttentionOp& op : ops) created.Add(&op);
       for (const OrtCustomOp* op : sharp::ort::cuda_paged_attention_ops()) created.Add(op);
-      created.Add(sharp::ort::attention_op());
+      for (const OrtCustomOp* op : sharp::ort::attention_ops()) created.Add(op);
       return created;
     }();
     return api->AddCustomOpDomain(options, domain);

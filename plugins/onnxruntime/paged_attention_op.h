@@ -4,14 +4,12 @@
 #include <memory>
 #include <vector>
 
+#include "converted.h"
 #include "inputs.h"
 #include "runtime.h"
 
 namespace sharp::ort {
 
-constexpr ONNXTensorElementDataType kFloat32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-constexpr ONNXTensorElementDataType kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-constexpr ONNXTensorElementDataType kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 constexpr ONNXTensorElementDataType kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
 
 // T: query, key, value and output; C: the caches.

@@ -5,10 +5,18 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "inputs.h"
 
 namespace sharp::ort {
+
+// The output's memory, null when the node leaves it out.
+inline void* output_of(const Ort::KernelContext& context, size_t index, const std::vector<int64_t>& shape) {
+  if (index >= context.GetOutputCount()) return nullptr;
+  Ort::UnownedValue value = context.GetOutput(index, shape);
+  return static_cast<OrtValue*>(value) == nullptr ? nullptr : value.GetTensorMutableRawData();
+}
 
 inline OrtStatus* status_of(const char* op, const std::exception& error) {
   const OrtErrorCode code =

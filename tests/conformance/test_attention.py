@@ -1,7 +1,9 @@
 """`ai.sharp::Attention`: kernel, function body and torch op against the float64 reference."""
 
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -29,6 +31,7 @@ from tests.conformance.attention_cases import (
 from tests.conformance.cases import session
 
 DRAWN = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+TYPED = ("query", "key", "value", "past_key", "past_value")
 SMALL = {form: Shape(form, queries=3, new_keys=3, past=9, group=2, head_dim=4, value_dim=4) for form in FORMS}
 
 
@@ -110,6 +113,36 @@ def test_shared_buffer_is_updated_in_place_when_bound_so() -> None:
     expected = run_reference(case)
     np.testing.assert_array_equal(buffers["key"], expected.present_key.astype(np.float32))
     np.testing.assert_array_equal(buffers["value"], expected.present_value.astype(np.float32))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_tensor_of_16_bits(dtype: str, form: str) -> None:
+    case = make_case("entmax", replace(SMALL[form], padded=form == "shared"))
+    kind = np.dtype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
+    case = case.with_inputs(**{n: case.inputs[n].astype(kind).astype(np.float32) for n in case.inputs if n in TYPED})
+    model = make_model(case)
+    graph, node = model.graph, onnx.NodeProto.FromString(model.graph.node[0].SerializeToString())
+    del model.functions[:]  # only the kernel is asked; it is between float32 inputs and outputs
+    before, after = [], []
+    for index, name in enumerate(node.input):
+        if name in TYPED:
+            node.input[index] += "_cast"
+            before.append(
+                onnx.helper.make_node("Cast", [name], [f"{name}_cast"], to=getattr(onnx.TensorProto, dtype.upper()))
+            )
+    for index, name in enumerate(node.output):
+        if name != "stats":
+            node.output[index] += "_cast"
+            after.append(onnx.helper.make_node("Cast", [f"{name}_cast"], [name], to=onnx.TensorProto.FLOAT))
+    del graph.node[:]
+    graph.node.extend([*before, node, *after])
+    result = ContiguousOutput(*session(model, kernel=True).run(list(OUTPUTS), case.inputs))
+    expected = run_reference(case)
+    rounded = expected.output.astype(kind).astype(np.float32)
+    # One unit in the last place: the float32 result may round to the other side.
+    np.testing.assert_allclose(result.output, rounded, rtol=1e-3 if dtype == "float16" else 8e-3, atol=1e-5)
+    assert_agrees(replace(result, output=expected.output), expected, case)
 
 
 def test_alibi_falls_off_to_both_sides_without_causal() -> None:

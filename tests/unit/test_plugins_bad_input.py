@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, RuntimeException
 
+from sharp.plugins.ops.schema import OUTPUTS
 from tests.conformance.cases import Case, make_case, make_model, session
+from tests.conformance.test_kernel_types import int8_case, int8_model
 
 GOOD = make_case("ssa", alibi=True)  # 9 tokens, 6 query heads, 2 key-value heads
 
@@ -97,6 +100,46 @@ def test_bad_attribute(normalizer: str, attributes: dict[str, Any], message: str
     case = make_case(normalizer)
     with pytest.raises(RuntimeException, match=f"PagedAttention: attribute {message}"):
         session(make_model(Case(normalizer, case.inputs, {**case.attributes, **attributes})), kernel=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("alpha", 2, "alpha is of another type; it must be a float"),
+        ("scale", 1, "scale is of another type; it must be a float"),
+        ("window", 64.0, "window is of another type; it must be an int"),
+        ("causal", "no", "causal is of another type; it must be an int"),
+        ("normalizer", 1, "normalizer is of another type; it must be a string"),
+        ("temperature_coefficients", [1, 2], "temperature_coefficients is empty or of another type; it must be a list"),
+        ("temperature_coefficients", 1.0, "temperature_coefficients is empty or of another type; it must be a list"),
+    ],
+)
+def test_an_attribute_of_another_type_does_not_pass_for_one_that_is_left_out(
+    name: str, value: Any, message: str
+) -> None:
+    model = make_model(make_case("entmax"))
+    del model.functions[:]
+    attributes = model.graph.node[0].attribute
+    kept = [attribute for attribute in attributes if attribute.name != name]
+    del attributes[:]
+    attributes.extend([*kept, helper.make_attribute(name, value)])
+    with pytest.raises(RuntimeException, match=f"PagedAttention: attribute {message}"):
+        session(model, kernel=True)
+
+
+@pytest.mark.parametrize("shortened", [True, False])
+def test_a_scale_without_an_output_for_it(shortened: bool) -> None:
+    case = int8_case(make_case("softmax"))
+    model = int8_model(case)
+    if shortened:
+        del model.graph.node[0].output[len(OUTPUTS) :]
+    else:
+        model.graph.node[0].output[len(OUTPUTS)] = ""
+    produced = [value for value in model.graph.output if value.name in model.graph.node[0].output]
+    del model.graph.output[:]
+    model.graph.output.extend(produced)
+    with pytest.raises(InvalidArgument, match="key_scale is given, but the node has no output key_scale_out"):
+        session(model, kernel=True).run(None, case.inputs)
 
 
 def test_an_unknown_normalizer_is_refused_by_the_kernel() -> None:

@@ -1,0 +1,55 @@
+// Tensors of 16-bit types as the float32 that the kernels compute in.
+#pragma once
+
+#include <vector>
+
+#include "half.h"
+#include "ort.h"
+
+namespace sharp::ort {
+
+constexpr ONNXTensorElementDataType kFloat32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+constexpr ONNXTensorElementDataType kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+constexpr ONNXTensorElementDataType kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+
+// Numbers of a type as float: where they lie, or converted into memory of their own.
+class FloatInput {
+ public:
+  FloatInput(const void* from, size_t count, ONNXTensorElementDataType type)
+      : floats_(static_cast<const float*>(from)) {
+    if (type == kFloat32 || from == nullptr) return;
+    converted_.resize(count);
+    floats_ = converted_.data();
+    for (size_t index = 0; index < count; ++index)
+      converted_[index] = type == kFloat16 ? cpu::to_float(static_cast<const cpu::Float16*>(from)[index])
+                                           : cpu::to_float(static_cast<const cpu::Bfloat16*>(from)[index]);
+  }
+  const float* get() const { return floats_; }
+
+ private:
+  const float* floats_;
+  std::vector<float> converted_;
+};
+
+// Numbers that are written as float; `finish` converts them where their type is another.
+class FloatOutput {
+ public:
+  FloatOutput(void* to, size_t count, ONNXTensorElementDataType type) : to_(to), type_(type) {
+    if (type != kFloat32) floats_.resize(count);
+  }
+  float* get() { return type_ == kFloat32 ? static_cast<float*>(to_) : floats_.data(); }
+  void finish() const {
+    for (size_t index = 0; index < floats_.size(); ++index)
+      if (type_ == kFloat16)
+        static_cast<cpu::Float16*>(to_)[index] = cpu::to_float16(floats_[index]);
+      else
+        static_cast<cpu::Bfloat16*>(to_)[index] = cpu::to_bfloat16(floats_[index]);
+  }
+
+ private:
+  void* to_;
+  ONNXTensorElementDataType type_;
+  std::vector<float> floats_;
+};
+
+}  // namespace sharp::ort
