@@ -47,19 +47,23 @@ void raise_norms(const Problem& problem, int64_t head) {
 }
 
 int8_t quantize(float value, float inverse) {
-  const float scaled = std::nearbyint(value * inverse);
-  return static_cast<int8_t>(std::min(std::max(scaled, -127.0f), 127.0f));  // NaN becomes -127
+  const float scaled = std::min(std::max(std::nearbyint(value * inverse), -127.0f), 127.0f);
+  return scaled == scaled ? static_cast<int8_t>(scaled) : 0;  // of a NaN the scale tells
 }
 
-// One vector of `channels` numbers, `stride` apart, into a block of `size` numbers.
+// One vector of `channels` numbers, `stride` apart, into a block of `size` numbers. A NaN makes the scale NaN, and with
+// it all that the block holds, until offset 0 starts it anew.
 void store_int8(const float* from, int64_t channels, bool starts_block, int8_t* block, int64_t size, int8_t* to,
                 int64_t stride, float& scale) {
   float largest = 0;
-  for (int64_t channel = 0; channel < channels; ++channel) largest = std::max(largest, std::fabs(from[channel]));
+  for (int64_t channel = 0; channel < channels; ++channel) {
+    const float size = std::fabs(from[channel]);
+    if (!(size <= largest) && largest == largest) largest = size;
+  }
   const float needed = largest / 127.0f;
   if (starts_block) {
     scale = needed;
-  } else if (needed > scale) {
+  } else if (!(needed <= scale) && scale == scale) {
     const float ratio = scale / needed;
     for (int64_t index = 0; index < size; ++index) block[index] = quantize(block[index], ratio);
     scale = needed;

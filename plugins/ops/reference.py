@@ -47,7 +47,7 @@ def store_int8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping
     """`store` for one of two int8 caches, in place, in float32 arithmetic: number = scale * integer.
 
     Offset 0 starts a block anew; a token with larger numbers raises the scale, and what the block and head hold is
-    rounded to it once more.
+    rounded to it once more. A NaN makes the scale NaN until the block starts anew.
 
     Args:
         numbers: [tokens, kv_heads, dim].
@@ -64,13 +64,14 @@ def store_int8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping
             needed = np.abs(vector).max() / np.float32(127)
             if offset == 0:
                 scale[block, head] = needed
-            elif needed > scale[block, head]:
+            elif not needed <= scale[block, head] and not np.isnan(scale[block, head]):
                 ratio = scale[block, head] / needed
-                cache[block, head] = np.rint(cache[block, head] * ratio)
+                cache[block, head] = np.nan_to_num(np.rint(cache[block, head] * ratio))
                 scale[block, head] = needed
             inverse = np.float32(1) / scale[block, head] if scale[block, head] > 0 else np.float32(0)
             held = cache[block, head]
-            held[(slice(None),) * (offset_axis - 2) + (offset,)] = np.clip(np.rint(vector * inverse), -127, 127)
+            rounded = np.nan_to_num(np.clip(np.rint(vector * inverse), -127, 127))
+            held[(slice(None),) * (offset_axis - 2) + (offset,)] = rounded
 
 
 def visible_keys(position: int, total: int, window: int, causal: bool) -> Ints:

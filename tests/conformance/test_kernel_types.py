@@ -187,6 +187,22 @@ def test_an_int8_cache_that_is_written_token_by_token_stays_close() -> None:
         assert error <= 1.5 * result.key_scale[block, 0]
 
 
+@pytest.mark.parametrize("token", [0, 5])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_a_number_that_an_int8_cache_cannot_hold_spoils_its_block(name: str, number: float, token: int) -> None:
+    case = int8_case(make_case("softmax", Shape(sequences=((0, 20),), kv_heads=1, group=1)))
+    numbers = case.inputs[name].copy()
+    numbers[token, 0, 2] = number
+    case = case.with_inputs(**{name: numbers})
+    actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *SCALES_OUT], case.inputs))
+    with np.errstate(invalid="ignore"):
+        expected = run_reference(case)
+    assert np.isnan(actual.output[token:]).all()
+    for field in ("key_cache", "value_cache", "key_scale", "value_scale"):
+        np.testing.assert_array_equal(getattr(actual, field), getattr(expected, field))
+
+
 def int8_case(case: Case) -> Case:
     """The case with its caches quantized, a scale for each block and head; what is not used holds any integers."""
     generator = np.random.default_rng(1)
