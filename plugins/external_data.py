@@ -4,7 +4,6 @@ A model folder may come from anyone, and a runtime follows what the file says. T
 reads the few fields that matter from protobuf's wire format, without ever copying a tensor.
 """
 
-import math
 import mmap
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -23,6 +22,7 @@ CHILDREN: dict[str, dict[int, str]] = {
 }
 DIMS, DATA_TYPE, NAME, EXTERNAL_DATA = 1, 2, 8, 13  # fields of a Tensor
 DEEPEST = 64  # graphs inside graphs
+LARGEST = 2**63  # more than any file has
 # TensorProto.DataType -> bits of an element; strings have no fixed size and are never external.
 BITS = {
     **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),
@@ -58,6 +58,14 @@ def check_external_data(folder: Path, model_file: str) -> None:
         raise InputError(f"{path} is not an ONNX model, or damaged; export the model again") from error
 
 
+def lies_inside(folder: Path, name: str) -> bool:
+    """Whether the path `name` ends inside `folder`, links followed."""
+    try:
+        return (folder / name).resolve().is_relative_to(folder.resolve())
+    except (ValueError, RuntimeError):  # a zero byte; links that lead to each other
+        return False
+
+
 def _check_tensor(path: Path, tensor: bytes, sizes: dict[str, int]) -> None:
     entries: dict[str, str] = {}
     dimensions: list[int] = []
@@ -79,8 +87,10 @@ def _check_tensor(path: Path, tensor: bytes, sizes: dict[str, int]) -> None:
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", "-1"))
     except ValueError as error:
         raise _DamagedError from error
-    needed = math.prod(dimensions) * BITS.get(data_type, 0)
-    needed = -(-needed // 8)
+    elements = 1
+    for dimension in dimensions:  # any number of them, so that the product must not grow without end
+        elements = min(elements * max(dimension, 0), LARGEST)
+    needed = -(-elements * BITS.get(data_type, 0) // 8)
     if data_type not in BITS or min(dimensions, default=0) < 0 or ("length" in entries and length != needed):
         raise InputError(f"{path} says a wrong size for the weights {name!r}; export the model again")
     if offset < 0 or offset + needed > sizes[location]:
@@ -95,11 +105,10 @@ def _size(path: Path, location: str) -> int:
     folder = path.parent.resolve()
     inside = (
         location
-        and "\0" not in location
         and not PurePosixPath(location).is_absolute()
         and not PureWindowsPath(location).anchor
         and ".." not in (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
-        and (folder / location).resolve().is_relative_to(folder)
+        and lies_inside(folder, location)
     )
     if not inside:
         raise InputError(f"{path} keeps weights in {location!r}, which is outside the model folder; do not use it")

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035  # pydantic refuses typing's before Python 3.12
 
 from sharp.plugins.errors import InputError, NotFoundError
-from sharp.plugins.external_data import check_external_data
+from sharp.plugins.external_data import check_external_data, lies_inside
 
 MANIFEST_FILE = "sharp.json"
 FORMAT_VERSION = "1.5"
@@ -232,8 +232,8 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} is not a valid manifest: windows has {len(manifest.windows)} of {manifest.layers} layers"
         )
     for name in filter(None, (manifest.model_file, manifest.tokenizer.file)):
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{path} names {name}, which is outside the model folder")
+        if not lies_inside(folder, name):
+            raise InputError(f"{path} names {name!r}, which is outside the model folder")
         if not (folder / name).is_file():
             raise InputError(f"{folder} is incomplete: {name} is missing; export the model again")
     check_external_data(folder, manifest.model_file)

@@ -60,6 +60,18 @@ def test_a_newer_minor_version_may_have_more_fields(tmp_path: Path):
         read_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../model.onnx", "loop", "model\0.onnx"])
+@pytest.mark.parametrize("field", ["model_file", "tokenizer"])
+def test_a_file_that_does_not_lie_in_the_folder_is_refused(tmp_path: Path, field: str, name: str):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "model.onnx").touch()
+    named = name if field == "model_file" else {"file": name}
+    content = json.loads(manifest().model_dump_json()) | {field: named}
+    (tmp_path / "sharp.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="which is outside the model folder"):
+        read_manifest(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
