@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -82,6 +83,36 @@ def test_a_passing_error_is_tried_again(tmp_path, web):
     assert content(tmp_path) == FILES
 
 
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc", "3 of 1000 bytes arrived"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\nabc", "IncompleteRead"),
+        (b"nonsense\r\n\r\n", "nonsense"),
+        (b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n", "429"),
+    ],
+    ids=["cut-off", "chunk-cut-off", "no-http", "busy"],
+)
+def test_a_download_that_breaks_is_tried_again(tmp_path, broken, said):
+    body = archive(FILES)
+    answers = [broken, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            for one in answers:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(one)
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/model.tar.gz"
+        result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest())
+    assert (result.returncode, result.stderr) == (0, "")
+    assert said in result.stdout
+    assert content(tmp_path) == FILES
+
+
 def escaping():
     return archive({"sharp.json": b"{}", "../escaped": b"x"})
 
@@ -113,9 +144,14 @@ def test_nothing_arrives_but_one_sentence(tmp_path, web, status, body, sha256, e
     assert not (tmp_path / "escaped").exists()
 
 
-def test_an_address_that_is_none(tmp_path):
-    result = fetch(tmp_path, "models/text-ssa.tar.gz", "0" * 64)
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("models/text-ssa.tar.gz", "unknown url type: 'models/text-ssa.tar.gz'"),
+        ("http://localhost/a b", "URL can't contain control characters. '/a b' (found at least ' ')"),
+    ],
+)
+def test_an_address_that_is_none(tmp_path, url, why):
+    result = fetch(tmp_path, url, "0" * 64)
     assert result.returncode == 1
-    assert result.stderr == (
-        "fetch_model: models/text-ssa.tar.gz cannot be downloaded: unknown url type: 'models/text-ssa.tar.gz'\n"
-    )
+    assert result.stderr == f"fetch_model: {url} cannot be downloaded: {why}\n"

@@ -7,6 +7,7 @@ FOLDER gets the model whole or not at all. Python's standard library is enough: 
 """
 
 import hashlib
+import http.client
 import lzma
 import os
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 ATTEMPTS = 5
+BUSY = (408, 429)  # of the statuses below 500, those that pass
 WAIT_SECONDS = float(os.environ.get("MODEL_WAIT_SECONDS", "2"))  # before the second attempt; doubles
 CHUNK = 1 << 20
 
@@ -37,6 +39,9 @@ def download(url: str, archive: Path) -> str:
         while chunk := answer.read(CHUNK):
             digest.update(chunk)
             file.write(chunk)
+        arrived, announced = file.tell(), int(answer.headers.get("Content-Length", file.tell()))
+    if arrived < announced:  # a connection that breaks looks like an end
+        raise OSError(f"{arrived} of {announced} bytes arrived")
     return digest.hexdigest()
 
 
@@ -46,11 +51,14 @@ def download_patiently(url: str, archive: Path) -> str:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return download(url, archive)
-        except (OSError, ValueError) as error:  # URLError is an OSError; a URL that is none a ValueError
-            final = isinstance(error, ValueError) or (isinstance(error, urllib.error.HTTPError) and error.code < 500)
+        except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is an OSError
+            final = isinstance(error, ValueError | http.client.InvalidURL) or (
+                isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in BUSY
+            )
+            why = str(error).strip() or type(error).__name__
             if final or attempt == ATTEMPTS:
-                fail(f"{url} cannot be downloaded: {error}")
-            print(f"fetch_model: {error}; trying again in {wait:g} s", flush=True)
+                fail(f"{url} cannot be downloaded: {why}")
+            print(f"fetch_model: {why}; trying again in {wait:g} s", flush=True)
             time.sleep(wait)
             wait *= 2
     raise AssertionError
