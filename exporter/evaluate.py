@@ -19,7 +19,7 @@ from sharp.exporter.evaluation import (
     sampler_of,
 )
 from sharp.models.evaluate import RESULTS, parse_sweep
-from sharp.models.evaluation import parse_lengths, write
+from sharp.models.evaluation import RESULT_SUFFIXES, check_output, parse_lengths, write
 from sharp.models.tasks.registry import TASKS
 from sharp.models.tasks.scoring import Scorable
 from sharp.plugins.errors import SharpError
@@ -34,7 +34,7 @@ from sharp.plugins.errors import SharpError
 @click.option("--sweep", help="A parameter of the task to vary, as FIELD=1,2,3, or none.  [default: the paper's]")
 @click.option("--set", "parameters", multiple=True, help="Another parameter of the task, as FIELD=VALUE; repeatable.")
 @click.option("--samples", type=click.IntRange(min=1), default=1000, help="Samples of every length.")
-@click.option("--seed", default=1, help="Seed of the samples.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="Seed of the samples.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
 @click.option(
     "--output",
@@ -58,6 +58,8 @@ def main(
     console = Console()
     torch.set_num_threads(threads)
     try:
+        output = output or RESULTS / f"{folder.resolve().name}-onnx.csv"
+        check_output(output, RESULT_SUFFIXES)
         manifest = read_uncached(folder)
         task = find_task(manifest, task_name)
         models: dict[str, Scorable] = {
@@ -74,11 +76,10 @@ def main(
             samples,
             seed,
         )
-        output = output or RESULTS / f"{folder.resolve().name}-onnx.csv"
         write(rows, output)
         console.print(as_table(rows, task.length_name))
         console.print(f"wrote {output}")
-    except SharpError as error:
+    except (SharpError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
         sys.exit(2)
 

@@ -13,8 +13,10 @@ from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Model, read_checkpoint
 from sharp.models.device import choose_device
 from sharp.models.evaluation import (
+    RESULT_SUFFIXES,
     TEXT,
     Row,
+    check_output,
     find_task,
     measure,
     measure_text,
@@ -58,7 +60,7 @@ def parse_sweep(text: str) -> Sweep | None:
     help="Another parameter of the task, as FIELD=VALUE; repeatable.  [default: as in training]",
 )
 @click.option("--samples", type=click.IntRange(min=1), default=1000, help="Samples, or windows, of every length.")
-@click.option("--seed", default=1, help="Seed of the samples.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="Seed of the samples.")
 @click.option("--text", "text_file", type=click.Path(path_type=Path), help="For task text.  [default: the demo's book]")
 @click.option("--norm", type=click.Choice(["adaptive-temperature"]), help="Adapt the temperature of a softmax model.")
 @click.option(
@@ -93,8 +95,10 @@ def main(
     console = Console()
     torch.set_num_threads(threads)
     try:
-        stored = read_checkpoint(checkpoint)
         adaptive = norm is not None or preset is not None
+        output = output or RESULTS / f"{checkpoint.stem}{'-adaptive-temperature' if adaptive else ''}.csv"
+        check_output(output, RESULT_SUFFIXES)
+        stored = read_checkpoint(checkpoint)
         temperature = None if preset is None else read_temperature(preset)
         model = with_adaptive_temperature(stored.model, temperature) if adaptive else stored.model
         model.to(choose_device(device))
@@ -105,6 +109,8 @@ def main(
             rows = measure_text(check_reads_bytes(model), read_text(text_file), chosen_lengths or WINDOWS, samples)
             length_name = "bytes in a window"
         else:
+            if text_file is not None:
+                raise InputError("only language models over bytes read a text; leave out --text, or give --task text")
             found = find_task(task, stored)
             rows = measure(
                 model,
@@ -116,12 +122,11 @@ def main(
                 seed,
             )
             length_name = found.length_name
-        output = output or RESULTS / f"{checkpoint.stem}{'-adaptive-temperature' if adaptive else ''}.csv"
         write(rows, output)
         console.print(as_table(rows, length_name))
         hint = plot(rows, length_name, output.with_suffix(".png"))
         console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
-    except SharpError as error:
+    except (SharpError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
         sys.exit(2)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from sharp.models.tasks.task import Sampler, Sweep, Task
 from sharp.models.temperature_preset import AdaptiveTemperature
 from sharp.plugins.errors import InputError
 
+RESULT_SUFFIXES = (".csv", ".json")
 TEXT = "text"  # the task of language models: not in the registry, as nothing is sampled
 
 
@@ -116,13 +118,15 @@ def measure(
     Raises:
         InputError: a length or value cannot work.
     """
-    check_outputs(model, sampler)
-    for length in lengths:
-        sampler.tokens(length)  # a wrong one is refused before the first is measured
+    values = (None,) if sweep is None else sweep.values
+    samplers = [sampler if sweep is None else _varied(sampler, sweep.field, value) for value in values]
+    for varied in samplers:  # a wrong one is refused before the first is measured
+        check_outputs(model, varied)
+        for length in lengths:
+            varied.tokens(length)
     rows = []
     for length in lengths:
-        for value in sweep.values if sweep else (None,):
-            varied = sampler if sweep is None else with_parameters(sampler, (f"{sweep.field}={value}",))
+        for value, varied in zip(values, samplers, strict=True):
             found = score(model, varied, task.metric, length, samples, seed)
             rows.append(
                 Row(
@@ -139,6 +143,10 @@ def measure(
                 )
             )
     return rows
+
+
+def _varied(sampler: Sampler, field: str, value: float) -> Sampler:
+    return with_parameters(sampler, (f"{field}={int(value) if value.is_integer() else value}",))
 
 
 def measure_text(model: SharpForCausalLM, tokens: Tensor, lengths: tuple[int, ...], windows: int) -> list[Row]:
@@ -162,22 +170,36 @@ def measure_text(model: SharpForCausalLM, tokens: Tensor, lengths: tuple[int, ..
     return rows
 
 
+def check_output(path: Path, suffixes: tuple[str, ...]) -> None:
+    """Make the folder of a file that is written after long work.
+
+    Raises:
+        InputError: the name ends in none of `suffixes`, or the file cannot be written.
+    """
+    if path.suffix not in suffixes:
+        raise InputError(f"{path} must end in {' or '.join(suffixes)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder of {path} cannot be made: {error.strerror}; give another file") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path} cannot be written; give a file in a folder that can be")
+
+
 def write(rows: Sequence[Row], path: Path) -> None:
     """Write the rows as `.csv` or `.json`, by the suffix.
 
     Raises:
-        InputError: the suffix is another one.
+        InputError: see `check_output`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path, RESULT_SUFFIXES)
     if path.suffix == ".json":
         path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    elif path.suffix == ".csv":
+    else:
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
             writer.writeheader()
             writer.writerows(asdict(row) for row in rows)
-    else:
-        raise InputError(f"{path} must end in .csv or .json")
 
 
 def plot(rows: list[Row], length_name: str, picture: Path) -> str | None:

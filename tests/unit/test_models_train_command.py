@@ -169,6 +169,15 @@ def test_a_sweep_varies_a_parameter(tmp_path):
     assert float(rows[1]["score"]) > 10 * float(rows[0]["score"])
 
 
+def test_a_sweep_varies_a_whole_number(tmp_path):
+    task, model = tiny("2back")
+    save_checkpoint(tmp_path / "back.pt", model, task=task.name)
+    options = ("--samples", 2, "--lengths", 16, "--sweep", "back=1,3", "--output", tmp_path / "back.json")
+    code, output = command(evaluate.main, tmp_path / "back.pt", *options)
+    assert code == 0, output
+    assert [row["value"] for row in json.loads((tmp_path / "back.json").read_text())] == [1.0, 3.0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -176,11 +185,19 @@ def test_a_sweep_varies_a_parameter(tmp_path):
         (("--lengths", "2.5"), "whole numbers"),
         (("--lengths", "0"), "at least 1"),
         (("--sweep", "colour=1,2"), "its parameters are: classes"),
+        (("--sweep", "classes=3"), "the task 3; give the parameters of its training"),
         (("--output", "found.txt"), "must end in .csv or .json"),
+        (("--output", "file/found.csv"), "the folder of file/found.csv cannot be made"),
         (("--task", "sort"), "is not for a MaxRetrieval"),
+        (("--text", "file"), "only language models over bytes read a text"),
+        (("--seed", str(2**63)), "is not in the range"),
     ],
 )
-def test_evaluation_says_what_is_wrong_with_its_options(tmp_path, options, message):
+def test_evaluation_says_what_is_wrong_with_its_options(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    # Before anything is measured, which may take hours.
+    monkeypatch.setattr("sharp.models.evaluation.score", None)
     task, model = tiny("max-retrieval")
     save_checkpoint(tmp_path / "max.pt", model, task=task.name)
     code, output = command(evaluate.main, tmp_path / "max.pt", "--samples", 2, "--lengths", "4", *options)
