@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sharp.exporter.forms import make_form
+from sharp.exporter.norm_options import options_of
 from sharp.exporter.reading import read_source
 from sharp.exporter.uncached import UncachedModel
 from sharp.exporter.uncached_session import UncachedSession
@@ -54,10 +55,16 @@ class ExportedModel:
 
 
 class TorchModel:
-    """The checkpoint of a folder in PyTorch, with the folder's norm."""
+    """The checkpoint of a folder in PyTorch, with the folder's norm and what the user gave for it.
+
+    Raises:
+        NotFoundError, InputError: see `read_source`; or it is not the folder's, or the folder has several norms.
+    """
 
     def __init__(self, checkpoint: Path, manifest: Manifest) -> None:
-        source = read_source(checkpoint, manifest.norm.name)
+        if manifest.norm.heads:
+            raise InputError("the folder has other norms in some heads (--norm-map); leave out --checkpoint")
+        source = read_source(checkpoint, manifest.norm.name, options_of(manifest.norm))
         if source.sha256 != manifest.source.sha256:
             raise InputError(
                 f"{checkpoint} is not what the folder was exported from (its SHA-256 differs); export it again"

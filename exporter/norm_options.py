@@ -9,9 +9,9 @@ from torch import nn
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, SSA_START, SsaParameters, get_norm
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
-from sharp.models.temperature_preset import read_temperature
+from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import NormParameter, NormValue
+from sharp.plugins.manifest import Norm, NormParameter, NormValue
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
 
 # Option -> the norms that it is for.
@@ -27,7 +27,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class NormOptions:
-    """What the user gave; None where the checkpoint decides. `temperature_coefficients` is a preset's name or file.
+    """What the user gave; None where the checkpoint decides. `temperature_coefficients` may be a preset's name or file.
 
     `log_length_offset` is o in the L = ln(i + o) that learned length scales grow with, i the 0-based position.
     """
@@ -36,7 +36,7 @@ class NormOptions:
     ssa_b: float | None = None
     ssa_n: float | None = None
     temperature: float | None = None
-    temperature_coefficients: str | None = None
+    temperature_coefficients: str | AdaptiveTemperature | None = None
     log_length_offset: int | None = None
 
     def check(self, norm: str) -> None:
@@ -75,7 +75,8 @@ class NormOptions:
         if self.temperature is not None:
             fields["temperature"] = self.temperature
         if self.temperature_coefficients is not None:
-            preset = read_temperature(self.temperature_coefficients)
+            chosen = self.temperature_coefficients
+            preset = read_temperature(chosen) if isinstance(chosen, str) else chosen
             fields["temperature_coefficients"] = preset.coefficients
             fields["entropy_threshold"] = preset.entropy_threshold
         return fields
@@ -90,6 +91,21 @@ class NormOptions:
 
 
 NO_OPTIONS = NormOptions()
+
+
+def options_of(norm: Norm) -> NormOptions:
+    """What the user gave for the norm of an exported model."""
+    given: dict[str, Any] = {one.name: one.value for one in norm.parameters if one.origin == "option"}
+    if "temperature_coefficients" in given:
+        given["temperature_coefficients"] = AdaptiveTemperature(norm.temperature_coefficients, norm.entropy_threshold)
+    return NormOptions(
+        alpha=given.get("alpha"),
+        ssa_b=given.get("b"),
+        ssa_n=given.get("n"),
+        temperature=given.get("temperature"),
+        temperature_coefficients=given.get("temperature_coefficients"),
+        log_length_offset=given.get("log_length_offset"),
+    )
 
 
 def norm_parameters(config: SharpConfig, options: NormOptions, trained: bool) -> tuple[NormParameter, ...]:

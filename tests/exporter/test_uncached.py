@@ -9,12 +9,14 @@ import pytest
 import torch
 from onnx import inliner
 
+from sharp.exporter.evaluation import ExportedModel, TorchModel
 from sharp.exporter.uncached_session import UncachedSession
 from sharp.models.checkpoint import Model, save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.number_sequence import SharpForNumbers
+from sharp.models.tasks.registry import get_task
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
 from tests.tensorrt_rtx import build_engine
@@ -174,3 +176,24 @@ def test_a_set_model_with_another_norm_is_warned_about(sharp_export, tmp_path):
     assert result.exit_code == 0, result.output
     assert "UNTRAINED NORM" in result.output
     assert "Perplexity" not in result.output  # it reads no text
+
+
+@pytest.mark.parametrize(
+    ("trained", "norm", "options"),
+    [
+        ("entmax", "entmax", ("--alpha", "1.25")),
+        ("softmax", "fixed-temperature", ("--temperature", "0.2")),
+        ("softmax", "adaptive-temperature", ("--temperature-coefficients", "arxiv2024")),
+        ("softmax", "ssa", ("--ssa-b", "3", "--ssa-n", "2")),
+        ("softmax", "ssmax", ("--log-length-offset", "5")),
+    ],
+)
+def test_evaluation_compares_with_the_norm_as_it_was_exported(sharp_export, tmp_path, trained, norm, options):
+    source, folder = tmp_path / "set.safetensors", tmp_path / "out"
+    save_checkpoint(source, set_model(trained), task="max-retrieval")
+    options = ("--norm", norm, "--untrained-norm", "--cache", "none", *options)
+    assert sharp_export(source, *options, "-o", folder).exit_code == 0
+    manifest = read_manifest(folder)
+    batch = get_task("max-retrieval").sampler.sample(4, 32, torch.Generator().manual_seed(0))
+    found = ExportedModel(folder, manifest, "kernels", threads=1)(*batch.inputs)
+    torch.testing.assert_close(found, TorchModel(source, manifest)(*batch.inputs), rtol=1e-5, atol=1e-5)
