@@ -151,7 +151,7 @@ def _export_into(
     staging: Path, source: Source, form: Form, settings: ExportSettings, name: str, phase: Phase
 ) -> tuple[manifest.Manifest, Verification, Perplexity | None, dict[str, Any]]:
     if source.write_tokenizer is not None:
-        source.write_tokenizer(staging)
+        source.save_tokenizer(staging)
     measured, text = None, None
     if source.reads_text and not (source.trained and settings.text is None and settings.graph.quantize is None):
         most = MOST_TOKENS if settings.graph.quantize is None else QUANTIZED_TOKENS

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -21,13 +21,19 @@ def parked(model: nn.Module, folder: Path) -> Iterator[bool]:
     Gives whether the model is that large.
 
     The file is in `folder` while the block runs and takes as much disk as the weights.
+
+    Raises:
+        OSError: it cannot be written.
     """
     tensors = {str(number): one for number, one in enumerate(chain(model.parameters(), model.buffers()))}
     if sum(one.nbytes for one in tensors.values()) < LEAST_BYTES:
         yield False
         return
     path = folder / FILE
-    save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path)
+    try:
+        save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     for one in tensors.values():
         one.data = torch.empty(0, dtype=one.dtype)
     try:

@@ -42,3 +42,15 @@ class Source:
     def reads_text(self) -> bool:
         """It is a decoder and has a tokenizer."""
         return isinstance(self.model, Decoder) and self.write_tokenizer is not None
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer, which there is, into `folder`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self.write_tokenizer is not None
+        try:
+            self.write_tokenizer(folder)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise OSError(f"tokenizer.json: {error}") from error

@@ -55,7 +55,7 @@ def _tokenizer(source: Source) -> Tokenizer | None:
     if source.write_tokenizer is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        source.write_tokenizer(Path(folder))
+        source.save_tokenizer(Path(folder))
         return read_tokenizer(Path(folder) / "tokenizer.json")
 
 

@@ -158,3 +158,12 @@ def test_a_tokenizer_that_knows_more_tokens_than_the_model(sharp_export, tmp_pat
     save_byte_tokenizer(tmp_path / "mine")
     result = sharp_export(tmp_path / "mine", "--norm", "ssa", "-o", tmp_path / "out")
     assert_refused(result, tmp_path / "out", "257 tokens", "vocab_size is 20")
+
+
+def test_a_disk_that_is_full(checkpoint, sharp_export, tmp_path, monkeypatch):
+    def full(_folder: Path) -> None:
+        raise Exception("No space left on device (os error 28)")  # tokenizers has nothing narrower
+
+    monkeypatch.setattr("sharp.exporter.own_model.save_byte_tokenizer", full)
+    result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "cannot be written", "tokenizer.json: No space left on device")

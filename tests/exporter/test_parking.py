@@ -1,5 +1,6 @@
 """A large model's weights are out of memory while ONNX Runtime runs, and the same bits afterwards."""
 
+import pytest
 import torch
 
 from sharp.exporter import parking
@@ -23,6 +24,14 @@ def test_weights_come_back_as_they_were(tmp_path, monkeypatch):
         assert torch.equal(value, before[name])
     tokens = torch.tensor([[1, 2, 3]])
     assert torch.equal(model(tokens), tiny_model("ssa")(tokens))
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(parking, "LEAST_BYTES", 1)
+    model = tiny_model("ssa")
+    with pytest.raises(OSError, match="No such file"), parked(model, tmp_path / "gone"):
+        pass
+    assert all(parameter.numel() for parameter in model.parameters())
 
 
 def test_small_models_stay(tmp_path):
