@@ -37,6 +37,13 @@ def listen(host: str, port: int, option: str) -> socket.socket:
         except OSError:
             listening.close()
             raise
+    except (
+        socket.gaierror,
+        UnicodeError,
+    ) as error:  # the latter is Python's own, of names that no resolver is asked for
+        raise InputError(
+            f"cannot listen on {join(host, port)}: there is no such address; choose another host"
+        ) from error
     except OSError as error:
         raise InputError(f"cannot listen on {join(host, port)}: {error.strerror}; choose another {option}") from error
     return listening

@@ -8,6 +8,7 @@ from sharp.serving.processors import available_cpus
 from sharp.serving.tls import TlsConfig
 
 MIB = 2**20
+MOST = 2**31 - 1  # tokens of a step, and of all that waits: more is no limit
 LOG_FORMATS = ("text", "json")
 ATTENTION_LEVELS = ("off", "layer", "head")
 DEVICES = ("auto", "cpu", "cuda")
@@ -75,6 +76,9 @@ class EngineConfig:
         _at_least("prefill_chunk_tokens", self.prefill_chunk_tokens, 1)
         _at_least("max_waiting_requests", self.max_waiting_requests, 1)
         _at_least("max_waiting_tokens", self.max_waiting_tokens, 1)
+        for name in ("max_batch_tokens", "prefill_chunk_tokens", "max_waiting_requests", "max_waiting_tokens"):
+            if getattr(self, name) > MOST:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at most {MOST}")
 
 
 @dataclass(frozen=True)

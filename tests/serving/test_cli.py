@@ -103,6 +103,19 @@ def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_pat
     assert "cache_tokens is 1000000000000000, which needs" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "a" * 70], "there is no such address; choose another host"),
+        (["--max-waiting-requests", 2**32], "max_waiting_requests is 4294967296; it must be at most 2147483647"),
+        (["--max-waiting-tokens", 2**64], "max_waiting_tokens is 18446744073709551616; it must be at most 2147483647"),
+    ],
+)
+def test_serve_refuses_what_no_server_can_have(counting, options, message):
+    result = run(serve, counting, "--grpc-port", 0, "--http-port", 0, "--no-kernels", *options)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_until_a_signal(counting, number):
     program = "from sharp.plugins.cli import serve_main; serve_main()"
