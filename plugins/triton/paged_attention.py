@@ -74,13 +74,24 @@ def paged_attention(
         softcap=softcap > 0,
         alpha=alpha,
     )
-    if normalizer == "ssa" and head_params is None:
+    if normalizer == "ssa" and (head_params is None or head_params.dim() != 2 or head_params.shape[1] < 2):
         raise InputError("ssa needs head_params [q_heads, 2]: b and n of every head")
     if len(temperature_coefficients) > MOST_COEFFICIENTS:
         count = len(temperature_coefficients)
         raise InputError(f"temperature_coefficients has {count} numbers; the kernels take {MOST_COEFFICIENTS}")
     capability, multiprocessors = _device(query.device)
     shapes = Shapes(tokens, block_table.shape[0], block_table.shape[1], q_heads, kv_heads, multiprocessors)
+    _check_shapes(
+        key=(key, (tokens, kv_heads, head_dim)),
+        value=(value, (tokens, kv_heads, value_dim)),
+        key_cache=(key_cache, (key_cache.shape[0], kv_heads, head_dim, block_size)),
+        value_cache=(value_cache, (key_cache.shape[0], kv_heads, block_size, value_dim)),
+        slot_mapping=(slot_mapping, (tokens,)),
+        query_start=(query_start, (shapes.sequences + 1,)),
+        context_lens=(context_lens, (shapes.sequences,)),
+        head_params=(head_params, (q_heads, *(() if head_params is None else head_params.shape[1:]))),
+        alibi_slopes=(alibi_slopes, (q_heads,)),
+    )
     output = query.new_empty(tokens, q_heads, value_dim)
     stats = torch.empty(tokens, q_heads, 4, dtype=torch.float32, device=query.device)
     polynomial = (0.0,) * (MOST_COEFFICIENTS - len(temperature_coefficients)) + tuple(temperature_coefficients)
@@ -100,7 +111,7 @@ def paged_attention(
         "collect_stats": query.new_empty(0, dtype=torch.bool) if collect_stats is None else collect_stats,
         "output": output,
         "stats": stats,
-        "parameters": 0 if head_params is None else head_params.shape[1],
+        "parameters": 0 if head_params is None else head_params.shape[-1],
         "tokens": tokens,
         "sequences": shapes.sequences,
         "max_blocks": shapes.max_blocks,
@@ -127,6 +138,13 @@ def paged_attention(
             if kernel.needed(shapes):
                 launch(kernel, shapes, arguments)
     return output, key_cache, value_cache, stats
+
+
+def _check_shapes(**expected: tuple[Tensor | None, tuple[int, ...]]) -> None:
+    """Raises InputError for the first tensor of another shape: the kernels would read and write beside it."""
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise InputError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
 
 
 def make_options(

@@ -221,7 +221,7 @@ def kernels(
         {"OPTIONS": prompt},
         warps=prompt_tile.warps,
         stages=prompt_tile.stages,
-        needed=lambda shapes: shapes.tokens > 1,
+        needed=lambda shapes: shapes.tokens > 1 and shapes.sequences > 0,
     )
     return store, *decoding, merging, prompts
 

@@ -133,9 +133,40 @@ def test_what_the_kernels_lack_is_refused(
         wrapper.paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=1.0, **attributes)
 
 
-def test_ssa_needs_its_parameters() -> None:
-    with pytest.raises(InputError, match="head_params"):
-        wrapper.paged_attention(**tensors(make_case("softmax"), "meta"), normalizer="ssa", scale=1.0)
+@pytest.mark.parametrize("width", [None, 1])
+def test_ssa_needs_its_parameters(width: int | None) -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    if width is not None:
+        inputs["head_params"] = torch.ones(6, width, device="meta")
+    with pytest.raises(InputError, match="ssa needs head_params"):
+        wrapper.paged_attention(**inputs, normalizer="ssa", scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("value", (8, 2, 12), r"value has shape \[8, 2, 12\]; it must be \[9, 2, 12\]"),
+        ("value_cache", (8, 2, 12, 16), r"value_cache has shape \[8, 2, 12, 16\]; it must be \[\d+, 2, 16, 12\]"),
+        ("slot_mapping", (8,), r"slot_mapping has shape \[8\]; it must be \[9\]"),
+        ("query_start", (4,), r"query_start has shape \[4\]; it must be \[5\]"),
+        ("alibi_slopes", (2,), r"alibi_slopes has shape \[2\]; it must be \[6\]"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    inputs[name] = torch.ones(shape, device="meta")
+    with pytest.raises(InputError, match=message):
+        wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+
+
+def test_tokens_without_a_sequence_need_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    monkeypatch.setattr(wrapper, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    inputs = tensors(make_case("softmax"), "meta")
+    for name, rows in (("block_table", 0), ("context_lens", 0), ("query_start", 1)):
+        inputs[name] = inputs[name][:rows].clone()
+    wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+    assert "prefill" not in launched
 
 
 def test_types_that_the_kernels_lack_are_refused() -> None:
