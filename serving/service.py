@@ -16,6 +16,8 @@ from sharp.serving.request_log import log_prompt, log_request
 from sharp.serving.served import Call, ServedRequest
 from sharp.serving.tracing import Tracing
 
+DRAINING = "the server ends and takes no more requests; ask another one"
+
 
 class EventStream:
     """A request in the engine, and its events on their way to the event loop.
@@ -93,6 +95,7 @@ class GenerationService:
         self.engine = engine
         self._stall_seconds = stall_seconds
         self.draining = False
+        self._time_is_over = False  # of what ran when draining began
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
         self._open = 0
@@ -113,7 +116,7 @@ class GenerationService:
             StalledError: the engine is stuck in a step.
         """
         if self.draining:
-            raise DrainingError("the server ends and takes no more requests; ask another one")
+            raise DrainingError(DRAINING)
         if self.engine.ended.done():
             raise EngineError("the engine has ended; the server's log says why")
         if self.engine.seconds_in_step > self._stall_seconds:
@@ -172,6 +175,8 @@ class GenerationService:
         try:
             # Tokenizing a long text takes a while, and the event loop serves everyone.
             served.request = await asyncio.to_thread(prepare)
+            if self._time_is_over:
+                raise DrainingError(DRAINING)
             stream = EventStream(served.request, self.engine, self._max_unread_messages, served, headers)
             self._streams.add(stream)
             served.submitted = time.perf_counter()
@@ -193,6 +198,7 @@ class GenerationService:
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
+            self._time_is_over = True
             for stream in self._streams:
                 stream.stop()  # its client gets what there is, and that it was cancelled
 

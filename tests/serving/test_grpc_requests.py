@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,9 +13,13 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from sharp import SamplingParams
 from sharp.serving.client import Client as SharpClient
 from sharp.serving.config import EngineConfig, ServerConfig
-from sharp.serving.errors import QueueFullError
+from sharp.serving.errors import DrainingError, QueueFullError
+from sharp.serving.metrics import Metrics
+from sharp.serving.running import run_model
+from sharp.serving.served import Call
 from sharp.serving.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status
@@ -230,3 +235,26 @@ def test_what_takes_longer_than_a_server_waits_is_cancelled_and_told_so(counting
     assert reason == inference_pb2.FINISH_REASON_CANCELLED
     assert body.endswith(b"data: [DONE]\n\n")
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_text_that_is_read_for_longer_than_a_server_waits_is_refused(counting, server_settings):
+    async def serve():
+        async with run_model(counting, server_settings, Metrics()) as running:
+            released = threading.Event()
+
+            def prepare():
+                assert released.wait(10)
+                return running.model.prepare("late", "a", SamplingParams(max_tokens=2))
+
+            async def ask():
+                async with running.service.stream(Call("grpc"), prepare) as stream:
+                    return [event async for event in stream]
+
+            asked = asyncio.create_task(ask())
+            await asyncio.sleep(0)  # it has begun
+            await running.service.drain(0)
+            released.set()
+            with pytest.raises(DrainingError):
+                await asked
+
+    asyncio.run(serve())
