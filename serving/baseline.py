@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.events import Failed
 from sharp.serving.errors import InputError
 from sharp.serving.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.metrics.dispersion import LEAST_CONTEXT
@@ -55,7 +56,9 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
             params = SamplingParams(max_tokens=0)
             engine.add(model.prepare(str(number), ids[first : first + length], params))
             while engine.has_work:
-                engine.step()
+                for event in engine.step():
+                    if isinstance(event, Failed):
+                        raise event.error
                 for rows in engine.report().attention:
                     yield ranged(rows)
 

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.attention import AttentionRows
+from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.baseline import baseline as command
 from sharp.serving.config import MetricsConfig
 from sharp.serving.errors import InputError, NotFoundError
@@ -107,6 +108,23 @@ def file(counting, tmp_path):
     assert result.exit_code == 0, result.output
     assert "1 x 2 heads on 576 tokens" in result.output  # six sequences of 128, and a rest of 32 that is too short
     return output
+
+
+def test_a_step_that_fails_leaves_no_baseline_of_the_rest(counting, tmp_path, monkeypatch):
+    text, output = tmp_path / "text.txt", tmp_path / "baseline.json"
+    text.write_text("abcdefgh" * 100)
+    steps, step = [], OnnxRuntimeBackend.step
+
+    def third_fails(backend, batch):
+        steps.append(batch)
+        if len(steps) == 3:
+            raise RuntimeError("out of memory")
+        return step(backend, batch)
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "step", third_fails)
+    result = CliRunner().invoke(command, [str(counting), str(text), "-o", str(output), "--threads", "1"])
+    assert (result.exit_code, output.exists()) == (2, False)
+    assert "a step of the engine failed: out of memory" in result.output
 
 
 def test_the_command_records_what_the_model_does(file, counting):
