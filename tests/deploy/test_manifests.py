@@ -190,7 +190,7 @@ def test_two_models_live_in_one_namespace(tmp_path):
     folders = [
         write_kustomization(
             tmp_path / name,
-            ["cpu", "model-from-pvc", "autoscale-hpa"],
+            ["cpu", "model-from-pvc", "autoscale-hpa", "monitoring"],
             namespace="sharp",
             namePrefix=f"{name}-",
             labels=[{"pairs": {"app.kubernetes.io/instance": name}, "includeSelectors": True}],
@@ -202,7 +202,7 @@ def test_two_models_live_in_one_namespace(tmp_path):
     assert not names[0] & names[1]
     for mine, other in (rendered, reversed(rendered)):
         assert selectors_find_the_pods(mine) == []
-        alien = of_kind(other, "Service", "PodDisruptionBudget", "NetworkPolicy")
+        alien = of_kind(other, "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor")
         deployment = of_kind(mine, "Deployment")
         assert len(selectors_find_the_pods([*deployment, *alien])) == len(alien)
         (scaler,) = of_kind(mine, "HorizontalPodAutoscaler")
