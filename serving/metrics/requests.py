@@ -129,5 +129,9 @@ def _observe(histogram: Histogram, times: Iterable[Timed]) -> None:
 
 
 def _exemplar(request_id: str) -> dict[str, str] | None:
-    """The request as an exemplar; None where its id, which clients may choose, does not fit into one."""
-    return {"request_id": request_id} if len(request_id) <= MOST_EXEMPLAR_CHARACTERS else None
+    """The request as an exemplar; None where its id, which clients may choose, does not fit into one.
+
+    At a NUL in a label Prometheus gives up the whole scrape.
+    """
+    fits = len(request_id) <= MOST_EXEMPLAR_CHARACTERS and request_id.isprintable()
+    return {"request_id": request_id} if fits else None

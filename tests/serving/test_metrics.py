@@ -102,9 +102,10 @@ def test_exemplars_carry_request_ids(started):
         assert all(exemplar.timestamp for exemplar in exemplars)
 
 
-def test_a_request_id_that_is_too_long_for_an_exemplar_is_counted_without_one(start_server, counting):
+@pytest.mark.parametrize("request_id", ["x" * 256, "a\0b"])
+def test_a_request_id_that_fits_no_exemplar_is_counted_without_one(start_server, counting, request_id):
     started = start_server(counting)
-    generate(started, "ab", 2, request_id="x" * 256)
+    generate(started, "ab", 2, request_id=request_id)
     families = scrape(started, OPENMETRICS)
     assert value(families, "sharp_requests", "_total", finish_reason="length") == 1
     assert not any(sample.exemplar for family in families.values() for sample in family.samples)
