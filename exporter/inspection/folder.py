@@ -76,12 +76,18 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
     """Run the model of a folder over one sequence, with Sharp's kernels.
 
     Raises:
-        InputError: it is not of the paged form, or its graph is not of this model.
+        InputError: it is not of the paged form, has nothing for Sharp's kernels, or its graph is not of this model.
     """
     if manifest.cache.form != "paged":
         raise InputError(
             f"{path} was exported with --cache {manifest.cache.form}, and sharp inspect reads the paged form; inspect "
             "the checkpoint that it was made from, or export that with --cache paged"
+        )
+    if manifest.target == "portable" or manifest.dtype == "bfloat16":
+        given = "--target portable" if manifest.target == "portable" else "--dtype bfloat16"
+        raise InputError(
+            f"{path} was exported with {given}, and sharp inspect runs Sharp's kernels on a CPU; inspect the "
+            "checkpoint that it was made from, or export that without it"
         )
     file = path / manifest.model_file
     model = onnx.load(file, load_external_data=False)

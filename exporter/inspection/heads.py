@@ -50,8 +50,13 @@ class HeadStatistics:
 
     @property
     def normalized_entropy(self) -> Doubles:
-        """Mean of entropy / ln n over the tokens that see n > 1 keys [layers, q_heads]: 0 is sharp, 1 is uniform."""
-        return np.asarray((self.entropy[..., 1:] / np.log(self.visible[:, None, 1:])).mean(-1))
+        """Mean of entropy / ln n over the tokens that see n > 1 keys [layers, q_heads]: 0 is sharp, 1 is uniform.
+
+        Where a window of 1 lets no token see more than itself it is 0.
+        """
+        uniform = np.log(self.visible[:, None, 1:])
+        zeros = np.zeros_like(self.entropy[..., 1:])
+        return np.asarray(np.divide(self.entropy[..., 1:], uniform, out=zeros, where=uniform > 0).mean(-1))
 
     @property
     def support_share(self) -> Doubles:

@@ -20,14 +20,17 @@ SMALLEST_WEIGHT = 1e-4  # the dark end of a map's colours
 
 
 def draw_pictures(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write entropy.png, heads.png, attention.png and, where there is a bound, spread.png into `folder`."""
+    """Write entropy.png, heads.png, attention.png and, where there are a bound and a spread, spread.png into `folder`.
+
+    There is no spread where every query sees one key.
+    """
     statistics, model = inspection.statistics, inspection.model
     figures = {
         "entropy.png": draw_entropy(statistics, model.trained_context),
         "heads.png": draw_heads(statistics),
         "attention.png": draw_maps(inspection.maps),
     }
-    if statistics.bound is not None:
+    if statistics.bound is not None and statistics.spread[..., 1:].any():
         figures["spread.png"] = draw_spread(statistics)
     for name, figure in figures.items():
         figure.suptitle(f"{figure.get_suptitle()}: {model.name}, norm {model.norm}")

@@ -26,6 +26,7 @@ from sharp.plugins.cli import main
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import normalize
 from tests.exporter.conftest import tiny_model
+from tests.exporter.tiny_hugging_face import save, tiny
 
 TEXT = "Sharp heads keep their eyes on few tokens; dispersed heads look everywhere."
 
@@ -284,12 +285,24 @@ def test_models_that_are_no_decoders_are_refused(models, sharp_inspect, tmp_path
     assert (result.exit_code, "export the model again" in result.output) == (2, True), result.output
     shutil.copytree(folder, tmp_path / "contiguous")
     written = json.loads((folder / "sharp.json").read_text())
-    written["cache"]["form"] = "contiguous"
-    (tmp_path / "contiguous" / "sharp.json").write_text(json.dumps(written))
-    result = sharp_inspect(tmp_path / "contiguous")
-    assert (result.exit_code, "was exported with --cache contiguous" in result.output) == (2, True), result.output
+    for changes, option in (
+        ({"cache": written["cache"] | {"form": "contiguous"}}, "--cache contiguous"),
+        ({"target": "portable"}, "--target portable"),
+        ({"dtype": "bfloat16"}, "--dtype bfloat16"),
+    ):
+        (tmp_path / "contiguous" / "sharp.json").write_text(json.dumps(written | changes))
+        result = sharp_inspect(tmp_path / "contiguous")
+        assert (result.exit_code, f"was exported with {option}" in result.output) == (2, True), result.output
     result = sharp_inspect("models/checkpoints/max-retrieval-softmax.safetensors")
     assert (result.exit_code, "MaxRetrieval" in result.output) == (2, True), result.output
+
+
+def test_a_window_of_one_key_is_sharp(sharp_inspect, tmp_path):
+    save(tiny("mistral", sliding_window=1), tmp_path / "one")
+    result = sharp_inspect(tmp_path / "one", "--token-ids", "5,6,7,8")
+    assert result.exit_code == 0, result.output
+    assert "0.000" in result.output
+    assert "spread.png" not in result.output
 
 
 def test_statistics_that_are_no_numbers_are_refused(models):
