@@ -38,6 +38,9 @@ CODES: tuple[tuple[type[SharpError], grpc.StatusCode], ...] = (
     (UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
 )
+# They are in the metadata twice, percent-encoded and in Base64; from 8 KiB on gRPC drops some, and all from 16 KiB on.
+MOST_MESSAGE_BYTES = 1024
+MOST_FIELD_CHARACTERS = 64
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"  # gRPC A6
 Service = TypeVar("Service")
 Message = TypeVar("Message")
@@ -50,10 +53,17 @@ def code_of(error: SharpError) -> grpc.StatusCode:
     return next((code for kind, code in CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
+def message_of(error: SharpError) -> str:
+    """What an error says. It may repeat what a client sent, and of long metadata gRPC makes RESOURCE_EXHAUSTED."""
+    message = str(error).encode(errors="replace")
+    return message[:MOST_MESSAGE_BYTES].decode(errors="ignore") + (" ..." if len(message) > MOST_MESSAGE_BYTES else "")
+
+
 def details_of(error: SharpError) -> Any | None:
     """What a client can act on: the field at fault, or when to come back."""
     if isinstance(error, FieldError):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        field = error.field[:MOST_FIELD_CHARACTERS]
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message_of(error))
         return error_details_pb2.BadRequest(field_violations=[violation])
     if isinstance(error, QueueFullError | UnavailableError):
         delay = duration_pb2.Duration()
@@ -64,7 +74,7 @@ def details_of(error: SharpError) -> Any | None:
 
 async def abort(context: Context, error: SharpError) -> Any:
     """End a call with the status of an error, and tell gRPC's own retries when to come back."""
-    status = status_pb2.Status(code=code_of(error).value[0], message=str(error))
+    status = status_pb2.Status(code=code_of(error).value[0], message=message_of(error))
     if details := details_of(error):
         packed = any_pb2.Any()
         packed.Pack(details)

@@ -105,6 +105,14 @@ def test_a_request_without_a_prompt(client):
     assert status(lambda: list(call)) == (INVALID, "prompt is not set; set text or token_ids")
 
 
+@pytest.mark.parametrize("letter", ["x", "é", "😀"])
+def test_an_error_about_a_long_name_arrives(client, letter):
+    code, details = status(lambda: list(client.stream(model=letter * 20_000)))
+    assert code == grpc.StatusCode.NOT_FOUND
+    assert details.startswith(f"model '{letter}{letter}")
+    assert details.endswith(f"{letter} ...")
+
+
 def test_a_text_of_many_megabytes_is_refused_fast(client):
     code, message = status(lambda: list(client.stream("x" * (60 << 20), timeout=5)))
     assert (code, message) == (
