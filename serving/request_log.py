@@ -15,6 +15,7 @@ from sharp.serving.tokenizer import Tokenizer
 
 logger = logging.getLogger("sharp.requests")
 
+MOST_ERROR_CHARACTERS = 1000  # it may repeat what a client sent
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -75,7 +76,7 @@ def _fields(served: ServedRequest, model: str | None, trace_id: str | None) -> d
     if trace_id is not None:
         fields["trace_id"] = trace_id
     if served.error is not None:
-        fields["error"] = served.error
+        fields["error"] = served.error[:MOST_ERROR_CHARACTERS]
     return fields
 
 

@@ -95,6 +95,13 @@ def test_an_id_cannot_write_lines_of_its_own(client, lines, caplog):
     assert "\n" not in record.getMessage()
 
 
+def test_a_long_name_does_not_fill_the_log(client, lines, caplog):
+    assert status(lambda: list(client.stream(model="x" * 100_000)))[0] == grpc.StatusCode.NOT_FOUND
+    wait_for(lines)
+    (record,) = [record for record in caplog.records if record.name == "sharp.requests"]
+    assert 1000 < len(record.getMessage()) < 1500
+
+
 def test_a_client_that_goes_has_cancelled(client, lines, steps):
     stream = client.stream("a", max_tokens=100, request_id="gone")
     next(iter(stream))
