@@ -51,6 +51,8 @@ class SharpCommand(click.Command):
             raise kind(str(error)) from error
         except ModuleNotFoundError as error:
             raise missing_extra(str(self.name), error) from error
+        except ImportError as error:
+            raise broken_package(error) from error
         except OSError as error:  # a path that cannot be read or written: no permission, too long a name, a full disk
             if error.errno == errno.EPIPE:  # click ends quietly when nobody reads the output
                 raise
@@ -84,13 +86,16 @@ def load_command(name: str) -> click.Command:
     """Import a subcommand.
 
     Raises:
-        click.ClickException: what it imports is not installed; the message names the extra that brings it.
+        click.ClickException: what it imports is not installed, and the message names the extra that brings it; or it
+            cannot be imported.
     """
     module, _, attribute = COMMANDS[name][0].partition(":")
     try:
         command: click.Command = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise missing_extra(name, error) from error
+    except ImportError as error:
+        raise broken_package(error) from error
     return command
 
 
@@ -98,6 +103,11 @@ def missing_extra(name: str, error: ModuleNotFoundError) -> Refusal:
     """The sentence for a subcommand whose libraries are not installed."""
     _, extra = COMMANDS.get(name, ("", "dev"))
     return Refusal(f"{error.name} is not installed; install it with: pip install 'sharp-attention[{extra}]'")
+
+
+def broken_package(error: ImportError) -> Refusal:
+    """The sentence for a package that is installed and cannot be imported: a library that it needs is missing."""
+    return Refusal(f"{error.name or 'a package'} is installed but cannot be imported: {error}")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

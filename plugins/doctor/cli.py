@@ -72,16 +72,16 @@ def doctor(as_json: bool) -> None:
 
 def diagnose(backend: Backend) -> Diagnosis:
     """Run all cases of a backend that is there."""
-    try:
-        backend.ready()
-    except SharpError as error:
-        return Diagnosis(backend.name, "absent", str(error), ())
     comparisons: list[Comparison] = []
     try:
+        try:
+            backend.ready()
+        except SharpError as error:
+            return Diagnosis(backend.name, "absent", str(error), ())
         for dtype in backend.dtypes:
             for normalizer in NORMALIZERS:
                 comparisons.append(_compare(backend, make_case(normalizer, dtype)))
-    except Exception as error:  # whatever a runtime raises is the finding
+    except Exception as error:  # whatever a runtime raises, or a package that is broken, is the finding
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         return Diagnosis(backend.name, "failed", reason, tuple(comparisons))
     status: Status = "agrees" if all(each.agrees for each in comparisons) else "differs"

@@ -49,6 +49,8 @@ def _providers() -> str:
         import onnxruntime
     except ModuleNotFoundError:
         return "none"
+    except ImportError as error:
+        return f"none: {error}"
     return ", ".join(onnxruntime.get_available_providers())
 
 

@@ -1,7 +1,9 @@
 """The scripts say in one sentence what is not installed."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,4 +20,23 @@ def test_a_missing_extra_is_one_sentence(script: str, module: str, extra: str) -
     )
     assert result.returncode == 2
     assert f"pip install 'sharp-attention[{extra}]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_package_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "__init__.py").write_text(
+        "raise ImportError('libprotobuf.so: cannot open shared object file')"
+    )
+    code = "from sharp.plugins.cli import run_script; run_script('export')"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "x", "--norm", "ssa"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "is installed but cannot be imported: libprotobuf.so: cannot open shared object file" in result.stderr
     assert "Traceback" not in result.stderr

@@ -111,6 +111,18 @@ def test_a_backend_that_fails_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> 
     assert "Traceback" not in result.output
 
 
+def test_a_package_that_is_broken_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ImportError("libnvinfer.so.10: cannot open shared object file")
+
+    broken_one = replace(pretend(lambda answer: answer, "a GPU"), ready=broken)
+    monkeypatch.setattr(cli, "backends", lambda: (broken_one, pretend(lambda answer: answer)))
+    result = run()
+    assert result.exit_code == 1
+    assert "a GPU has failed: ImportError: libnvinfer.so.10: cannot open shared object file\n" in result.output
+    assert "agrees" in result.output  # the others are looked at all the same
+
+
 def test_nothing_there_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise SharpError("there is no NVIDIA driver")
