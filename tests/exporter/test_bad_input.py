@@ -81,6 +81,16 @@ def test_output_folder_that_cannot_be_made(checkpoint, sharp_export, tmp_path):
     assert "cannot be made" in result.output
 
 
+def test_output_folder_that_is_a_mount_point(checkpoint, sharp_export, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "out")
+    result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "is a mount point" in result.output
+    assert f"choose a folder in it: -o {tmp_path / 'out' / 'model'}" in result.output
+    assert "Reading the checkpoint" not in result.output
+
+
 def test_a_path_that_the_system_refuses(checkpoint, sharp_export, tmp_path):
     for arguments in (["x" * 300, "--norm", "ssa"], [checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / ("x" * 300)]):
         result = sharp_export(*arguments)
