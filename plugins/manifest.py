@@ -173,7 +173,7 @@ class Manifest(_Frozen):
     dtype: Dtype = Field("float32", description="of weights and activations; logits are float32")
     quantization: Quantization | None = Field(None, description="of the weights of matrix products and embeddings")
     opset: Positive
-    layers: Positive
+    layers: Annotated[int, Field(gt=0, le=10_000)]  # a server describes each before it opens the graph
     q_heads: Positive
     kv_heads: Positive
     head_dim: Positive

@@ -76,6 +76,7 @@ def test_a_file_that_does_not_lie_in_the_folder_is_refused(tmp_path: Path, field
     ("changes", "message"),
     [
         ({"format_version": None}, "format_version: "),
+        ({"layers": 10**9}, "layers: Input should be less than or equal to 10000"),
         ({"q_heads": 7}, r"q_heads is 7, but must be a multiple of kv_heads \(2\)"),
     ],
 )
