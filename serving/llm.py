@@ -56,6 +56,8 @@ class LLM:
         """
         several = _several(prompts)
         each = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(several)
+        if not all(isinstance(one, SamplingParams) for one in each):
+            raise InputError(f"params is {params!r}; give SamplingParams, or a list with one per prompt")
         if len(each) != len(several):
             raise InputError(f"params has {len(each)} entries for {len(several)} prompts; give one, or one per prompt")
         requests = [
@@ -89,6 +91,8 @@ class LLM:
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InputError(f"prompts is {prompts!r}; give a text, a list of token ids, or a list of such prompts")
     listed: list[Prompt | int] = list(prompts)
     tokens = [entry for entry in listed if not isinstance(entry, str | Iterable)]
     if tokens:

@@ -1,8 +1,9 @@
 """`SamplingParams`: how tokens are drawn and when an answer ends."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
@@ -46,6 +47,8 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         guided: the answer must match this schema, expression or grammar.
 
+    None is the default of every field.
+
     Raises:
         FieldError: a value is out of its range; the message names the field, the value and the limit.
     """
@@ -71,11 +74,18 @@ class SamplingParams:
     guided: Guided | None = None
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) is None:  # not set
+                object.__setattr__(self, field.name, field.default)
         # Lists, mappings and one string for `stop` are what people write; the type that crosses threads holds tuples.
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
-        object.__setattr__(self, "logit_bias", tuple((token, value) for token, value in bias))
+        self._make_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        self._make_tuple("stop_token_ids", self.stop_token_ids)
+        self._make_tuple("logit_bias", bias, _pair)
+        if not isinstance(self.ignore_eos, bool):
+            raise FieldError("ignore_eos", f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+        if not isinstance(self.guided, Guided | None):
+            raise FieldError("guided", f"guided is {self.guided!r}; it must be a Guided")
         _check("temperature", self.temperature, 0, math.inf, whole=False)
         _check("top_k", self.top_k, 0, INT32_MAX)
         _check("top_p", self.top_p, 0, 1, whole=False, without_low=True)
@@ -100,6 +110,12 @@ class SamplingParams:
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise FieldError("stop", f"stop has {string!r}; each stop string must have at least one character")
+
+    def _make_tuple(self, name: str, values: Iterable[Any], entry: Callable[[Any], Any] = lambda value: value) -> None:
+        try:
+            object.__setattr__(self, name, tuple(map(entry, values)))
+        except (TypeError, ValueError) as error:
+            raise FieldError(name, f"{name} is {values!r}, which cannot be used: {error}") from error
 
     @property
     def has_penalties(self) -> bool:
@@ -129,6 +145,11 @@ def _check(
     else:
         limit = f"more than {low} and at most {high}" if without_low else f"from {low} to {high}"
     raise FieldError(name, f"{name} is {value}; it must be a number {limit}")
+
+
+def _pair(entry: Any) -> tuple[Any, Any]:
+    first, second = entry
+    return first, second
 
 
 def _check_count(name: str, values: tuple[object, ...], limit: int) -> None:

@@ -183,6 +183,18 @@ def test_prompts_that_cannot_be_used(llm, prompt, message):
         llm.generate([prompt])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None,), "prompts is None; give a text, a list of token ids, or a list of such prompts"),
+        (("a", {"temperature": 0}), "params is {'temperature': 0}; give SamplingParams, or a list with one per prompt"),
+    ],
+)
+def test_arguments_that_are_something_else(llm, arguments, message):
+    with pytest.raises(InputError, match=message):
+        llm.generate(*arguments)
+
+
 def test_a_prompt_that_the_cache_can_never_hold_is_refused_at_once(counting):
     llm = LLM(counting, backend=BACKEND, engine=EngineConfig(cache_tokens=16))
     with pytest.raises(InputError, match="prompt has 20 tokens; the limit is 15"):

@@ -217,12 +217,21 @@ def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
         ({"time_limit_ms": 0}, "time_limit_ms is 0; it must be a number at least 1"),
         ({"logprobs": 21}, "logprobs is 21; it must be a number from 0 to 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
+        ({"stop": 5}, "stop is 5, which cannot be used: 'int' object is not iterable"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5, which cannot be used"),
+        ({"logit_bias": [5]}, r"logit_bias is \[5\], which cannot be used"),
+        ({"ignore_eos": "no"}, "ignore_eos is 'no'; it must be true or false"),
+        ({"guided": {"regex": "a"}}, "guided is {'regex': 'a'}; it must be a Guided"),
     ],
 )
 def test_parameters_out_of_range(params, message):
     with pytest.raises(FieldError, match=message) as caught:
         SamplingParams(**params)
     assert caught.value.field == next(iter(params))
+
+
+def test_none_is_the_default():
+    assert SamplingParams(**dict.fromkeys(SamplingParams.__dataclass_fields__)) == SamplingParams()
 
 
 @pytest.mark.parametrize(
