@@ -276,6 +276,8 @@ def test_a_client_that_goes_frees_its_blocks(start_server, chatting, steps, stre
 def test_templates(tmp_path):
     template = ChatTemplate("{% generation %}{{ messages[0] | tojson }}{% endgeneration %}", {})
     assert template.render([{"content": "<é>"}]) == '{"content": "<é>"}'
+    template = ChatTemplate("{{ messages | tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=True) }}", {})
+    assert template.render([{"b": 1, "a": "é"}]) == '[{"a":"é","b":1}]'
     refusing = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(FieldError, match="messages do not fit the model's chat template: roles must alternate"):
         refusing.render([])
