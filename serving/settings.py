@@ -118,9 +118,9 @@ class ServeSettings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
-# SHARP_TOKEN is for clients, SHARP_LIBRARY_FOLDER for the kernel library.
+# SHARP_TOKEN is for clients, SHARP_LIBRARY_FOLDER and SHARP_ISA are for the kernel library.
 KNOWN_VARIABLES = {
-    *(CONFIG_VARIABLE, "SHARP_TOKEN", "SHARP_LIBRARY_FOLDER"),
+    *(CONFIG_VARIABLE, "SHARP_TOKEN", "SHARP_LIBRARY_FOLDER", "SHARP_ISA"),
     *(PREFIX + name.upper() for name in ServeSettings.model_fields),
 }
 
