@@ -221,7 +221,7 @@ def test_rules_are_evaluated(measured):
     groups = found.get("rules")["groups"]
     rules = {rule["name"]: rule for group in groups for rule in group["rules"]}
     assert {rule["health"] for rule in rules.values()} == {"ok"}
-    (down,) = [alert for alert in found.get("alerts")["alerts"] if alert["labels"]["alertname"] == "SharpDown"]
+    (down,) = [alert for alert in found.get("alerts")["alerts"] if alert["labels"]["alertname"] == "SharpDownForLong"]
     assert (down["labels"]["instance"], down["state"]) == (NOBODY, "pending")
 
 
