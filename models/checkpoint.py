@@ -25,6 +25,8 @@ VERSION = 1
 MODEL_TYPE = "sharp"  # what `config.json` of a Hugging Face folder says
 FOLDER_PREFIX = "model."  # of every parameter in such a folder
 
+STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
 Model = SharpForCausalLM | SharpForMaskedLM | MaxRetrieval | SharpForNumbers
 Config = SharpConfig | MaxRetrievalConfig
 
@@ -128,14 +130,15 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     else:
         raise InputError(f"{path} is not a Sharp checkpoint: its name must end in .safetensors or .pt")
     model_class, config = parse_description(path, content)
+    task, parameters = content.get("task"), content.get("task_parameters", {})
+    if not (task is None or isinstance(task, str)) or not isinstance(parameters, dict):
+        raise InputError(f"{path} is damaged: its task is no name, or its task_parameters no object; save it again")
+    _check_types(path, state)
     _check_finite(path, state)
     _check_state(path, model_class, config, state)
     model = _make(model_class, config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
-    parameters = content.get("task_parameters", {})
-    if not isinstance(parameters, dict):
-        raise InputError(f"{path} is damaged: its task_parameters are not an object; save it again")
-    return Checkpoint(model.eval(), content.get("task"), parameters)
+    return Checkpoint(model.eval(), task, parameters)
 
 
 def start_from(model: Model, path: Path) -> None:
@@ -184,7 +187,7 @@ def parse_description(path: Path | str, content: dict[str, Any]) -> tuple[type[M
             "upgrade Sharp or save the checkpoint again"
         )
     name = content.get("model", CAUSAL_LM)
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{path} holds the model {name!r}, this Sharp knows {', '.join(MODELS)}; upgrade Sharp")
     model_class, config_class = MODELS[name]
     return model_class, _config(path, config_class, content.get("config"))
@@ -287,14 +290,23 @@ def _config(path: Path | str, config_class: type[Config], values: object) -> Con
     if not isinstance(values, dict):
         raise InputError(f"{path} has no model configuration; save it again with sharp.models.checkpoint")
     known = {field.name for field in fields(config_class)}
-    if unknown := sorted(set(values) - known):
+    if unknown := sorted(map(str, set(values) - known)):
         raise InputError(f"{path} has the unknown configuration field {unknown[0]!r}; upgrade Sharp")
     try:
         return config_class(**values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise InputError(f"{path} has an incomplete or malformed configuration: {error}") from error
+
+
+def _check_types(path: Path, state: dict[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        if tensor.dtype not in STORED_TYPES or tensor.layout != torch.strided or tensor.is_meta:
+            raise InputError(
+                f"{path}: parameter {name} is of {tensor.dtype} ({tensor.layout}, on {tensor.device}), but must be a "
+                f"plain tensor of one of {', '.join(map(str, STORED_TYPES))}; save it again"
+            )
 
 
 def _check_finite(path: Path, state: dict[str, Tensor]) -> None:
@@ -304,8 +316,11 @@ def _check_finite(path: Path, state: dict[str, Tensor]) -> None:
 
 
 def _check_state(path: Path, model_class: type[Model], config: Config, state: dict[str, Tensor]) -> None:
-    with torch.device("meta"):  # a wrong configuration may ask for more memory than there is
-        expected = _make(model_class, config).state_dict()
+    try:
+        with torch.device("meta"):  # a wrong configuration may ask for more memory than there is
+            expected = _make(model_class, config).state_dict()
+    except RuntimeError as error:  # or than there are addresses
+        raise InputError(f"{path}: its configuration describes too large a model: {error}") from error
     for name in _tied(config):
         del expected[name]
     if missing := [name for name in expected if name not in state]:

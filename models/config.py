@@ -12,6 +12,7 @@ Positions = Literal["none", "rope", "alibi", "nape"]
 RopeScaling = Literal["linear", "llama3"]
 TokenizerName = Literal["none", "bytes"]
 
+MOST_SIZE = 2**31 - 1  # kernels count in int32
 MOST_LAYERS = 1024  # a damaged configuration must not keep us building layers for hours
 GAMMA_LIMIT = 8.0  # (ln 131,072)^8 is still far inside of float32
 
@@ -119,8 +120,8 @@ class SharpConfig:
             *("trained_context", "max_context"),
         ):
             value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{field} is {value!r}, but must be a whole number of at least 1")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_SIZE:
+                raise InputError(f"{field} is {value!r}, but must be a whole number from 1 to {MOST_SIZE}")
         if self.layers > MOST_LAYERS:
             raise InputError(f"layers is {self.layers}, but must be at most {MOST_LAYERS}")
         if self.q_heads % self.kv_heads:
@@ -130,8 +131,9 @@ class SharpConfig:
                 raise InputError(
                     f"{field} is {getattr(self, field)!r}, but must be one of: {', '.join(get_args(known))}"
                 )
-        if not isinstance(self.causal, bool):
-            raise InputError(f"causal is {self.causal!r}, but must be true or false")
+        for field in ("causal", "tie_embeddings"):
+            if not isinstance(getattr(self, field), bool):
+                raise InputError(f"{field} is {getattr(self, field)!r}, but must be true or false")
         if self.positions == "rope" and self.head_dim % 2:
             raise InputError(f"head_dim is {self.head_dim}, but must be even for positions 'rope'")
         if self.positions == "nape" and self.q_heads < 2:
@@ -154,5 +156,5 @@ class SharpConfig:
             )
         specials = (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,)))
         for token in specials:
-            if not 0 <= token < self.vocab_size:
-                raise InputError(f"special token {token} is outside the vocabulary of {self.vocab_size}")
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocab_size:
+                raise InputError(f"special token {token!r} is outside the vocabulary of {self.vocab_size}")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sharp.models.attention import AttentionFunction
-from sharp.models.config import check_gamma, check_norm_options
+from sharp.models.config import MOST_SIZE, check_gamma, check_norm_options
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, attention_weights, get_norm
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
@@ -45,8 +45,8 @@ class MaxRetrievalConfig:
         object.__setattr__(self, "temperature_coefficients", tuple(self.temperature_coefficients))  # JSON has lists
         for field, least in (("classes", 2), ("hidden_size", 1), ("trained_items", 1)):
             value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(f"{field} is {value!r}, but must be a whole number of at least {least}")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_SIZE:
+                raise InputError(f"{field} is {value!r}, but must be a whole number from {least} to {MOST_SIZE}")
         check_gamma(self.gamma, self.norm)
         check_norm_options(self.alpha, self.temperature, self.temperature_coefficients, self.entropy_threshold)
 

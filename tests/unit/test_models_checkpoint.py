@@ -190,6 +190,25 @@ class TestBadFiles:
             (lambda content, state: content["config"].pop("vocab_size"), "incomplete"),
             (lambda content, state: content["config"].update(colour="red"), "unknown configuration field 'colour'"),
             (lambda content, state: content.pop("config"), "no model configuration"),
+            (lambda content, state: content["config"].update(hidden_size=2**62), "from 1 to 2147483647"),
+            (
+                lambda content, state: content["config"].update(vocab_size=2**31 - 1, hidden_size=2**31 - 1),
+                "too large a model",
+            ),
+            (
+                lambda content, state: content["config"].update(q_heads=2**31 - 1, kv_heads=1, head_dim=2**31 - 2),
+                "large",
+            ),
+            (lambda content, state: content["config"].update(rope_theta=10**400), "malformed"),
+            (lambda content, state: content["config"].update(tie_embeddings="no"), "must be true or false"),
+            (lambda content, state: content["config"].update(eos_token_ids=[1.5]), r"special token 1\.5"),
+            (lambda content, state: content.update(model=["causal-lm"]), "holds the model"),
+            (lambda content, state: content.update(task=5), "its task is no name"),
+            (
+                lambda content, state: state.update(_as(state, torch.float8_e4m3fn)),
+                "float8_e4m3fn.*must be a plain tensor",
+            ),
+            (lambda content, state: state.update(_as(state, torch.complex64)), "complex64.*must be a plain tensor"),
         ],
     )
     def test_inconsistent(self, tmp_path, model, suffix, change, message):
@@ -197,6 +216,20 @@ class TestBadFiles:
         self.rewrite(path, model, change)
         with pytest.raises(InputError, match=message):
             load_checkpoint(path)
+
+
+def _as(state, dtype):
+    return {"norm.weight": state["norm.weight"].to(dtype)}
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.to_sparse, lambda tensor: tensor.to("meta")])
+def test_tensors_that_are_not_plain(tmp_path, model, change):
+    save_checkpoint(tmp_path / "model.pt", model)
+    content = torch.load(tmp_path / "model.pt", weights_only=True)
+    content["state_dict"]["norm.weight"] = change(content["state_dict"]["norm.weight"])
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(InputError, match="must be a plain tensor"):
+        load_checkpoint(tmp_path / "model.pt")
 
 
 class Payload:
