@@ -14,6 +14,7 @@ from sharp.serving.errors import InputError
 from sharp.serving.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.metrics.dispersion import LEAST_CONTEXT
 from sharp.serving.model_folder import load_model_folder
+from sharp.serving.output_file import check_can_write
 from sharp.serving.processors import available_cpus
 from sharp.serving.request import tokenize
 from sharp.serving.sampling_params import SamplingParams
@@ -40,6 +41,7 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     `sharp-serve --attention-baseline FILE` compares what it serves with it: sharp_attention_drift_psi. Take a text like
     those that the server will see, and --context as long as theirs: longer contexts are not compared.
     """
+    check_can_write(output)
     backend = BackendConfig(threads=threads or available_cpus())
     # One sequence at a time, all of it in one step; nothing comes from a cache, so every token is collected.
     config = EngineConfig(max(context, 64), max(context, 64), 1, 1, prefix_cache=False, prefill_chunk_tokens=context)

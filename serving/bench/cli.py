@@ -18,6 +18,7 @@ from sharp.serving.bench.summary import Percentiles, Summary, summarize
 from sharp.serving.client import AsyncClient
 from sharp.serving.client.options import connection_options
 from sharp.serving.errors import SharpError
+from sharp.serving.output_file import check_can_write
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -47,6 +48,8 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
     as they are told. Times are the client's, so they contain the network.
     """
     chosen = Load(**load)
+    if output is not None:
+        check_can_write(output)
     summary, errors, info = asyncio.run(_measure(address, {"attempts": attempts, **connection}, chosen))
     _print(summary)
     for error, count in errors.items():

@@ -127,6 +127,14 @@ def test_a_step_that_fails_leaves_no_baseline_of_the_rest(counting, tmp_path, mo
     assert "a step of the engine failed: out of memory" in result.output
 
 
+def test_where_nothing_can_be_written_nothing_is_computed(tmp_path):
+    (tmp_path / "text.txt").write_text("abc")
+    result = CliRunner().invoke(
+        command, [str(tmp_path / "no-model"), str(tmp_path / "text.txt"), "-o", str(tmp_path / "none" / "a.json")]
+    )
+    assert (result.exit_code, "a.json cannot be written; choose a file" in result.output) == (2, True), result.output
+
+
 def test_the_command_records_what_the_model_does(file, counting):
     made = read_baseline(file, read_manifest(counting))
     assert (made.model, made.corpus, made.norm) == ("counting", "text.txt", "softmax")

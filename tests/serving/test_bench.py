@@ -106,6 +106,11 @@ def test_a_load_that_cannot_be(address, options, message):
         Load(**{options[0][2:].replace("-", "_"): options[1]}) if options[1] != 500 else Load(prompt_tokens=0)
 
 
+def test_where_no_figures_can_be_written_nothing_is_sent(tmp_path):
+    result = bench("127.0.0.1:1", "--output", tmp_path / "none" / "figures.json")
+    assert (result.exit_code, "figures.json cannot be written; choose a file" in result.output) == (2, True)
+
+
 def test_without_a_server():
     result = bench("127.0.0.1:1", "--requests", 1)
     assert (result.exit_code, "does not answer" in result.output) == (2, True)
