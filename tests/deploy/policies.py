@@ -350,8 +350,11 @@ def prometheus_can_read(documents: list[Document]) -> list[str]:
     found = []
     for monitor in of_kind(documents, "PodMonitor"):
         for pod in pods(documents):
-            if pod.labels.get(monitor["spec"].get("jobLabel", "")) != JOB:
+            named = pod.labels.get(monitor["spec"].get("jobLabel", "")) == JOB
+            if not named and not pod.of_ray:
                 found.append(f'the job would not be "{JOB}", and the alert SharpDown would never fire')
+            if named and pod.of_ray:
+                found.append(f'the job would be "{JOB}", and SharpDown would fire when Ray takes a replica away')
             for endpoint in monitor["spec"]["podMetricsEndpoints"]:
                 wanted = "http" if settings(documents, pod).tls_cert is None else "https"
                 if endpoint.get("scheme", "http") != wanted:

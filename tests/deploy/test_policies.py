@@ -135,6 +135,12 @@ def test_every_policy_has_a_counterexample():
     assert {name for name, _, _ in COUNTEREXAMPLES} == set(POLICIES)
 
 
+def test_a_pod_of_ray_may_have_no_replica(overlays):
+    documents = copy.deepcopy(overlays["ray"])
+    set_at("PodMonitor", "spec/jobLabel", "app.kubernetes.io/name")(documents)
+    assert "SharpDown would fire" in POLICIES["prometheus_can_read"](documents)[0]
+
+
 def test_the_wrong_order_of_components_is_found(tmp_path):
     """TLS changes how Prometheus asks, so it comes after monitoring."""
     wrong = render(write_kustomization(tmp_path, ["cpu", "model-from-pvc", "tls", "monitoring"]))
