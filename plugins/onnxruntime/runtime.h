@@ -11,7 +11,7 @@
 
 namespace sharp::ort {
 
-// The output's memory, null when the node leaves it out.
+// The output's memory, null when the node leaves it out or it has no elements.
 inline void* output_of(const Ort::KernelContext& context, size_t index, const std::vector<int64_t>& shape) {
   if (index >= context.GetOutputCount()) return nullptr;
   Ort::UnownedValue value = context.GetOutput(index, shape);

@@ -85,6 +85,11 @@ def test_one_token_alone(normalizer: str) -> None:
 def test_no_tokens_at_all(normalizer: str) -> None:
     case = make_case(normalizer, Shape(sequences=((5, 0), (0, 0))))
     assert run(case, kernel=True).output.shape == (0, 6, 12)
+    without_blocks = {
+        name: case.inputs[name][:0] for name in ("key_cache", "value_cache", "block_table", "context_lens")
+    }
+    nothing = case.with_inputs(**without_blocks, query_start=np.zeros(1, np.int32))
+    assert run(nothing, kernel=True).key_cache.shape == (0, 2, 8, 16)
 
 
 @pytest.mark.parametrize("alpha", [1.001, 1.5, 2.0, 4.0])
