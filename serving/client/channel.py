@@ -105,6 +105,8 @@ def error_of(error: grpc.RpcError, address: str, *, answered: bool = False) -> S
         why = "" if "Connection refused" in reason else f" ({reason})"  # TLS against plain text, an unknown name, ...
         return SharpError(f"the server at {address} {missing}{why}; start one with sharp-serve")
     message = error.details() or error.code().name
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and status is None:  # gRPC's own: a message is too large
+        return InputError(message)
     retry, bad = error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
     for detail in status.details if status else ():
         if detail.Unpack(retry):

@@ -147,6 +147,12 @@ def test_errors_are_those_of_the_server(client, ask, kind, message):
         ask(client)
 
 
+def test_a_message_that_is_too_large_is_the_callers_affair(address, monkeypatch):
+    monkeypatch.setattr("sharp.serving.client.channel.MESSAGE_BYTES", 1000)
+    with Client(address) as client, pytest.raises(InputError, match="larger than max"):
+        client.generate("a" * 2000)
+
+
 def test_attempts_out_of_range(address):
     for attempts in (0, 6):
         with pytest.raises(InputError, match="attempts is"):
