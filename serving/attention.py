@@ -93,7 +93,7 @@ def add_up(rows: AttentionRows) -> AttentionTotals:
 
 
 def json_numbers(values: NDArray[Any]) -> list[Any]:
-    """An array as nested lists for JSON, which has no NaN: null where there was no token."""
+    """An array as nested lists for JSON, which has no NaN and no infinity: null where there was no token, say."""
     if values.ndim > 1:
         return [json_numbers(row) for row in values]
-    return [None if math.isnan(value) else value for value in values.tolist()]
+    return [value if math.isfinite(value) else None for value in values.tolist()]

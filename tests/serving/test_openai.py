@@ -9,6 +9,7 @@ import openai
 import pytest
 from onnx import numpy_helper
 
+from sharp.serving.attention import json_numbers
 from sharp.serving.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.config import EngineConfig
 from sharp.serving.errors import FieldError, InputError
@@ -99,6 +100,8 @@ def test_a_number_that_does_not_exist_is_null(client):
     answer = complete(client, "a", max_tokens=1, extra_body={"attention_stats": True, "cache_salt": "alone"})
     stats = answer.choices[0].model_extra["attention_stats"]
     assert (stats["tokens"], stats["layers"][0]["normalized_entropy"]) == (1, [None, None])  # ln 1 = 0
+    # The spread of a row with a logit of -infinity, for one.
+    assert json_numbers(np.array([[1.5, np.inf], [np.nan, -np.inf]])) == [[1.5, None], [None, None]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
