@@ -37,7 +37,6 @@ from sharp.models.text import Source, load_sources
 from sharp.models.trainer import Stage, TrainSettings, train
 from sharp.plugins.errors import InputError, SharpError
 
-CHECKPOINTS = Path("models/checkpoints")
 VALIDATION_SAMPLES = 512
 VALIDATION_SEED = 0
 TEXT_STEPS = 5000
@@ -194,7 +193,7 @@ def parse_range(text: str) -> tuple[int, int]:
     default=None,
     help="Use torch.compile (needs a C++ compiler).  [default: compile for text only]",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Checkpoint.  [default: models/checkpoints/TASK-NORM]")
+@click.option("--output", type=click.Path(path_type=Path), help="Checkpoint.  [default: WORK/model.safetensors]")
 @click.option("--work", type=click.Path(path_type=Path), help="State to resume from.  [default: build/train/TASK-NORM]")
 @click.option("--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE; repeatable.")
 @click.option("--lengths", help="Lengths to train on, as 32-64.  [default: the paper's]")
@@ -241,8 +240,8 @@ def main(
     """
     console = Console()
     run = f"{task}-{norm}" + (f"-seed{seed}" if seed and task != TEXT else "")
-    output = output or CHECKPOINTS / f"{run}.safetensors"
     work = work or Path("build/train") / run
+    output = output or work / "model.safetensors"
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     try:
