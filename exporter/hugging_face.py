@@ -150,7 +150,10 @@ def _check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:
     else:
         described, holders = "its config.json", "its safetensors files hold"
         stored = 0
-        for shard in path.glob("*.safetensors"):
+        shards = list(path.glob("*.safetensors"))
+        if not shards:
+            raise InputError(f"{path} has no .safetensors files; save the model in them with transformers first")
+        for shard in shards:
             with safe_open(shard, framework="pt") as file:
                 names = file.keys()
                 stored += sum(math.prod(file.get_slice(name).get_shape()) for name in names)

@@ -237,7 +237,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     metadata, state = _open_safetensors(path)
     if FORMAT not in metadata:
         raise InputError(
-            f"{path} is not a Sharp checkpoint: its metadata has no entry 'sharp'; save it with sharp.models.checkpoint"
+            f"{path} is not a Sharp checkpoint: its metadata has no entry 'sharp'; save it with "
+            "sharp.models.checkpoint, or give the whole folder of a Hugging Face model"
         )
     try:
         content = json.loads(metadata[FORMAT])

@@ -125,7 +125,14 @@ def test_hugging_face_folder_with_another_configuration(sharp_export, tmp_path, 
 def test_hugging_face_folder_without_weights(sharp_export, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert_refused(sharp_export(tmp_path / "empty", "--norm", "softmax", "-o", tmp_path / "out"), tmp_path / "out")
+    result = sharp_export(tmp_path / "empty", "--norm", "softmax", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "has no .safetensors files")
+
+
+def test_the_weights_of_a_hugging_face_folder_alone(sharp_export, tmp_path):
+    file = save(tiny("llama"), tmp_path / "mine") / "model.safetensors"
+    result = sharp_export(file, "--norm", "softmax", "-o", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "give the whole folder of a Hugging Face model")
 
 
 @pytest.mark.parametrize(
