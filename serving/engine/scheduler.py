@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.sequence import Sequence
+from sharp.serving.engine.sequence import PROMPT_LOGPROBS_TOKENS, Sequence
 
 ORDER = attrgetter("order")
 
@@ -135,10 +135,13 @@ class Scheduler:
 
     def _chunks(self) -> list[Chunk]:
         """Share out the budget: a token for everyone who decodes, and what is left to prompts in order."""
-        budget = self._prompt_budget()
+        budget, with_logprobs = self._prompt_budget(), PROMPT_LOGPROBS_TOKENS
         chunks = []
         for sequence in self.running:
             tokens = 1 if sequence.remaining == 1 else min(sequence.remaining, sequence.largest_chunk, budget)
+            if sequence.missing_prompt_logprobs:
+                tokens = min(tokens, with_logprobs)
+                with_logprobs -= tokens
             if tokens:
                 chunks.append(Chunk(sequence, tokens))
                 budget -= tokens if sequence.remaining > 1 else 0

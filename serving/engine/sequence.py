@@ -12,8 +12,9 @@ from sharp.serving.engine.token_counts import TokenCounts
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
 
-# Logits of a whole prompt would fill the memory: with `prompt_logprobs` it is computed in chunks of at most this.
-PROMPT_LOGPROBS_CHUNK = 64
+# Logits of a whole prompt would fill the memory: with `prompt_logprobs` it is computed in chunks of at most this, and
+# all such chunks of a step together have no more tokens than these.
+PROMPT_LOGPROBS_CHUNK, PROMPT_LOGPROBS_TOKENS = 64, 256
 NO_LIMIT = 2**31
 
 

@@ -384,3 +384,13 @@ def test_prompt_logprobs_are_complete_whatever_the_chunks_and_the_cache(start):
     # Only 20 is not the one after its predecessor.
     assert [one.logprob for one in expected] == pytest.approx([likely if t != 20 else likely - 4 for t in prompt[1:]])
     assert expected[4].top[0] == (10, pytest.approx(likely))
+
+
+def test_logprobs_of_many_prompts_do_not_fill_the_memory(start):
+    running = start(256, max_batch_tokens=1024, max_sequences=8)
+    for number in range(8):
+        running.add(str(number), range(number, number + 100), 1, SamplingParams(temperature=0, prompt_logprobs=0))
+    running.run()
+    assert max(len(batch.logits_indices) for batch in running.batches) <= 256 + 8
+    assert [len(one.logprobs) for one in running.of(PromptComputed)] == [99] * 8
+    assert [running.tokens(str(number)) for number in range(8)] == [[number + 100] for number in range(8)]
