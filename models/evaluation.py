@@ -118,15 +118,16 @@ def measure(
     Raises:
         InputError: a length or value cannot work.
     """
-    values = (None,) if sweep is None else sweep.values
-    samplers = [sampler if sweep is None else _varied(sampler, sweep.field, value) for value in values]
-    for varied in samplers:  # a wrong one is refused before the first is measured
+    variants: list[tuple[float | None, Sampler]] = [(None, sampler)]
+    if sweep is not None:
+        variants = [(value, _varied(sampler, sweep.field, value)) for value in sweep.values]
+    for _, varied in variants:  # a wrong one is refused before the first is measured
         check_outputs(model, varied)
         for length in lengths:
             varied.tokens(length)
     rows = []
     for length in lengths:
-        for value, varied in zip(values, samplers, strict=True):
+        for value, varied in variants:
             found = score(model, varied, task.metric, length, samples, seed)
             rows.append(
                 Row(
