@@ -14,6 +14,9 @@ TokenizerName = Literal["none", "bytes"]
 
 MOST_SIZE = 2**31 - 1  # kernels count in int32
 MOST_LAYERS = 1024  # a damaged configuration must not keep us building layers for hours
+LEAST_ALPHA = 1 + 2**-23  # float32 has none between
+LEAST_TEMPERATURE = 1e-6
+MOST_NUMBER = 3e38  # of float32
 GAMMA_LIMIT = 8.0  # (ln 131,072)^8 is still far inside of float32
 
 
@@ -25,14 +28,18 @@ def check_norm_options(
     Raises:
         InputError: a value cannot work; the message names field, value and limit.
     """
-    if not (math.isfinite(alpha) and alpha > 1):
-        raise InputError(f"alpha is {alpha}, but must be above 1 and finite")
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise InputError(f"temperature is {temperature}, but must be above 0")
-    if not temperature_coefficients or not all(map(math.isfinite, temperature_coefficients)):
-        raise InputError("temperature_coefficients must be one or more finite numbers, highest power first")
-    if not (math.isfinite(entropy_threshold) and entropy_threshold >= 0):
-        raise InputError(f"entropy_threshold is {entropy_threshold}, but must be at least 0")
+    # The attributes of a node are float32.
+    if not LEAST_ALPHA <= alpha <= MOST_NUMBER:
+        raise InputError(f"alpha is {alpha}, but must be above 1 and finite in float32")
+    if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+        raise InputError(
+            f"temperature is {temperature}, but must be above 0, "
+            f"from {LEAST_TEMPERATURE:g} to {1 / LEAST_TEMPERATURE:g}"
+        )
+    if not temperature_coefficients or not all(abs(one) <= MOST_NUMBER for one in temperature_coefficients):
+        raise InputError("temperature_coefficients must be one or more finite numbers (float32), highest power first")
+    if not 0 <= entropy_threshold <= MOST_NUMBER:
+        raise InputError(f"entropy_threshold is {entropy_threshold}, but must be at least 0 and finite in float32")
 
 
 def check_gamma(gamma: float | None, norm: str) -> None:

@@ -138,6 +138,8 @@ def test_the_offset_of_the_length_scale(checkpoint, sharp_export, tmp_path):
         ("softmax", ("--alpha", "1.5"), "--alpha is for the norms entmax, sentmax, asentmax, not for softmax"),
         ("sparsemax", ("--alpha", "1.5"), "not for sparsemax"),
         ("entmax", ("--alpha", "1"), "--alpha is 1, but must be above 1"),
+        ("entmax", ("--alpha", "1.00000000001"), "but must be above 1 and finite in float32"),
+        ("entmax", ("--alpha", "1e300"), "but must be above 1 and finite in float32"),
         ("entmax", ("--alpha", "0"), "--alpha is 0, but must be above 1"),
         ("entmax", ("--alpha", "inf"), "--alpha is inf, but must be above 1 and finite"),
         ("entmax", ("--ssa-b", "1"), "--ssa-b is for norm ssa, not for entmax"),

@@ -78,6 +78,7 @@ def test_a_softmax_model_can_be_exported_with_a_fixed_temperature(checkpoint, sh
     [
         ("fixed-temperature", (), "say which with --temperature"),
         ("fixed-temperature", ("--temperature", "0"), "temperature is 0.0, but must be above 0"),
+        ("fixed-temperature", ("--temperature", "1e-300"), "temperature is 1e-300, but must be above 0, from 1e-06"),
         ("softmax", ("--temperature", "2"), "--temperature is for norm fixed-temperature"),
         ("softmax", ("--temperature-coefficients", "icml2025"), "for norm adaptive-temperature, not for softmax"),
         ("adaptive-temperature", ("--temperature-coefficients", "icml2026"), "the presets are: icml2025, arxiv2024"),
