@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -42,7 +43,8 @@ class Vocabulary {
         sums_(blocks_),
         maxima_(blocks_),
         places_(weights_.size()),
-        candidates_(weights_.size() + kVocabularyBlock) {}
+        candidates_(weights_.size() + kVocabularyBlock),
+        narrowed_(candidates_.size()) {}
 
   int64_t tokens() const { return tokens_; }
 
@@ -80,6 +82,8 @@ class Vocabulary {
   }
 
  private:
+  static constexpr int kStepsToNarrow = 3;
+
   int64_t padded() const { return blocks_ * kVocabularyBlock; }
 
   void weigh(const float* logits, float highest, float sharpness) {
@@ -94,26 +98,42 @@ class Vocabulary {
     return candidates_[n - 1];
   }
 
-  // Takes the weights that are at least `bound` as candidates; returns their number, filled up to whole blocks.
-  int64_t choose(float bound) {
-    const int64_t count = loops_.compress(weights_.data(), padded(), bound, candidates_.data());
+  // Moves those of `count` weights that lie from `low` to below `high` into `kept`; returns their number, filled up to
+  // whole blocks with zeros.
+  int64_t choose(const float* weights, int64_t count, float low, float high, std::vector<float>& kept) const {
+    count = loops_.compress(weights, count, low, high, kept.data());
     const int64_t filled = whole_blocks(count) * kVocabularyBlock;
-    std::fill(candidates_.begin() + count, candidates_.begin() + filled, 0.0f);
+    std::fill(kept.begin() + count, kept.begin() + filled, 0.0f);
     return filled;
+  }
+
+  // Takes the weights that are at least `bound` as candidates; returns their number, filled up to whole blocks.
+  int64_t choose_candidates(float bound) {
+    return choose(weights_.data(), padded(), bound, std::numeric_limits<float>::infinity(), candidates_);
   }
 
   // The largest bound from `low` on above which enough candidates are; weights are at most 1, and their bits have
   // their order.
   template <typename Enough>
-  float largest_bound(int64_t count, float low, Enough enough) const {
+  float largest_bound(int64_t count, float low, Enough enough) {
     int32_t holds = bits_of(low), fails = bits_of(1.0f) + 1;
-    while (fails - holds > 1) {
+    const float* between = candidates_.data();  // those that may lie between the two, and at first all
+    Tail above{}, left_out{};                   // those that are at least `fails`; those of them not in `between`
+    for (int step = 1; fails - holds > 1; ++step) {
       const int32_t middle = holds + (fails - holds) / 2;
-      const Tail tail = loops_.tail(candidates_.data(), count, from_bits(middle));
+      Tail tail = loops_.tail(between, count, from_bits(middle));
+      tail.count += left_out.count;
+      tail.mass += left_out.mass;
       if (enough(tail)) {
         holds = bits_of(tail.lowest);  // never below `middle`
       } else {
         fails = middle;
+        above = tail;
+      }
+      if (step % kStepsToNarrow == 0) {
+        count = choose(between, count, from_bits(holds), from_bits(fails), narrowed_);
+        between = narrowed_.data();
+        left_out = above;
       }
     }
     return from_bits(holds);
@@ -126,7 +146,7 @@ class Vocabulary {
     double mass = std::accumulate(sums_.begin(), sums_.end(), 0.0);
     if (top_k > 0 && top_k < tokens_) {
       lowest = std::max(top_k <= blocks_ ? nth_maximum(top_k) : 0.0f, FLT_MIN);
-      count = choose(lowest);
+      count = choose_candidates(lowest);
       lowest = largest_bound(count, lowest, [top_k](const Tail& tail) { return tail.count >= top_k; });
       mass = loops_.tail(candidates_.data(), count, lowest).mass;
     }
@@ -134,7 +154,7 @@ class Vocabulary {
     if (lowest == 0) {
       // All weights below this together are less than what top-p leaves out.
       lowest = std::max(static_cast<float>((1 - top_p) * mass / static_cast<double>(tokens_) * 0.999), FLT_MIN);
-      count = choose(lowest);
+      count = choose_candidates(lowest);
     }
     return largest_bound(count, lowest, [&](const Tail& tail) { return tail.mass >= top_p * mass; });
   }
@@ -167,6 +187,7 @@ class Vocabulary {
   std::vector<float> maxima_;
   std::vector<int32_t> places_;
   std::vector<float> candidates_;
+  std::vector<float> narrowed_;
 };
 
 // The vocabulary of this thread: its memory is not taken from the system anew in every step.

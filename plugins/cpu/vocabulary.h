@@ -32,8 +32,9 @@ struct VocabularyLoops {
                 const BlockTotals& totals);
   // The places of the weights that are at least `bound`, in order; returns how many. `weights` are whole vectors of 16.
   int64_t (*collect)(const float* weights, int64_t count, float bound, int32_t* places);
-  // The weights that are at least `bound`, in order; returns how many. `kept` has room for all and 16 more.
-  int64_t (*compress)(const float* weights, int64_t count, float bound, float* kept);
+  // The weights from `low` to below `high`, in order; returns how many. `kept` has room for all and 16 more, or is
+  // `weights`.
+  int64_t (*compress)(const float* weights, int64_t count, float low, float high, float* kept);
   // Count, sum and lowest of the weights that are at least `bound` > 0. `weights` are whole blocks.
   Tail (*tail)(const float* weights, int64_t count, float bound);
   // Weights below `bound` become 0.

@@ -59,17 +59,17 @@ inline int64_t collect(const float* weights, int64_t count, float bound, int32_t
   return found;
 }
 
-inline int64_t compress(const float* weights, int64_t count, float bound, float* kept) {
+inline int64_t compress(const float* weights, int64_t count, float low, float high, float* kept) {
   int64_t found = 0;
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vec weight = load(weights + i);
-    uint64_t mask = mask_of(weight >= splat(bound));
+    uint64_t mask = mask_of((weight >= splat(low)) & (weight < splat(high)));
 #if defined(__AVX512F__)
     const __m512 front = _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), reinterpret_cast<__m512>(weight));
     store(kept + found, reinterpret_cast<Vec>(front));
     found += __builtin_popcountll(mask);
 #else
-    for (; mask != 0; mask &= mask - 1) kept[found++] = weights[i + __builtin_ctzll(mask)];
+    for (; mask != 0; mask &= mask - 1) kept[found++] = weight[__builtin_ctzll(mask)];
 #endif
   }
   return found;
