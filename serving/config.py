@@ -9,6 +9,7 @@ from sharp.serving.tls import TlsConfig
 
 MIB = 2**20
 MOST = 2**31 - 1  # tokens of a step, and of all that waits: more is no limit
+MOST_THREADS = 1024  # starting them takes the longer the more there are: 100,000 took minutes that nothing could end
 LOG_FORMATS = ("text", "json")
 ATTENTION_LEVELS = ("off", "layer", "head")
 DEVICES = ("auto", "cpu", "cuda")
@@ -36,6 +37,8 @@ class BackendConfig:
 
     def __post_init__(self) -> None:
         _at_least("threads", self.threads, 1)
+        if self.threads > MOST_THREADS:
+            raise InputError(f"threads is {self.threads}; it must be at most {MOST_THREADS}")
         if self.device not in DEVICES:
             raise InputError(f"device is {self.device!r}; it must be one of: {', '.join(DEVICES)}")
 

@@ -1,6 +1,8 @@
 #include "attributes.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <sstream>
 
@@ -91,7 +93,7 @@ SharpAttributes read_fields(const nvinfer1::PluginFieldCollection& fields) {
   attributes.softcap = static_cast<float>(optional_number(fields, "softcap", 0));
   if (!(attributes.softcap >= 0 && std::isfinite(attributes.softcap)))
     throw InputError("attribute softcap is " + text_of(attributes.softcap) + "; it must be 0 (off) or positive");
-  attributes.window = static_cast<int32_t>(optional_number(fields, "window", -1));
+  attributes.window = static_cast<int32_t>(std::clamp<double>(optional_number(fields, "window", -1), -2, INT32_MAX));
   if (attributes.window < -1)
     throw InputError("attribute window is " + std::to_string(attributes.window) + "; it must be -1 (off), 0 or more");
   attributes.causal = optional_number(fields, "causal", 1) != 0;

@@ -97,6 +97,7 @@ def test_cache_size(counting):
     ("config", "message"),
     [
         (lambda: EngineConfig(max_sequences=0), "max_sequences is 0; it must be at least 1"),
+        (lambda: BackendConfig(threads=100_000), "threads is 100000; it must be at most 1024"),
         (lambda: EngineConfig(max_batch_tokens=8, max_sequences=9), "max_batch_tokens is 8; it must be at least 9"),
         (lambda: EngineConfig(attention_interval=-1), "attention_interval is -1"),
         (lambda: BackendConfig(threads=0), "threads is 0"),
