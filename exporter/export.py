@@ -206,7 +206,7 @@ def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | Non
     if options.quantize is None:
         return found
     phase(f"Quantizing to {options.quantize}", 1)
-    quantize(folder, options.quantize)
+    quantize(folder, options.quantize, form.config)
     runtimes = tuple(Runtime(f"{name} {options.quantize}", kernels) for name, kernels in runtimes)
     on_check = phase(f"Verifying the {options.quantize} model", number_of_checks(verifier, runtimes, text))
     return found + verify(verifier, folder, runtimes, text, on_check, tolerance_of(options, quantized=True))

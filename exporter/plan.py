@@ -86,7 +86,7 @@ def make_plan(
         inputs=dict(tracing.inputs) | {tensor.name: ("blocks", *tensor.block_shape) for tensor in tracing.beside},
         outputs=tracing.outputs + tuple(tensor.updated_name for tensor in tracing.beside),
         weights=weights,
-        weight_bytes=_weight_bytes(source.model, options),
+        weight_bytes=_weight_bytes(source.model, options, config),
         cache_bytes_per_token=_cache_bytes(form) if cached else 0.0,
         memory_bytes=_memory_bytes(weights * BYTES["float32"]),
     )
@@ -104,7 +104,7 @@ def _cache_bytes(form: Form) -> float:
     return sum(tensor.block_bytes for tensor in tensors) / form.cache.block_size
 
 
-def _weight_bytes(model: nn.Module, options: GraphOptions) -> int:
+def _weight_bytes(model: nn.Module, options: GraphOptions, config: SharpConfig) -> int:
     parameters = {id(parameter): parameter for parameter in model.parameters()}  # each once, tied ones too
     if options.quantize is None:
         return sum(parameter.numel() for parameter in parameters.values()) * BYTES[options.dtype]
@@ -113,6 +113,6 @@ def _weight_bytes(model: nn.Module, options: GraphOptions) -> int:
         (one.weight.shape[0], one.weight.shape[1]) if isinstance(one, Conv1D) else (one.in_features, one.out_features)
         for one in products.values()
     ]
-    packed = zip(choose_packings(shapes, options.quantize), shapes, strict=True)
+    packed = zip(choose_packings(shapes, options.quantize, config), shapes, strict=True)
     rest = sum(parameter.numel() for key, parameter in parameters.items() if key not in products)
     return sum(packing.bytes_of(*shape) for packing, shape in packed) + rest * BYTES["float32"]

@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from sharp.exporter.lowering import DATA_FILE, MODEL_FILE
+from sharp.models.config import SharpConfig
 from sharp.plugins.manifest import Quantization
 
 DOMAIN = "com.microsoft"
@@ -42,13 +43,13 @@ EIGHT_BITS = Packing(8, 32)
 FOUR_BITS = Packing(4, 16)
 
 
-def quantize(folder: Path, quantization: Quantization) -> None:
+def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> None:
     """Quantize the model in `folder`, in place; its functions, inputs and outputs stay as they are."""
     model = onnx.load(folder / MODEL_FILE)
     _make_products(model.graph)
     tied = _tied_embeddings(model.graph)
     products = _products(model.graph)
-    packings = choose_packings([shape for _, shape in products], quantization)
+    packings = choose_packings([shape for _, shape in products], quantization, config)
     for packing in (EIGHT_BITS, FOUR_BITS):
         chosen = [name for (name, _), one in zip(products, packings, strict=True) if one == packing]
         if chosen:
@@ -65,8 +66,10 @@ def quantize(folder: Path, quantization: Quantization) -> None:
             (Path(staging) / name).replace(folder / name)
 
 
-def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization) -> list[Packing]:
-    """The packing of every weight [inputs, outputs] of a model, in the order of its graph; the output layer is last.
+def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization, config: SharpConfig) -> list[Packing]:
+    """The packing of every weight [inputs, outputs] of the model of `config`, in the order of its graph.
+
+    The output layer is last.
 
     int4 keeps in 8 bits what loses most: the output layer, the first and the last layers, the products that take the
     feed-forward's wide activations, and those that make the few key and value heads of many query heads, alone or in
@@ -75,14 +78,11 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization) -
     if quantization == "int8":
         return [EIGHT_BITS] * len(shapes)
     hidden = shapes[-1][0] if shapes else 0
+    merged = (config.q_heads + 2 * config.kv_heads) * config.head_dim if config.kv_heads < config.q_heads else None
     end = round(ENDS * len(shapes))
     return [
         EIGHT_BITS
-        if index < end
-        or index >= len(shapes) - 1 - end
-        or inputs > hidden
-        or outputs < hidden
-        or hidden < outputs < 3 * hidden
+        if index < end or index >= len(shapes) - 1 - end or inputs > hidden or outputs < hidden or outputs == merged
         else FOUR_BITS
         for index, (inputs, outputs) in enumerate(shapes)
     ]

@@ -1,6 +1,7 @@
 """`--dtype`, `--kv-dtype`, `--quantize`, `--block-size`, `--max-context` and `--opset`: what a user gets."""
 
 import json
+from dataclasses import replace
 
 import onnx
 import pytest
@@ -8,6 +9,7 @@ from onnx import TensorProto
 
 from sharp import LLM, SamplingParams
 from sharp.exporter.lowering import OPSETS
+from sharp.exporter.quantization import choose_packings
 from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
@@ -45,6 +47,23 @@ def stored_types(folder) -> dict[int, int]:
         if entries:
             parts[entries["offset"]] = (tensor.data_type, int(entries["length"]))
     return {kind: sum(size for one, size in parts.values() if one == kind) for kind, _ in parts.values()}
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [
+        ({"q_heads": 9, "kv_heads": 3, "head_dim": 64, "hidden_size": 576}, 8),  # SmolLM2-135M
+        ({"q_heads": 16, "kv_heads": 8, "head_dim": 128, "hidden_size": 1024}, 8),  # Qwen3-0.6B
+        ({"q_heads": 12, "kv_heads": 12, "head_dim": 64, "hidden_size": 768}, 4),  # GPT-2: as many keys as queries
+    ],
+)
+def test_int4_keeps_the_product_with_few_keys_in_8_bits(heads, expected):
+    config = replace(tiny_model("softmax", "rope").config, **heads)
+    hidden = config.hidden_size
+    layer = [(hidden, (config.q_heads + 2 * config.kv_heads) * config.head_dim), (hidden, 6 * hidden)]
+    packings = choose_packings(layer * 30 + [(hidden, 50_000)], "int4", config)
+    assert [packing.bits for packing in packings[30:32]] == [expected, 4]
+    assert packings[-1].bits == 8
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
