@@ -128,7 +128,7 @@ def dry_run(
 def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> tuple[Source, Form]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
-    if folder.is_mount():  # a container's volume, say
+    if folder.resolve().is_mount():  # a container's volume, say
         raise InputError(
             f"the output folder {folder} is a mount point, which a finished export cannot take the place of; choose a "
             f"folder in it: -o {folder / 'model'}"
