@@ -14,7 +14,7 @@ MEMORY_SHARE = 0.9  # the rest is for activations and the runtime
 UTILIZATION = 0.7  # of a server: above it, requests that arrive by chance wait long
 MOST_REQUESTS = 1e9  # a second
 # What the engine itself takes in a greedy step of so many streams (bench/results/engine_step.json).
-ENGINE_SECONDS = 1.23e-3
+ENGINE_SECONDS = 1.21e-3
 ENGINE_STREAMS = 16
 # Bytes of a weight; those of quantized models are SmolLM2's whole files (bench/results/precision.json).
 WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.17, "int4": 1.02}
@@ -22,7 +22,7 @@ WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.17, "
 FORMULA = """\
 W weights' bytes, n weights, c cache bytes of a token, P prompt + A answer = context N, H attention's operations
 batch     B = min(max sequences, (0.9 memory - W) / (c N))
-step      s = max((W + B c (P + A/2)) / bandwidth, 2 n B / operations) + e max(1, B/16),  e = 1.23 ms of the engine
+step      s = max((W + B c (P + A/2)) / bandwidth, 2 n B / operations) + e max(1, B/16),  e = 1.21 ms of the engine
 prompt    p = (2 n P + H P^2) / operations,  H = layers x query heads x (head dim + value dim)
 server    r = 0.7 / (p + A s / B) requests a second
 servers   rate / r, rounded up"""

@@ -28,7 +28,7 @@ def test_the_formula_by_hand():
     made = make_plan(MODEL, LOAD, 40e9, SPEED, price=2.0)
     assert made.batch == 64  # (36e9 - 2e9) / 409.6e6 would be 83
     assert made.cache_bytes == 64 * 4096 * 100_000
-    step = (2e9 + 64 * 100_000 * (3584 + 256)) / 1e12 + 1.23e-3 * 4
+    step = (2e9 + 64 * 100_000 * (3584 + 256)) / 1e12 + 1.21e-3 * 4
     assert made.step_seconds == pytest.approx(step)
     first = (2 * 1e9 * 3584 + 16 * 16 * 128 * 3584**2) / 1e14
     assert made.first_token_seconds == pytest.approx(first)
@@ -46,7 +46,7 @@ def test_memory_limits_the_batch_and_arithmetic_the_step():
     assert small.memory_bytes <= 4e9
     assert small.price_per_hour is None
     slow = make_plan(MODEL, LOAD, 40e9, Speed(1e15, 1e12, measured=False, origin=""), None)
-    assert slow.step_seconds == pytest.approx(2 * 1e9 * 64 / 1e12 + 1.23e-3 * 4)
+    assert slow.step_seconds == pytest.approx(2 * 1e9 * 64 / 1e12 + 1.21e-3 * 4)
 
 
 def test_more_load_never_needs_fewer_servers():
