@@ -206,7 +206,7 @@ def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(c
 
 def test_a_deadline(connect, counting, steps):
     with Client(connect(counting).address, timeout=0.3) as client, pytest.raises(SharpError, match="Deadline"):
-        client.generate("a", SamplingParams(max_tokens=100))
+        client.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
 
 
 def test_a_stuck_step_shows_in_health_and_to_those_who_ask(connect, counting, monkeypatch):
