@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from sharp.models.tasks.scoring import Scorable, check_memory, score
 from sharp.models.tasks.task import Sampler, Sweep, Task
 from sharp.models.temperature_preset import AdaptiveTemperature
 from sharp.plugins.errors import InputError
+from sharp.plugins.output_file import check_can_write
 
 RESULT_SUFFIXES = (".csv", ".json")
 TEXT = "text"  # the task of language models: not in the registry, as nothing is sampled
@@ -183,8 +183,7 @@ def check_output(path: Path, suffixes: tuple[str, ...]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder of {path} cannot be made: {error.strerror}; give another file") from error
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path} cannot be written; give a file in a folder that can be")
+    check_can_write(path)
 
 
 def write(rows: Sequence[Row], path: Path) -> None:

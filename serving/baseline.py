@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.cli import SharpCommand
+from sharp.plugins.output_file import check_can_write
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.events import Failed
 from sharp.serving.errors import InputError
 from sharp.serving.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.metrics.dispersion import LEAST_CONTEXT
 from sharp.serving.model_folder import load_model_folder
-from sharp.serving.output_file import check_can_write
 from sharp.serving.processors import available_cpus
 from sharp.serving.request import tokenize
 from sharp.serving.sampling_params import SamplingParams

@@ -22,7 +22,8 @@ class AsyncClient(Connection):
     Example:
         >>> async with AsyncClient("localhost:50051") as client:
         ...     async for part in client.stream("Once upon a time"):
-        ...         print(getattr(part, "text", ""), end="")  # the last part is a Finished, without text
+        ...         if isinstance(part, Delta):  # the last part is a Finished
+        ...             print(part.text, end="")
     """
 
     _grpc = grpc.aio

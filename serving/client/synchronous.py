@@ -22,7 +22,8 @@ class Client(Connection):
     Example:
         >>> with Client("localhost:50051") as client:
         ...     for part in client.stream("Once upon a time", SamplingParams(max_tokens=48)):
-        ...         print(getattr(part, "text", ""), end="")  # the last part is a Finished, without text
+        ...         if isinstance(part, Delta):  # the last part is a Finished
+        ...             print(part.text, end="")
     """
 
     _grpc = grpc

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sharp.serving.errors import InputError
+from sharp.plugins.errors import InputError
 
 
 def check_can_write(path: Path) -> None:
