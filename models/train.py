@@ -32,7 +32,8 @@ from sharp.models.tasks.recipe import (
     make_settings,
 )
 from sharp.models.tasks.registry import TASKS, get_task
-from sharp.models.tasks.scoring import score
+from sharp.models.tasks.scoring import memory_of, score
+from sharp.models.tasks.task import Task
 from sharp.models.text import Source, load_sources
 from sharp.models.trainer import Stage, TrainSettings, train
 from sharp.plugins.errors import InputError, SharpError
@@ -138,6 +139,7 @@ def train_task(
     """
     task = choose_task(get_task(name), choices, parameters)
     changed = changed_parameters(get_task(name).sampler, task.sampler)
+    check_size(task, choices, device)
     model = make_model(task, choices).to(device)
     if first is not None:
         start_from(model, first)
@@ -163,6 +165,25 @@ def train_task(
     console.print(
         f"{task.metric} at {length} {task.length_name}: {found.mean:.4f}; evaluate {output} for other lengths"
     )
+
+
+def check_size(task: Task, choices: Choices, device: torch.device) -> None:
+    """Check that the model that is to be trained fits into memory.
+
+    Raises:
+        InputError: it does not.
+    """
+    try:
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in make_model(task, choices).parameters())
+    except RuntimeError as error:  # more than there are addresses
+        raise InputError(f"no model can have these sizes: {error}; choose smaller ones") from error
+    needed, there = 4 * 4 * parameters, memory_of(device)  # float32; weights, gradients and Adam's two moments
+    if needed > there:
+        raise InputError(
+            f"{parameters:,} parameters need {needed / 2**30:,.0f} GiB in training, there are {there / 2**30:.0f}; "
+            "choose a smaller --hidden-size, --intermediate-size or --layers"
+        )
 
 
 def parse_range(text: str) -> tuple[int, int]:

@@ -84,6 +84,13 @@ def sample_scores(metric: Metric, outputs: Tensor, batch: Batch) -> Tensor:
     return right.sum(1) / asked.sum(1)
 
 
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that the device has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def check_memory(weights: int, length: int, device: torch.device) -> None:
     """Check that the attention weights of one layer, so many numbers, fit into memory.
 
@@ -91,11 +98,7 @@ def check_memory(weights: int, length: int, device: torch.device) -> None:
         InputError: they do not.
     """
     needed = 4 * 5 * weights  # float32; logits, mask, weights and what the normalizer keeps
-    there = (
-        torch.cuda.mem_get_info(device)[1]
-        if device.type == "cuda"
-        else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
+    there = memory_of(device)
     if needed > there:
         raise InputError(
             f"length {length} needs about {needed / 2**30:.0f} GiB for one sample, there are {there / 2**30:.0f}; "
