@@ -139,7 +139,9 @@ def test_head_counts_that_cannot_work_are_refused(tmp_path):
     assert "hidden size 256 cannot be divided among 3 heads" in output
 
 
-@pytest.mark.parametrize("size", [("--hidden-size", 10**8), ("--hidden-size", 2**31 - 16), ("--intermediate-size", 10**9)])
+@pytest.mark.parametrize(
+    "size", [("--hidden-size", 10**8), ("--hidden-size", 2**31 - 16), ("--intermediate-size", 10**9)]
+)
 def test_a_model_that_does_not_fit_into_memory_is_refused(tmp_path, size):
     code, output = command(train.main, "mqmtar", *size, "--work", tmp_path)
     assert code == 2
