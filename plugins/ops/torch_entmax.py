@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-STEPS = {1.5: 8}  # from the left end of the bracket; at most 7 are needed (design, section 4)
+FEW_STEPS = 8  # enough from the left end of the bracket for alpha up to 1.5, where 7 are needed at most
 MOST_STEPS = 64
 CHUNK = 2**17  # logits whose threshold is sought at once: a few such arrays stay in a core's cache
 
@@ -66,10 +66,10 @@ def _solve(s: Tensor, alpha: float) -> Tensor:
     low = torch.full_like(s[..., :1], -1.0)
     high = torch.full_like(low, -(float(s.shape[-1]) ** (1 - alpha)))
     tau = low
-    for _ in range(STEPS.get(alpha, MOST_STEPS)):
+    for _ in range(FEW_STEPS if k >= 2 else MOST_STEPS):
         x = (s - tau).relu()
-        total = (x**k).sum(-1, keepdim=True)
-        slope = (x if k == 2 else torch.where(x > 0, x ** (k - 1), 0.0)).sum(-1, keepdim=True)
+        slopes = x if k == 2 else torch.where(x > 0, x ** (k - 1), 0.0)
+        total, slope = (x * slopes).sum(-1, keepdim=True), slopes.sum(-1, keepdim=True)
         low, high = torch.where(total >= 1, tau, low), torch.where(total >= 1, high, tau)
         step = (1 - total ** (-1 / k)) * total / slope if k >= 1 else (total - 1) / (k * slope)
         newton = tau + step

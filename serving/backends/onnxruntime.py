@@ -1,5 +1,6 @@
 """ONNX Runtime, on the CPU or on an NVIDIA GPU."""
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from sharp.plugins.cuda.device import free_memory
 from sharp.plugins.manifest import CacheDtype, Manifest
+from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
 from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device, device_cache
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
@@ -106,7 +108,8 @@ class OnnxRuntimeBackend:
         try:
             on_device = (PROVIDER, {"enable_cuda_graph": str(int(config.cuda_graphs))})
             providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
-            session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+            with into_huge_pages() if device == "cpu" else contextlib.nullcontext():
+                session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # ONNX Runtime has no common exception
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"{path} cannot be loaded: {reason}; export the model again") from error

@@ -1,10 +1,14 @@
 """Memory of caches: zeros, page-aligned, in huge pages, and no more of it than was asked for."""
 
+import mmap
+import platform
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sharp.plugins import page_memory
 from sharp.plugins.cache_tensors import CacheTensor
@@ -52,6 +56,55 @@ def test_large_arrays_lie_in_huge_pages() -> None:
     array[...] = 1
     # 64 MiB is 32 of them, of which fragmented memory may lack some.
     assert kb("AnonHugePages") - before >= 32 * 1024
+
+
+def linux() -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", platform.release())[:2]
+    return int(major), int(minor)
+
+
+def test_what_a_library_allocates_is_moved_into_huge_pages_and_keeps_its_contents() -> None:
+    if not ENABLED.is_file() or "[never]" in ENABLED.read_text(encoding="ascii") or linux() < (6, 1):
+        pytest.skip("this system cannot move memory into huge pages; it needs Linux 6.1 and madvise in " + str(ENABLED))
+    outside = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    outside.write(b"\1" * (64 * MIB))
+    before = kb("AnonHugePages")
+    with page_memory.into_huge_pages():
+        inside = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        inside.write(b"\2" * (64 * MIB))
+        assert kb("AnonHugePages") == before
+    assert 32 * 1024 <= kb("AnonHugePages") - before <= 70 * 1024  # and not the memory from outside
+    assert inside[:] == b"\2" * (64 * MIB)
+
+
+def test_memory_that_was_never_written_is_not_taken_from_the_system() -> None:
+    before = kb("Rss")
+    with page_memory.into_huge_pages():
+        memory = mmap.mmap(-1, 256 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert kb("Rss") - before < 8 * 1024
+    memory.close()
+
+
+def test_a_system_that_tells_no_mappings_keeps_its_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page_memory, "MAPPINGS", tmp_path / "none")
+    before = kb("AnonHugePages")
+    with page_memory.into_huge_pages():
+        memory = mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.write(b"\1" * (16 * MIB))
+    assert kb("AnonHugePages") == before
+
+
+RANGES = st.sets(st.integers(0, 40), max_size=12).map(
+    lambda ends: list(zip(sorted(ends)[::2], sorted(ends)[1::2], strict=False))
+)
+
+
+@given(RANGES, RANGES)
+def test_only_what_is_new_is_moved(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:
+    def pages(ranges: list[tuple[int, int]]) -> set[int]:
+        return {page for begin, end in ranges for page in range(begin, end)}
+
+    assert pages(list(page_memory._new(before, after))) == pages(after) - pages(before)
 
 
 def test_more_than_the_system_has_is_a_memory_error() -> None:
