@@ -13,6 +13,8 @@
 namespace sharp::cpu {
 namespace {
 
+constexpr int64_t kFewTiles = 4;  // so many are finished before another thread would have begun
+
 void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, const TileBuffers& buffers, int64_t row) {
   merge_observations(buffers.parts(), buffers.count(), row);
   RowState& state = buffers.part(0).states[row];
@@ -79,10 +81,13 @@ class Attention {
         if (task.split == nullptr) return;
         loops_.weigh(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
       });
-    parallel_for_(static_cast<int64_t>(split_.size()), [&](int64_t index) {
+    const auto finish = [&](int64_t index) {
       const Split& split = split_[index];
       finish_tile(problem_, split.work->tile, split.buffers->parts(), split.buffers->count(), loops_.keeps_logits());
-    });
+    };
+    const int64_t count = static_cast<int64_t>(split_.size());
+    if (count > kFewTiles) return parallel_for_(count, finish);
+    for (int64_t index = 0; index < count; ++index) finish(index);
   }
 
  private:

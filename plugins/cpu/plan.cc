@@ -5,8 +5,11 @@
 namespace sharp::cpu {
 namespace {
 
-constexpr int64_t kPartKeys = 2048;                 // enough work for a thread, few enough to balance
-constexpr int64_t kMaxSplitTiles = 2;               // with more tiles than this, tiles alone keep the threads busy
+constexpr int64_t kMaxPartKeys = 2048;  // enough work for a thread, few enough to balance
+constexpr int64_t kMinPartKeys = 256;   // fewer keys are not worth a part of their own
+constexpr int64_t kMinParts = 4;        // of a tile when there are few: two or four threads share them evenly
+constexpr int64_t kFewTiles = 8;        // more keep the threads busy with longer parts, which cost less
+constexpr int64_t kMaxSplitTiles = 2;   // with more tiles than this, tiles alone keep the threads busy
 constexpr int64_t kStoredLogits = 2 * 1024 * 1024;  // floats that a thread may keep: 8 MiB
 constexpr int64_t kMinStoredRows = 6;
 
@@ -23,9 +26,22 @@ Tile make_tile(const Problem& problem, int64_t sequence, int64_t kv_head, int64_
   return tile;
 }
 
-std::vector<KeyRange> split_keys(const Tile& tile, bool split) {
-  const int64_t length = tile.key_end - tile.key_begin;
-  const int64_t step = split ? kPartKeys : std::max<int64_t>(length, 1);
+int64_t tiles_of(const Problem& problem, int64_t sequence, bool stored) {
+  const int64_t queries = problem.query_start[sequence + 1] - problem.query_start[sequence];
+  const int64_t total = std::max<int64_t>(problem.total(sequence), 1);
+  const int64_t tile_rows =
+      stored ? std::clamp(kStoredLogits / total, kMinStoredRows, int64_t{kMaxTileRows}) : kMaxTileRows;
+  return ceil_divide(queries * problem.group(), tile_rows);
+}
+
+// The keys of a part of a tile that is split.
+int64_t part_keys(int64_t length, bool few_tiles) {
+  if (!few_tiles) return kMaxPartKeys;
+  const int64_t even = ceil_divide(ceil_divide(length, kMinParts), kChunkKeys) * kChunkKeys;
+  return std::clamp(even, kMinPartKeys, kMaxPartKeys);
+}
+
+std::vector<KeyRange> split_keys(const Tile& tile, int64_t step) {
   std::vector<KeyRange> parts;
   for (int64_t begin = tile.key_begin; begin < tile.key_end; begin += step)
     parts.push_back({begin, std::min(begin + step, tile.key_end)});
@@ -36,19 +52,19 @@ std::vector<KeyRange> split_keys(const Tile& tile, bool split) {
 }  // namespace
 
 std::vector<Work> plan_work(const Problem& problem, bool stored) {
+  int64_t all_tiles = 0;
+  for (int64_t sequence = 0; sequence < problem.sequences; ++sequence)
+    all_tiles += problem.kv_heads * tiles_of(problem, sequence, stored);
   std::vector<Work> works;
   for (int64_t sequence = 0; sequence < problem.sequences; ++sequence) {
-    const int64_t queries = problem.query_start[sequence + 1] - problem.query_start[sequence];
-    const int64_t rows = queries * problem.group();
-    if (rows == 0) continue;
-    const int64_t total = std::max<int64_t>(problem.total(sequence), 1);
-    int64_t tile_rows = kMaxTileRows;
-    if (stored) tile_rows = std::clamp(kStoredLogits / total, kMinStoredRows, tile_rows);
-    const int64_t tiles = ceil_divide(rows, tile_rows);
+    const int64_t rows = (problem.query_start[sequence + 1] - problem.query_start[sequence]) * problem.group();
+    const int64_t tiles = tiles_of(problem, sequence, stored);
     for (int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head)
       for (int64_t index = 0; index < tiles; ++index) {
         const Tile tile = make_tile(problem, sequence, kv_head, rows * index / tiles, rows * (index + 1) / tiles);
-        works.push_back({tile, split_keys(tile, tiles <= kMaxSplitTiles)});
+        const int64_t length = std::max<int64_t>(tile.key_end - tile.key_begin, 1);
+        works.push_back(
+            {tile, split_keys(tile, tiles <= kMaxSplitTiles ? part_keys(length, all_tiles <= kFewTiles) : length)});
       }
   }
   std::stable_sort(works.begin(), works.end(), [](const Work& a, const Work& b) {
