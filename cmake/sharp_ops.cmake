@@ -11,6 +11,7 @@ set(sources
   ${cpu}/reach.cc
   ${cpu}/sampling.cc
   ${cpu}/store.cc
+  ${cpu}/temperature.cc
   plugins/onnxruntime/attention_inputs.cc
   plugins/onnxruntime/attention_op.cc
   plugins/onnxruntime/attributes.cc

@@ -39,8 +39,6 @@ class TileBuffers {
   const Part& part(int64_t index) const { return parts_[index]; }
   const Part* parts() const { return parts_.data(); }
   int64_t count() const { return static_cast<int64_t>(parts_.size()); }
-  const float* logits_of(int64_t row) const { return logits_.get() + row * span_; }
-  int64_t span() const { return span_; }
 
  private:
   template <typename T>

@@ -25,6 +25,9 @@ double lane_sum(const float* lanes) {
   return sum;
 }
 
+// Equal shifts may both be -inf (pointwise normalizers have none), and -inf - -inf is NaN.
+float difference_of(float shift, float highest) { return shift == highest ? 0.0f : shift - highest; }
+
 }  // namespace
 
 void start_part(const Part& part, int64_t rows, int64_t value_dim) {
@@ -46,19 +49,25 @@ void merge_observations(const Part* parts, int64_t count, int64_t index) {
     whole.lowest = std::min(whole.lowest, state.lowest);
     whole.visible += state.visible;
   }
-  share_solution(parts, count, index);
-}
-
-void share_solution(const Part* parts, int64_t count, int64_t index) {
-  const RowState& whole = parts[0].states[index];
   for (int64_t part = 1; part < count; ++part) {
     RowState& state = parts[part].states[index];
     state.highest = whole.highest;
     state.lowest = whole.lowest;
     state.visible = whole.visible;
-    state.threshold = whole.threshold;
-    state.inverse_temperature = whole.inverse_temperature;
   }
+}
+
+RowSums merge_sums(const Part* parts, int64_t count, int64_t index) {
+  RowSums whole{-kInfinity, 0, 0};
+  for (int64_t part = 0; part < count; ++part) whole.shift = std::max(whole.shift, parts[part].states[index].shift);
+  for (int64_t part = 0; part < count; ++part) {
+    const RowState& state = parts[part].states[index];
+    const float difference = difference_of(state.shift, whole.shift), factor = std::exp(difference);
+    const double sum = lane_sum(state.sum);
+    if (factor != 0) whole.weighted_log += factor * (lane_sum(state.weighted_log) + difference * sum);
+    whole.sum += factor * sum;
+  }
+  return whole;
 }
 
 void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged) {
@@ -70,7 +79,7 @@ void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
     float* stats = problem.stats == nullptr ? nullptr : problem.stats + (row.token * problem.q_heads + row.head) * 4;
     std::fill_n(output, channels, 0.0f);
 
-    float shift = -kInfinity, highest = -kInfinity, lowest = kInfinity;
+    float highest = -kInfinity, lowest = kInfinity;
     int64_t visible = 0, support = 0;
     for (int64_t part = 0; part < count; ++part) {
       const RowState& state = parts[part].states[index];
@@ -78,22 +87,16 @@ void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
       support += state.support;
       highest = std::max(highest, state.highest);
       lowest = std::min(lowest, state.lowest);
-      shift = std::max(shift, state.shift);
     }
     if (visible == 0) {
       if (stats != nullptr) std::fill_n(stats, 4, 0.0f);
       continue;
     }
-    double sum = 0, weighted_log = 0;
+    const auto [shift, sum, weighted_log] = merge_sums(parts, count, index);
     for (int64_t part = 0; part < count; ++part) {
       const RowState& state = parts[part].states[index];
       if (state.visible == 0) continue;
-      // Equal shifts may both be -inf (stored and pointwise normalizers have none), and -inf - -inf is NaN.
-      const float difference = state.shift == shift ? 0.0f : state.shift - shift;
-      const float factor = std::exp(difference);
-      const double part_sum = lane_sum(state.sum);
-      if (factor != 0) weighted_log += factor * (lane_sum(state.weighted_log) + difference * part_sum);
-      sum += factor * part_sum;
+      const float factor = std::exp(difference_of(state.shift, shift));
       const float* values = parts[part].output + index * channels;
       for (int64_t channel = 0; channel < channels; ++channel) output[channel] += factor * values[channel];
     }

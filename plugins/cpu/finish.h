@@ -11,8 +11,12 @@ void start_part(const Part& part, int64_t rows, int64_t value_dim);
 // Gives every part's state of row `index` the highest logit, the lowest and the number of keys of the whole row.
 void merge_observations(const Part* parts, int64_t count, int64_t index);
 
-// Copies what `solve` found for row `index` from the first part to the others.
-void share_solution(const Part* parts, int64_t count, int64_t index);
+// Sums over all parts of a tile's row, with weights e^(t - shift).
+struct RowSums {
+  float shift;
+  double sum, weighted_log;
+};
+RowSums merge_sums(const Part* parts, int64_t count, int64_t index);
 
 // Merges the parts of a tile and writes its rows of `output` and `stats`. A row that sees no key gets zeros.
 // `observations_merged`: every part already counts the keys of all of them.

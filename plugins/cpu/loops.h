@@ -9,17 +9,17 @@ namespace sharp::cpu::SHARP_ISA {
 
 template <typename Normalizer>
 constexpr Loops streamed() {
-  return {stream<Normalizer>, nullptr, nullptr, nullptr, nullptr};
+  return {stream<Normalizer>, nullptr, nullptr, nullptr};
 }
 
 template <typename Normalizer>
 constexpr Loops stored() {
-  return {nullptr, score_part, Normalizer::solve, weigh_part<Normalizer>, nullptr};
+  return {nullptr, score_part, weigh_part<Normalizer>, nullptr};
 }
 
 template <Power kPower>
 constexpr Loops selected() {
-  return {nullptr, select_part, nullptr, nullptr, resolve_row<kPower>};
+  return {nullptr, select_part, nullptr, resolve_row<kPower>};
 }
 
 // Alpha 1.5 and 2 need no power function.

@@ -9,18 +9,19 @@
 #include "plan.h"
 #include "reach.h"
 #include "store.h"
+#include "temperature.h"
 
 namespace sharp::cpu {
 namespace {
 
 constexpr int64_t kFewTiles = 4;  // so many are finished before another thread would have begun
 
+// The temperature of a row, or its threshold and output.
 void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, const TileBuffers& buffers, int64_t row) {
   merge_observations(buffers.parts(), buffers.count(), row);
-  RowState& state = buffers.part(0).states[row];
-  if (state.visible > 0 && loops.selects()) loops.resolve(problem, tile, buffers.parts(), buffers.count(), row);
-  if (state.visible > 0 && !loops.selects()) loops.solve(problem, buffers.logits_of(row), buffers.span(), state);
-  share_solution(buffers.parts(), buffers.count(), row);
+  if (buffers.part(0).states[row].visible == 0) return;
+  if (loops.selects()) return loops.resolve(problem, tile, buffers.parts(), buffers.count(), row);
+  find_temperature(problem, buffers.parts(), buffers.count(), row);
 }
 
 void attend_whole_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
@@ -70,17 +71,21 @@ class Attention {
       first_pass(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
     });
     if (split_.empty()) return;
-    if (loops_.keeps_logits())
+    if (loops_.selects())
       parallel_for_(static_cast<int64_t>(split_.size()) * kMaxTileRows, [&](int64_t index) {
         const Split& split = split_[index / kMaxTileRows];
         const int64_t row = index % kMaxTileRows;
         if (row < split.work->tile.rows()) solve_row(problem_, loops_, split.work->tile, *split.buffers, row);
       });
-    if (loops_.weigh != nullptr)
+    if (loops_.weigh != nullptr) {
+      for (const Split& split : split_)
+        for (int64_t row = 0; row < split.work->tile.rows(); ++row)
+          solve_row(problem_, loops_, split.work->tile, *split.buffers, row);
       for_tasks([&](const Task& task, ThreadBuffers& buffers) {
         if (task.split == nullptr) return;
         loops_.weigh(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
       });
+    }
     const auto finish = [&](int64_t index) {
       const Split& split = split_[index];
       finish_tile(problem_, split.work->tile, split.buffers->parts(), split.buffers->count(), loops_.keeps_logits());

@@ -1,12 +1,13 @@
-// The form that keeps a row's logits, for normalizers that must see all of them before they know a weight.
+// The form that keeps a row's logits, for a softmax whose temperature depends on all of them.
 #pragma once
 
 #include "adaptive_softmax.h"
-#include "walk.h"
+#include "stream.h"
 
 namespace sharp::cpu::SHARP_ISA {
 
-// The logits of the part's keys into part.logits; keys that a row does not see get -inf.
+// The logits of the part's keys into part.logits, and the sums of their softmax into the states; keys that a row does
+// not see get -inf.
 inline void score_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
@@ -14,10 +15,12 @@ inline void score_part(const Problem& problem, const Tile& tile, const Part& par
     for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys)
       for (int v = 0; v < kChunkVectors; ++v)
         store(part.logits + index * part.logits_stride + begin - part.keys.begin + v * kLanes, splat(-kInfinity));
-  const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, const float* logits) {
-    observe(logits, visible, problem.stats != nullptr, part.states[index]);
+  const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, float* logits) {
+    RowState& state = part.states[index];
+    observe(logits, visible, problem.stats != nullptr, state);
     float* to = part.logits + index * part.logits_stride + begin - part.keys.begin;
     for (int v = 0; v < kChunkVectors; ++v) store(to + v * kLanes, load(logits + v * kLanes));
+    weigh_exponential(Softmax(problem, rows[index]), true, logits, state, part.output, 0);
   };
   BfloatProducts products(problem, tile, scratch);
   walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});

@@ -90,11 +90,10 @@ struct Scratch {
 };
 
 // The attention loops of one normalizer, compiled for one instruction set, in one of three forms: `stream` alone;
-// `score`, then `solve` for every row, then `weigh`; or `score`, then `resolve` for every row.
+// `score`, then a temperature for every row, then `weigh`; or `score`, then `resolve` for every row.
 struct Loops {
   void (*stream)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*score)(const Problem&, const Tile&, const Part&, const Scratch&);
-  void (*solve)(const Problem&, const float* logits, int64_t count, RowState& state);
   void (*weigh)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*resolve)(const Problem&, const Tile&, const Part* parts, int64_t count, int64_t row);
 
