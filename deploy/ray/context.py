@@ -33,8 +33,8 @@ class ReplicaContext:
         """Do nothing: Serve has no initial metadata, and its proxy sends the request id (`sharp.ray.proxy`)."""
 
     async def write(self, message: Any) -> None:
-        """Send a message of a stream."""
-        self._give(message)
+        """Send a message of a stream, when the ones before it are on their way."""
+        await self._give(message)
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[tuple[str, Any]] = ()
@@ -64,6 +64,6 @@ class ReplicaContext:
             try:
                 await servicer(request, self)
             except grpc.aio.AbortError:
-                give(empty_pb2.Empty())
+                await give(empty_pb2.Empty())
 
         return handed_over(fill)

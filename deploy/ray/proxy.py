@@ -3,12 +3,12 @@
 Serve replaces the behaviour of every method by its own, which sends the call to a replica. Here two things are put
 around that: a call is given its model and the beginning of its prompt to be routed by, and a status of Serve's own
 becomes one that clients can act on. Serve says INTERNAL when a replica is lost; ours is UNAVAILABLE with RetryInfo.
-`grpc.health.v1` is answered here, by what Serve's own health says of this proxy.
+`grpc.health.v1` is answered here, by what Serve's own health says of this proxy. Every request of KServe's
+ModelStreamInfer is a call of its own, which goes to the replica that suits it.
 """
 
 import asyncio
-import hashlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -18,21 +18,26 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from ray.serve.generated import serve_pb2
-from sharp.ray.handover import Give, handed_over
+from sharp.kserve import grpc_service_pb2
+from sharp.ray.request import model_of, prefix_key
 from sharp.serving.errors import NotFoundError, QueueFullError, SharpError, UnavailableError
 from sharp.serving.grpc.inference import REQUEST_ID_METADATA
 from sharp.serving.grpc.status import abort
+from sharp.serving.kserve.service import answer_together, stream_error
 from sharp.serving.service import new_request_id
 from sharp.v1 import control_pb2, inference_pb2
 
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
     control_pb2.DESCRIPTOR.services_by_name["ControlService"],
+    grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
 )
+KINDS = {  # by what is a stream: the requests, the answers
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 HEALTH_SERVICES = ("", *(service.full_name for service in SERVICES))
-# The beginning of a prompt by which it is routed. Longer ones share more of a cache, and are shared less often.
-PREFIX_TOKENS = 64
-PREFIX_CHARACTERS = 256
 RETRY_SECONDS = 1.0
 STATUS_DETAILS = "grpc-status-details-bin"
 HEALTH_SECONDS = 1.0
@@ -40,7 +45,7 @@ SERVE_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
 
 
 def add_services(_servicer: Any, server: grpc.aio.Server) -> None:
-    """Add the services of `sharp.v1`, and `grpc.health.v1`, to a proxy of Ray Serve."""
+    """Add the services of `sharp.v1`, KServe's and `grpc.health.v1` to a proxy of Ray Serve."""
     for service in SERVICES:
         server.add_generic_rpc_handlers((_Handlers(service),))
     server.add_generic_rpc_handlers((_Health(),))
@@ -53,9 +58,7 @@ class _Handlers(grpc.GenericRpcHandler):
         # Serve replaces this dictionary, by the name that grpc's own handler has it under.
         self._method_handlers: dict[str, Any] = {}
         for method in service.methods:
-            kind = (
-                grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-            )
+            kind = KINDS[method.client_streaming, method.server_streaming]
             read = GetMessageClass(method.input_type).FromString
             self._method_handlers[f"/{service.full_name}/{method.name}"] = kind(_no_behaviour, read)
 
@@ -70,25 +73,50 @@ class _Handlers(grpc.GenericRpcHandler):
             await _end(context)
             return answer
 
-        async def stream(request: Any, context: Any) -> AsyncGenerator[bytes]:
-            request.request_id = request.request_id or new_request_id()  # of Generate, the only stream
-
-            async def fill(give: Give) -> None:
-                async for message in handler.unary_stream(request, _Routed(context, request)):
-                    if message:  # an empty one only carries the status, and nothing must be sent before that
-                        give(message)
-
-            # Serve cancels a replica's call only when it is cancelled while it waits for the next message.
-            async with aclosing(handed_over(fill)) as messages:
-                started = False
+        async def stream(request: Any, context: Any) -> None:
+            request.request_id = request.request_id or new_request_id()  # of Generate, the only such stream
+            started = False
+            async with aclosing(_messages(handler.unary_stream(request, _Routed(context, request)))) as messages:
                 async for message in messages:
                     if not started and request.request_id.isascii() and request.request_id.isprintable():
                         await context.send_initial_metadata(((REQUEST_ID_METADATA, request.request_id),))
                     started = True
-                    yield message
+                    await context.write(message)
             await _end(context)
 
-        return handler._replace(unary_unary=unary, unary_stream=stream)
+        async def streams(requests: AsyncIterator[Any], context: Any) -> None:
+            async def answers(request: Any) -> AsyncGenerator[bytes]:
+                own = _Asked(_Routed(context, request))
+                async with aclosing(_messages(handler.unary_stream(request, own))) as messages:
+                    async for message in messages:
+                        yield message
+                if own.code() != grpc.StatusCode.OK:
+                    why = str(_error(own) or own.details())
+                    yield stream_error(request, why, request.model_name).SerializeToString()
+
+            await answer_together(requests, answers, context.write)
+
+        return handler._replace(unary_unary=unary, unary_stream=stream, stream_stream=streams)
+
+
+async def _messages(serving: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """What comes from a replica; the next message is not read before it is asked for."""
+    try:
+        async for message in serving:
+            if message:  # an empty one only carries the status, and nothing must be sent before that
+                yield message
+    except GeneratorExit:
+        await asyncio.wait([asyncio.create_task(_cancel(serving))])
+        raise
+
+
+async def _cancel(serving: AsyncGenerator[bytes]) -> None:
+    """Cancel Serve where it waits for the next message: only there does it cancel the replica's call."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()  # takes effect at the next wait
+    async for _ in serving:
+        pass
 
 
 class _Context:
@@ -153,7 +181,9 @@ class _Asked(_Context):
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
-        self._code: Any = grpc.StatusCode.OK
+        self._code: Any = 0  # Serve sets what is false
+        self._details = ""
+        self._trailing: Any = ()
 
     def set_code(self, code: Any) -> None:
         """See grpc.ServicerContext."""
@@ -163,11 +193,21 @@ class _Asked(_Context):
         """See grpc.ServicerContext."""
         return self._code
 
-    def set_details(self, _details: str) -> None:
+    def set_details(self, details: str) -> None:
         """See grpc.ServicerContext."""
+        self._details = details
 
-    def set_trailing_metadata(self, _metadata: Any) -> None:
+    def details(self) -> str:
         """See grpc.ServicerContext."""
+        return self._details
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """See grpc.ServicerContext."""
+        self._trailing = metadata
+
+    def trailing_metadata(self) -> Any:
+        """See grpc.ServicerContext."""
+        return self._trailing
 
 
 def _no_behaviour(_request: Any, _context: Any) -> Any:
@@ -181,7 +221,7 @@ class _Routed(_Context):
     def __init__(self, context: Any, request: Any) -> None:
         super().__init__(context)
         given = {str(name): value for name, value in context.invocation_metadata() or ()}
-        routing = {"multiplexed_model_id": getattr(request, "model", ""), "session_id": prefix_key(request)}
+        routing = {"multiplexed_model_id": model_of(request), "session_id": prefix_key(request)}
         self._metadata = [*({name: value for name, value in routing.items() if value} | given).items()]
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
@@ -189,28 +229,18 @@ class _Routed(_Context):
         return self._metadata
 
 
-def prefix_key(request: Any) -> str:
-    """A name for the beginning of a request's prompt, equal for equal ones; empty where there is no prompt."""
-    if not isinstance(request, inference_pb2.GenerateRequest):
-        return ""
-    beginning: Any = request.text[:PREFIX_CHARACTERS]
-    if request.HasField("token_ids"):
-        beginning = request.token_ids.ids[:PREFIX_TOKENS]
-    known = repr((request.model, request.cache_salt, beginning))
-    return hashlib.blake2b(known.encode(errors="replace"), digest_size=8).hexdigest()
-
-
 async def _end(context: Any) -> None:
     """Let a status that is not a replica's end the call as one of ours, with what a client needs to come back."""
-    if any(name == STATUS_DETAILS for name, _ in context.trailing_metadata() or ()):
-        return
-    error = _error(context.code(), context.details())
+    error = _error(context)
     if error is not None:
         await abort(context, error)
 
 
-def _error(code: grpc.StatusCode | int, details: str) -> SharpError | None:
-    """What a status of Serve's own says in our words; None where it says enough."""
+def _error(context: Any) -> SharpError | None:
+    """What a status of Serve's own says in our words; None for a replica's, and where it says enough."""
+    if any(name == STATUS_DETAILS for name, _ in context.trailing_metadata() or ()):
+        return None
+    code, details = context.code(), context.details()
     if code == grpc.StatusCode.INTERNAL:  # replicas say so with details: this one never came to it
         return UnavailableError("the replica that had the request was lost; send it again", RETRY_SECONDS)
     if code == grpc.StatusCode.UNAVAILABLE:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.grpc_util import RayServegRPCContext
 from sharp.plugins.manifest import read_manifest
 from sharp.ray.context import ReplicaContext, Servicer
+from sharp.ray.handover import held_back
+from sharp.ray.request import model_of
 from sharp.ray.router import PrefixRouter
 from sharp.serving.errors import FieldError, InputError, NotFoundError, SharpError
 from sharp.serving.grpc.control import MISSING_REQUEST_ID, ControlService
@@ -27,6 +29,7 @@ from sharp.serving.http.app import metrics_route
 from sharp.serving.http.authentication import TokenMiddleware, is_protected
 from sharp.serving.http.errors import error_response
 from sharp.serving.http.server import HttpServer
+from sharp.serving.kserve.service import KServeService
 from sharp.serving.metrics import Metrics
 from sharp.serving.request_log import set_up_logging
 from sharp.serving.running import RunningModel, run_model
@@ -45,6 +48,7 @@ class LoadedModel:
         self.running = running
         self.inference = InferenceService(running.service)
         self.control = ControlService(running.service, running.info)
+        self.kserve = KServeService(running.service, running.info.version)
         self._stack = stack
         self._grace_seconds = grace_seconds
         # Serve awaits this of a model that it unloads. Not a method: Python would call that one, too.
@@ -121,6 +125,11 @@ class ModelServer:
         loaded: LoadedModel = await self._load(name)
         return loaded
 
+    async def _whichever(self) -> LoadedModel:
+        """A model that is here, for what is about none; only where none is here, one is loaded."""
+        there = [one for one in self._loaded if not one.running.service.draining]
+        return there[0] if there else await self._model("")
+
     async def check_health(self) -> None:
         """Serve asks now and then, and replaces the replica when this raises."""
         for loaded in self._loaded:
@@ -131,7 +140,8 @@ class ModelServer:
         try:
             if self._tokens is not None:
                 self._tokens.check(dict(context.invocation_metadata()).get("authorization"))
-            loaded = await self._model(getattr(request, "model", ""))
+            name = model_of(request)
+            loaded = await (self._whichever() if name is None else self._model(name))
         except SharpError as error:
             return await abort(context, error)
         return await method(loaded)(request, context)
@@ -139,10 +149,12 @@ class ModelServer:
     async def _unary(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
         return await ReplicaContext(context).unary(partial(self._answer, method), request)
 
+    def _stream(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> AsyncGenerator[Any]:
+        return ReplicaContext(context).stream(partial(self._answer, method), request)
+
     async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Any]:  # noqa: N802
         """See `sharp.v1.InferenceService`."""
-        answer = partial(self._answer, lambda loaded: loaded.inference.Generate)
-        async with aclosing(ReplicaContext(grpc_context).stream(answer, request)) as messages:
+        async with aclosing(self._stream(lambda loaded: loaded.inference.Generate, request, grpc_context)) as messages:
             async for message in messages:
                 yield message
 
@@ -165,6 +177,36 @@ class ModelServer:
     async def Abort(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """See `sharp.v1.ControlService`; whichever replica has the request ends it."""
         return await ReplicaContext(grpc_context).unary(self._abort, request)
+
+    async def ServerLive(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`; of the replica that answers, as are the next two."""
+        return await self._unary(lambda loaded: loaded.kserve.ServerLive, request, grpc_context)
+
+    async def ServerReady(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`."""
+        return await self._unary(lambda loaded: loaded.kserve.ServerReady, request, grpc_context)
+
+    async def ServerMetadata(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`."""
+        return await self._unary(lambda loaded: loaded.kserve.ServerMetadata, request, grpc_context)
+
+    async def ModelReady(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`."""
+        return await self._unary(lambda loaded: loaded.kserve.ModelReady, request, grpc_context)
+
+    async def ModelMetadata(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`."""
+        return await self._unary(lambda loaded: loaded.kserve.ModelMetadata, request, grpc_context)
+
+    async def ModelInfer(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`."""
+        return await self._unary(lambda loaded: loaded.kserve.ModelInfer, request, grpc_context)
+
+    async def ModelStreamInfer(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Any]:  # noqa: N802
+        """See KServe's `GRPCInferenceService`; `sharp.ray.proxy` sends the requests of a stream one by one."""
+        async with aclosing(self._stream(_alone, request, grpc_context)) as messages:
+            async for message in messages:
+                yield message
 
     @reports_errors
     async def _abort(self, request: control_pb2.AbortRequest, context: Any) -> Any:
@@ -194,16 +236,15 @@ class ModelServer:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Tokens first: who has none makes no replica load a model.
         app = self._of_model if self._tokens is None else TokenMiddleware(self._of_model, self._tokens)
-        await app(scope, receive, send)
+        await app(scope, receive, held_back(send))
 
     async def _of_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on to the model that it names; health and metrics are for whichever there is."""
         try:
-            there = [one for one in self._loaded if not one.running.service.draining]
-            if there and not is_protected(scope):
-                loaded = there[0]
-            else:
+            if is_protected(scope):
                 loaded = await self._model(serve.get_multiplexed_model_id())
+            else:
+                loaded = await self._whichever()
         except SharpError as error:
             await error_response(error)(scope, receive, send)
         else:
@@ -215,3 +256,12 @@ class ModelServer:
             await self._metrics_server.stop()
         for loaded in [*self._loaded]:
             await loaded.close()
+
+
+def _alone(loaded: LoadedModel) -> Servicer:
+    """ModelStreamInfer for a stream of one request."""
+
+    async def requests(request: Any) -> AsyncIterator[Any]:
+        yield request
+
+    return lambda request, context: loaded.kserve.ModelStreamInfer(requests(request), context)

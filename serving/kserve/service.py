@@ -3,9 +3,10 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -33,6 +34,8 @@ from sharp.serving.served import Call
 from sharp.serving.service import GenerationService, new_request_id
 
 logger = logging.getLogger(__name__)
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 VERSION = "1"
 # Requests of one ModelStreamInfer call that run together; the next is read when one of them is complete.
@@ -120,31 +123,22 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[messages.ModelInferRequest], context: Context
     ) -> None:
         """Generate for each request of the stream; an error is that of its request and ends no other."""
-        room = asyncio.Semaphore(MAX_TOGETHER)
-        writing = asyncio.Lock()
+        await answer_together(
+            requests, lambda request: self._answered(request, call_of(context, "kserve")), context.write
+        )
 
-        async def send(response: messages.ModelStreamInferResponse) -> None:
-            async with writing:  # one message at a time
-                await context.write(response)
-
-        async def answer(request: messages.ModelInferRequest) -> None:
-            try:
-                async with aclosing(self._responses(request, call_of(context, "kserve"))) as responses:
-                    async for response in responses:
-                        await send(messages.ModelStreamInferResponse(infer_response=response))
-            except Exception as error:
-                if not isinstance(error, SharpError):
-                    logger.exception("a request of ModelStreamInfer failed")
-                failed = messages.ModelInferResponse(model_name=self._model, id=request.id)
-                message = str(error) if isinstance(error, SharpError) else SERVER_FAILED
-                await send(messages.ModelStreamInferResponse(error_message=message, infer_response=failed))
-            finally:
-                room.release()
-
-        async with asyncio.TaskGroup() as group:  # a client that goes cancels all of it
-            async for request in requests:
-                await room.acquire()
-                group.create_task(answer(request))
+    async def _answered(
+        self, request: messages.ModelInferRequest, call: Call
+    ) -> AsyncGenerator[messages.ModelStreamInferResponse, None]:
+        """What a stream has for a request, its error included."""
+        try:
+            async with aclosing(self._responses(request, call)) as responses:
+                async for response in responses:
+                    yield messages.ModelStreamInferResponse(infer_response=response)
+        except Exception as error:
+            if not isinstance(error, SharpError):
+                logger.exception("a request of ModelStreamInfer failed")
+            yield stream_error(request, str(error) if isinstance(error, SharpError) else SERVER_FAILED, self._model)
 
     async def _responses(
         self, request: messages.ModelInferRequest, call: Call
@@ -218,3 +212,33 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._service.check_model(name)
         if version not in ("", VERSION):
             raise NotFoundError(f"model {name!r} has no version {version!r}; it has version {VERSION!r}")
+
+
+async def answer_together(
+    requests: AsyncIterator[Asked],
+    answers: Callable[[Asked], AsyncGenerator[Answer]],
+    write: Callable[[Answer], Awaitable[None]],
+) -> None:
+    """Write what there is for each request of a stream as it comes; a client that goes cancels all of it."""
+    room = asyncio.Semaphore(MAX_TOGETHER)
+    writing = asyncio.Lock()
+
+    async def answer(request: Asked) -> None:
+        try:
+            async with aclosing(answers(request)) as responses:
+                async for response in responses:
+                    async with writing:  # one message at a time
+                        await write(response)
+        finally:
+            room.release()
+
+    async with asyncio.TaskGroup() as group:
+        async for request in requests:
+            await room.acquire()
+            group.create_task(answer(request))
+
+
+def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:
+    """The answer of a stream to a request that failed."""
+    failed = messages.ModelInferResponse(model_name=model, id=request.id)
+    return messages.ModelStreamInferResponse(error_message=message, infer_response=failed)

@@ -14,6 +14,7 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from sharp.ray.application import Arguments
@@ -57,6 +58,7 @@ def wait_for(condition, seconds=60):
 class Replica:
     name: str
     pid: int
+    actor: str
     node: str
     metrics: str
 
@@ -67,8 +69,12 @@ class Replica:
             samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if sample.labels["model"] == model)
 
-    def running(self):
-        return self.total("sharp_requests_running")
+    def running(self, model="counting"):
+        return self.total("sharp_requests_running", model)
+
+    def ongoing(self):
+        """What Serve counts against `max_ongoing_requests`."""
+        return ray.get(ray.get_actor(self.actor, SERVE_NAMESPACE).get_num_ongoing_requests.remote())
 
 
 class Sharp:
@@ -104,8 +110,11 @@ class Sharp:
         (deployment,) = serve.status().applications["sharp"].deployments.values()
         return {str(state): count for state, count in deployment.replica_states.items() if count}
 
-    def running(self):
-        return sum(replica.running() for replica in self.replicas())
+    def running(self, model="counting"):
+        return sum(replica.running(model) for replica in self.replicas())
+
+    def ongoing(self):
+        return sum(replica.ongoing() for replica in self.replicas())
 
     def replicas(self):
         """Those whose process is there."""

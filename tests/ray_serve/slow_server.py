@@ -1,4 +1,4 @@
-"""A replica whose steps take a while, so that streams are still open when something happens to it."""
+"""A replica whose steps with one model take a while, so that streams are still open when something happens to it."""
 
 import json
 import os
@@ -10,24 +10,33 @@ from ray import serve
 
 from sharp.ray.replica import ModelServer
 from sharp.serving.engine.engine import Engine
+from sharp.serving.service import EventStream
 
 STEP_SECONDS = 0.1
+UNREAD = 1024  # messages that may wait for a client
+SLOW_MODEL = "counting"
 FOLDER = "SHARP_TEST_REPLICAS"  # where every replica says who and where it is
 
 
 class SlowServer(ModelServer.func_or_class):
     async def __init__(self, *arguments, **options):
-        step = Engine.step
+        step, start = Engine.step, EventStream.start
 
         def slow_step(engine):
-            time.sleep(STEP_SECONDS)
+            if engine._manifest.name == SLOW_MODEL:
+                time.sleep(STEP_SECONDS)
             return step(engine)
 
-        Engine.step = slow_step
+        def start_limited(stream):
+            stream._limit = UNREAD
+            start(stream)
+
+        Engine.step, EventStream.start = slow_step, start_limited
         await super().__init__(*arguments, **options)
         context = serve.get_replica_context()
         text = {
             "pid": os.getpid(),
+            "actor": context.replica_id.to_full_id_str(),
             "node": ray.get_runtime_context().get_node_id(),
             "metrics": f"http://127.0.0.1:{self._metrics_server.port}/metrics",
         }

@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -10,12 +13,14 @@ import urllib.request
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sharp import Client, SamplingParams
 from sharp.serving.errors import FieldError, NotFoundError, SharpError, UnavailableError
+from sharp.serving.sampling_params import MAX_SAMPLES
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from tests.ray_serve.conftest import DRAIN_SECONDS, REPLICAS, wait_for
-from tests.ray_serve.slow_server import STEP_SECONDS
+from tests.ray_serve.conftest import DRAIN_SECONDS, REPLICAS, ROOT, wait_for
+from tests.ray_serve.slow_server import STEP_SECONDS, UNREAD
 from tests.serving.conftest import greedy_hashing
 
 STREAMS = 50
@@ -119,7 +124,7 @@ def test_the_request_id_is_in_the_initial_metadata(sharp):
 def test_health_is_that_of_the_proxy(sharp):
     with grpc.insecure_channel(sharp.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        for service in ("", "sharp.v1.InferenceService", "sharp.v1.ControlService"):
+        for service in ("", "sharp.v1.InferenceService", "inference.GRPCInferenceService"):
             answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as caught:
@@ -128,6 +133,11 @@ def test_health_is_that_of_the_proxy(sharp):
         watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=10)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        (told,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([asked]), timeout=10)
+        assert {"sharp.v1.InferenceService", "inference.GRPCInferenceService"} <= {
+            service.name for service in told.list_services_response.service
+        }
 
 
 def test_models_take_turns(sharp, client):
@@ -141,6 +151,24 @@ def test_models_take_turns(sharp, client):
         assert texts == ["bc"] * 4
     assert sum(one.total("sharp_requests_total", "hashing") for one in sharp.replicas()) == 2
     assert sum(one.total("sharp_requests_running", "hashing") for one in sharp.replicas()) == 0
+
+
+def test_triton_clients_are_answered(sharp):
+    program = ROOT / "tests" / "serving" / "triton_client.py"
+    result = subprocess.run([sys.executable, program, sharp.address], capture_output=True, timeout=90, check=True)
+    got = json.loads(result.stdout)
+    assert got["ready"] == [True, True, True]
+    assert (got["server"], got["metadata"]["name"]) == ("sharp", "counting")
+    assert (got["whole"], got["with_input"], got["parameters"]) == ("bcde", "abcde", "bc")
+    parts = [(text, final) for name, text, final, _ in got["stream"] if name == "parts"]
+    assert parts == [("b", False), ("c", False), ("d", False), ("", True)]
+    assert [text for name, text, _, _ in got["stream"] if name == "whole"] == ["lmn"]
+    assert [error for *_, error in got["stream"] if error] == ["prompt has 0 tokens; it must have at least 1"]
+    assert got["no_model"][0] == "StatusCode.NOT_FOUND"
+    assert got["bad_value"] == [
+        "StatusCode.INVALID_ARGUMENT",
+        "top_p is 2.0; it must be a number more than 0 and at most 1",
+    ]
 
 
 def test_http_streams(sharp):
@@ -179,6 +207,63 @@ def test_who_leaves_ends_the_request(sharp, client):
     assert sharp.running() == 1
     stream.close()
     wait_for(lambda: sharp.running() == 0, TOKENS * STEP_SECONDS / 2)
+
+
+def generated(sharp):
+    """Tokens of the model whose steps take no time."""
+    return sum(one.total("sharp_generated_tokens_total", "hashing") for one in sharp.replicas())
+
+
+def unread_tokens(sharp, before):
+    """How many tokens there are of a request that nobody reads, once it does not run any more."""
+    wait_for(lambda: sharp.running("hashing") == 0)
+    return generated(sharp) - before
+
+
+def test_who_does_not_read_grpc_is_stopped(sharp, client):
+    request = inference_pb2.GenerateRequest(
+        text="a",
+        model="hashing",
+        sampling={"n": MAX_SAMPLES},
+        stopping={"max_tokens": LONG, "ignore_eos": True},
+        response={"logprobs": 20},
+    )
+    before = generated(sharp)
+    with grpc.insecure_channel(sharp.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.Generate(request)
+        next(call)
+        wait_for(lambda: generated(sharp) > before + UNREAD)
+        assert client.generate("b", greedy(2)).text == "cd"  # nobody else is held up
+        assert UNREAD < unread_tokens(sharp, before) < LONG * MAX_SAMPLES / 2
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == f"the client left {UNREAD} messages unread; the request was stopped"
+        call = stub.Generate(request)
+        next(call)
+        wait_for(lambda: sharp.ongoing() == 1)
+        call.cancel()  # while it waits for this client
+        wait_for(lambda: sharp.ongoing() == 0)
+
+
+def test_who_does_not_read_http_is_stopped(sharp):
+    fields = {"n": MAX_SAMPLES, "max_tokens": LONG, "ignore_eos": True, "stream": True, "logprobs": 5}
+    body = json.dumps({"model": "hashing", "prompt": "a", **fields})
+    before = generated(sharp)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", sharp.http_port))
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: a\r\nserve_multiplexed_model_id: hashing\r\nconnection: close\r\n"
+        )
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        wait_for(lambda: generated(sharp) > before + UNREAD)
+        assert unread_tokens(sharp, before) < LONG * MAX_SAMPLES
+        client.settimeout(20)
+        read = b"".join(iter(lambda: client.recv(2**20), b""))
+    assert f"the client left {UNREAD} messages unread; the request was stopped".encode() in read
+    wait_for(lambda: sharp.ongoing() == 0)
 
 
 def test_streams_of_a_lost_replica_and_a_lost_node_fail_and_can_be_sent_again(sharp, client):

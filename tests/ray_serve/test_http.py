@@ -17,6 +17,7 @@ class Replica:
 
     _http = ModelServer.func_or_class._http
     _of_model = ModelServer.func_or_class._of_model
+    _whichever = ModelServer.func_or_class._whichever
     app = ModelServer.func_or_class.__serve_build_asgi_app__
 
 

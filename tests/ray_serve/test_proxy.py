@@ -7,8 +7,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray.serve._private.grpc_util import set_grpc_code_and_details
+from ray.serve._private.proxy_request_response import ResponseStatus
 from ray.serve.generated.serve_pb2 import HealthzRequest
 
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.ray.proxy import RETRY_SECONDS, add_services
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -157,14 +160,89 @@ def test_serve_is_cancelled_where_it_waits():
     assert cancelled == [True]
 
 
+def test_no_more_is_taken_from_serve_than_a_client_reads():
+    taken, ended = [], []
+
+    async def serve(_request, _context):
+        try:
+            while True:
+                taken.append(inference_pb2.GenerateResponse(delta={"text": 1000 * "a"}).SerializeToString())
+                yield taken[-1]
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    async def ask(channel):
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(inference_pb2.GenerateRequest())
+        await call.read()
+        before = -1
+        while len(taken) != before:
+            before = len(taken)
+            await asyncio.sleep(0.2)
+        for _ in range(3 * before):  # all of it comes, and what makes room is filled again
+            assert len((await call.read()).delta.text) == 1000
+        assert len(taken) > 3 * before
+        call.cancel()
+        while not ended:
+            await asyncio.sleep(0.01)
+        return before
+
+    assert asyncio.run(asyncio.wait_for(with_proxy(serve, ask), 30)) < 10_000
+
+
+def test_requests_of_a_stream_are_calls_of_their_own():
+    """Each with its model and its key, and with a status that is its own affair."""
+    seen, open_together = [], asyncio.Barrier(4)
+
+    async def serve(request, context):
+        metadata = dict(context.invocation_metadata())
+        seen.append((request.id, metadata.get("multiplexed_model_id"), len(metadata.get("session_id", ""))))
+        await open_together.wait()
+        answer = grpc_service_pb2.ModelStreamInferResponse(infer_response={"id": request.id})
+        if request.id != "refused":
+            yield answer.SerializeToString()
+        status = ResponseStatus(grpc.StatusCode.OK)
+        if request.id == "refused":
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details("there is no such model")
+            context.set_trailing_metadata([("grpc-status-details-bin", b"")])
+            yield b""
+        elif request.id == "lost":
+            status = ResponseStatus(grpc.StatusCode.INTERNAL, message="Serve's own words")
+        set_grpc_code_and_details(context, status)
+
+    def request(name, model):
+        return grpc_service_pb2.ModelInferRequest(
+            id=name,
+            model_name=model,
+            inputs=[{"name": "text_input", "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
+        )
+
+    requests = [request("one", "small"), request("two", ""), request("lost", "small"), request("refused", "other")]
+
+    async def ask(channel):
+        answers = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(requests))
+        return [(one.infer_response.id, one.error_message) async for one in answers]
+
+    answers = asyncio.run(asyncio.wait_for(with_proxy(serve, ask), 30))
+    assert sorted(seen) == [("lost", "small", 16), ("one", "small", 16), ("refused", "other", 16), ("two", None, 16)]
+    assert sorted(answers) == [
+        ("lost", ""),
+        ("lost", "the replica that had the request was lost; send it again"),
+        ("one", ""),
+        ("refused", "there is no such model"),
+        ("two", ""),
+    ]
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [(grpc.StatusCode.OK, "SERVING"), (grpc.StatusCode.UNAVAILABLE, "NOT_SERVING")]
 )
 def test_health_is_what_serve_says(code, status):
     async def serve(request, context):
         assert isinstance(request, HealthzRequest)
-        context.set_code(code)
-        context.set_details("Serve's own words")
+        set_grpc_code_and_details(context, ResponseStatus(code, message="Serve's own words"))
 
     async def ask(channel):
         health = health_pb2_grpc.HealthStub(channel)

@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from sharp.ray.proxy import PREFIX_CHARACTERS, PREFIX_TOKENS, prefix_key
+from sharp.kserve import grpc_service_pb2
+from sharp.ray.request import PREFIX_CHARACTERS, PREFIX_TOKENS, model_of, prefix_key
 from sharp.ray.router import SLACK, home_of
 from sharp.v1 import control_pb2, inference_pb2
 
@@ -29,6 +30,22 @@ def test_what_shares_no_cache_has_another_key():
     keys = {key(text="a"), key(text="b"), key(text="a", model="small"), key(text="a", cache_salt="mine")}
     assert len(keys) == 4
     assert key(text="a", cache_salt="mine") == key(text="a", cache_salt="mine")
+
+
+def infer(text, model="", **fields):
+    tensor = {"name": "text_input", "datatype": "BYTES", "contents": {"bytes_contents": [text.encode()]}, **fields}
+    return grpc_service_pb2.ModelInferRequest(model_name=model, inputs=[tensor])
+
+
+def test_a_prompt_of_kserve_goes_where_the_same_prompt_of_ours_goes():
+    assert prefix_key(infer("a", "small")) == key(text="a", model="small")
+    assert prefix_key(infer("a", datatype="FP32")) == ""
+
+
+def test_the_model_is_that_of_the_request():
+    requests = (infer("a", "small"), grpc_service_pb2.ModelReadyRequest(name="small"), control_pb2.GetLoadRequest())
+    assert [model_of(request) for request in requests] == ["small", "small", None]
+    assert model_of(inference_pb2.GenerateRequest()) == ""
 
 
 def test_other_calls_have_no_key():

@@ -1,0 +1,39 @@
+"""What a request says of where it is to go."""
+
+import hashlib
+from typing import Any
+
+from sharp.kserve import grpc_service_pb2
+from sharp.serving.errors import FieldError
+from sharp.serving.kserve.tensors import TEXT_INPUT, read_inputs
+from sharp.v1 import inference_pb2
+
+MODEL_FIELDS = ("model", "model_name", "name")  # sharp.v1's, and two of KServe's
+# The beginning of a prompt by which it is routed. Longer ones share more of a cache, and are shared less often.
+PREFIX_TOKENS = 64
+PREFIX_CHARACTERS = 256
+
+
+def model_of(request: Any) -> str | None:
+    """The model that a request names, empty for the first one; None for a request that is about no model."""
+    known = [field for field in MODEL_FIELDS if field in request.DESCRIPTOR.fields_by_name]
+    return str(getattr(request, known[0])) if known else None
+
+
+def prefix_key(request: Any) -> str:
+    """A name for the beginning of a request's prompt, equal for equal ones; empty where there is no prompt."""
+    beginning: Any
+    if isinstance(request, inference_pb2.GenerateRequest):
+        ids = request.HasField("token_ids")
+        beginning = request.token_ids.ids[:PREFIX_TOKENS] if ids else request.text[:PREFIX_CHARACTERS]
+        salt = request.cache_salt
+    elif isinstance(request, grpc_service_pb2.ModelInferRequest):
+        try:
+            beginning = str(read_inputs(request).get(TEXT_INPUT, ""))[:PREFIX_CHARACTERS]
+        except FieldError:  # the replica says so
+            return ""
+        salt = ""
+    else:
+        return ""
+    known = repr((model_of(request), salt, beginning))
+    return hashlib.blake2b(known.encode(errors="replace"), digest_size=8).hexdigest()
