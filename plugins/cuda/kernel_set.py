@@ -5,11 +5,7 @@ from itertools import product
 
 from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.triton import variants
-from sharp.plugins.triton.cache_write import write_cache
-from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_solve, decode_stream
-from sharp.plugins.triton.merge import merge
 from sharp.plugins.triton.options import Options
-from sharp.plugins.triton.prefill import prefill
 
 BLOCK_SIZE = 16  # what the exporter writes
 POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
@@ -26,7 +22,6 @@ FIELDS = {
     "merge": "normalizer",
     "prefill": "normalizer power alibi softcap",
 }
-_FUNCTIONS = (write_cache, decode_stream, decode_observe, decode_solve, decode_settled, merge, prefill)
 SIZES = "dtype cache_dtype head_dim value_dim block_size"
 
 
@@ -58,10 +53,6 @@ def options_for(
 
 def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
     """Every kernel that calls with these options launch on a GPU of this capability, each once."""
-    # Triton's hash of a function differs with which functions were hashed before it. All are hashed in one order here,
-    # so that what one process compiles another one finds in the cache.
-    for function in sorted(_FUNCTIONS, key=lambda function: str(function.__name__)):
-        function.cache_key  # noqa: B018 - computed once, when first read
     kernels: dict[str, Kernel] = {}
     for option in options:
         for variant in variants.kernels(option, capability):

@@ -6,7 +6,7 @@ has follows from the sequence's length, read here.
 
 Softmax, ssa and the pointwise normalizers take one kernel, `decode_stream`. Adaptive softmax and entmax take three:
 `decode_observe` reads the keys and leaves the logits in scratch memory, `decode_solve` finds each row's temperature or
-threshold from them, `decode_settled` reads the values, under entmax only of tiles where a weight is not 0.
+threshold from them, `decode_settled` reads the values, under entmax only of keys that some row gives a weight.
 
 Scratch memory, float32 (rows = sequences * q_heads):
     sums      [rows, splits, 8]: peak, total, weighted_log, highest, lowest, visible, support of `normalizers.py`
@@ -287,7 +287,8 @@ def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS:
     # Under entmax no matrix product follows a load at once, and Triton would fetch no logits ahead by itself.
     AHEAD: tl.constexpr = 4 if OPTIONS.normalizer == "entmax" else None
     for tile in tl.range(low // OPTIONS.keys, (high + OPTIONS.keys - 1) // OPTIONS.keys, num_stages=AHEAD):
-        keys = tile * OPTIONS.keys + tl.arange(0, OPTIONS.keys)
+        start = tile * OPTIONS.keys
+        keys = start + tl.arange(0, OPTIONS.keys)
         inside = exists[:, None] & (keys // OPTIONS.block_size < cache[3])[None, :]
         logits = tl.load(pointers[:, None] + keys[None, :], mask=inside, other=-float("inf"))
         sums = (total, weighted_log, support)
@@ -295,18 +296,20 @@ def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS:
         total, weighted_log, support = sums
         if OPTIONS.normalizer == "entmax":
             # `!= 0` and not `> 0`: a NaN must reach the output.
-            if tl.max((weights != 0).to(tl.int32)) > 0:
-                output = add_values(output, weights, values_of(keys, begin, end, cache, OPTIONS), OPTIONS)
+            needed = tl.max((weights != 0).to(tl.int32), 0) > 0
+            if tl.max(needed.to(tl.int32)) > 0:
+                output = add_values(output, weights, values_of(start, needed, begin, end, cache, OPTIONS), OPTIONS)
         else:
-            output = add_values(output, weights, values_of(keys, begin, end, cache, OPTIONS), OPTIONS)
+            output = add_values(output, weights, values_of(start, keys >= 0, begin, end, cache, OPTIONS), OPTIONS)
     return peak, total, weighted_log, highest, lowest, visible, support, output
 
 
 @triton.jit
-def values_of(keys, begin, end, cache, OPTIONS: tl.constexpr):
-    """Values [keys, value_width] of the keys that are seen."""
-    page = load_pages(keys, cache, OPTIONS)
-    return load_values(keys, (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS)
+def values_of(start, needed, begin, end, cache, OPTIONS: tl.constexpr):
+    """Values [keys, value_width] of the tile's keys that are `needed` and seen."""
+    keys = start + tl.arange(0, OPTIONS.keys)
+    page = load_pages(start, cache, OPTIONS)
+    return load_values(keys, needed & (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS)
 
 
 @triton.jit(do_not_specialize=INTEGERS)

@@ -13,6 +13,7 @@ An optional input that is absent is a null pointer; `Options` says so and no ker
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import triton
@@ -28,6 +29,7 @@ from sharp.plugins.triton.prefill import prefill
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 MOST_SPLITS = 128
 MOST_COEFFICIENTS = 8
+FUNCTIONS = (decode_observe, decode_settled, decode_solve, decode_stream, merge, prefill, write_cache)
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
 SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
 LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
@@ -133,6 +135,7 @@ def kernels(
 
     The tiles are those of `decode_tile` and `prefill_tile` unless others are to be tried.
     """
+    _hash_functions()
     types = _types(options)
     decoding_tile = decode_as or decode_tile(options, capability)
     prompt_tile = prefill_as or prefill_tile(options, capability)
@@ -226,6 +229,16 @@ def kernels(
     return store, *decoding, merging, prompts
 
 
+@cache
+def _hash_functions() -> None:
+    """Triton's hash of a function differs with which functions were hashed before it.
+
+    All are hashed in one order here, so that every process finds in the cache what another one compiled.
+    """
+    for function in FUNCTIONS:
+        getattr(function, "cache_key", None)  # computed once, when first read; the interpreter's functions have none
+
+
 def _types(options: Options) -> dict[str, str]:
     data, cache = f"*{DTYPES[options.dtype]}", f"*{DTYPES[options.cache_dtype]}"
     kinds = (
@@ -260,11 +273,13 @@ def compile_kernel(kernel: Kernel, capability: int) -> Any:
 
     It is the one that the wrapper's launch would compile, down to the key in Triton's cache.
     """
-    facts = {"constexpr": [], "*": [["tt.divisibility", 16]]}
+    facts = {"*": [["tt.divisibility", 16]]}
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7):
+        facts["constexpr"] = []  # newer launches name the constants among the attributes, without any
     attributes = {
         (index,): facts[kind if kind == "constexpr" else "*"]
         for index, (name, kind) in enumerate(kernel.signature.items())
-        if kind == "constexpr" or name in kernel.aligned
+        if name in kernel.aligned or (kind == "constexpr" and kind in facts)
     }
     source = ASTSource(kernel.function, kernel.signature, kernel.constants, attributes)
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages}

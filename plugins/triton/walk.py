@@ -57,11 +57,22 @@ def blocks_of(keys, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def load_pages(keys, cache, OPTIONS: tl.constexpr):
-    """Block of every key of a tile, -1 for none. The mask goes by whole blocks, so that loads of keys stay vectors."""
+def load_pages(start, cache, OPTIONS: tl.constexpr):
+    """Block of every key of the tile at `start`, -1 for none; by whole blocks, so that loads of keys stay vectors.
+
+    A block is looked up once and not once for each of its keys: in prefill the registers that this takes made the
+    assembler wait for every single matrix product.
+    """
     _, _, table, pages, _, _ = cache
-    index = keys // OPTIONS.block_size
-    return tl.load(table + index, mask=index < pages, other=-1)
+    BLOCK: tl.constexpr = OPTIONS.block_size
+    if OPTIONS.keys <= BLOCK:
+        index = start // BLOCK
+        return tl.load(table + index, mask=index < pages, other=-1) + tl.full([OPTIONS.keys], 0, tl.int32)
+    BLOCKS: tl.constexpr = OPTIONS.keys // BLOCK
+    index = start // BLOCK + tl.arange(0, BLOCKS)
+    page = tl.load(table + index, mask=index < pages, other=-1)
+    page = tl.broadcast_to(page[:, None], [BLOCKS, BLOCK])
+    return tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), BLOCK)
 
 
 @triton.jit
@@ -136,7 +147,7 @@ def visit(
     _, begin, end, _, _, _ = row
     _, _, alpha = attributes
     keys = start + tl.arange(0, OPTIONS.keys)
-    page = load_pages(keys, cache, OPTIONS)
+    page = load_pages(start, cache, OPTIONS)
     mapped = page >= 0
     logits = tile_logits(query, keys, page, row, cache, attributes, OPTIONS)
     used = mapped

@@ -1,11 +1,15 @@
 """The kernels compile for GPUs that are not there, and what is launched follows from shapes alone."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
@@ -39,6 +43,35 @@ def test_every_kernel_compiles(name: str) -> None:
             ptx = compiled.asm["ptx"]
             assert ("wgmma" if kernel.name == "prefill" and capability == 90 else "mma.sync") in ptx
             assert "cp.async.cg.shared.global" in ptx  # keys come in vectors of 16 bytes, ahead of their use
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "ssa"])
+def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -> None:
+    options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16)
+    prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
+    (tmp_path / "prefill.ptx").write_text(compile_kernel(prefill, 90).asm["ptx"])
+    assembler = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "prefill.ptx", "-o", "prefill.cubin"]
+    said = subprocess.run(assembler, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    assert "registers" in said
+    assert "serialized" not in said  # what the assembler does where it runs out of registers, a factor in time
+
+
+def test_kernels_are_found_in_the_cache_by_whatever_process() -> None:
+    # What a process hashes first differs with the normalizers it has seen; the keys of the cache must not.
+    script = """
+import sys
+from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.variants import FUNCTIONS, kernels
+for normalizer in sys.argv[1:]:
+    for kernel in kernels(Options(normalizer, "float16", "float16", 64, 64, 16), 90):
+        kernel.function.cache_key
+print(sorted((function.__name__, function.cache_key) for function in FUNCTIONS))
+"""
+    keys = {
+        subprocess.run([sys.executable, "-c", script, *order], capture_output=True, text=True, check=True).stdout
+        for order in (("softmax", "entmax"), ("entmax", "softmax"))
+    }
+    assert len(keys) == 1
 
 
 class _Driver:
