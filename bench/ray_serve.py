@@ -5,7 +5,8 @@ python bench/ray_serve.py FOLDER [--requests 200] [--output bench/results/ray_se
 The time to the first token is of one request at a time, in turns to the server and to one replica behind Serve's proxy.
 Throughput is of many requests at a time, to the server, to one replica and to two. Every engine has one thread, so two
 replicas need two cores of their own, and the proxy and this script a third. Bars: Ray adds at most 5 ms to the median,
-and two replicas give at least 1.8 times the tokens a second of one. Variables RAY_SERVE_* are kept in the result.
+and two replicas give at least 1.8 times the tokens a second of one. The variables that tell Serve and Ray's workers
+how to run are kept in the result.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from typing import Any
 # As docs/deploy.md says; authentication would leave a token in the home folder.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
@@ -46,6 +48,7 @@ from sharp.serving.bench.load import Load, run_load
 
 SETTINGS: dict[str, Any] = {"threads": 1, "prefix_cache": False, "attention_metrics": "off"}
 WARM_UP = 10
+KEPT = ("RAY_SERVE_", "RAY_worker_")
 
 
 @contextmanager
@@ -174,7 +177,7 @@ def main(
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     result = {
         **header("ray_serve", (*PACKAGES, "ray")),
-        "environment": {name: value for name, value in os.environ.items() if name.startswith("RAY_SERVE_")},
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(KEPT)},
         "model": folder.name,
         "requests": requests,
         "concurrency": concurrency,

@@ -9,7 +9,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from ray.serve.grpc_util import RayServegRPCContext
-from sharp.ray.handover import Give, handed_over
+from sharp.ray.handover import Batch, Give, handed_over
 
 Servicer = Callable[[Any, Any], Awaitable[Any]]
 
@@ -56,7 +56,7 @@ class ReplicaContext:
         except grpc.aio.AbortError:
             return empty_pb2.Empty()
 
-    def stream(self, servicer: Servicer, request: Any) -> AsyncGenerator[Any]:
+    def stream(self, servicer: Servicer, request: Any) -> AsyncGenerator[Batch]:
         """The messages of `servicer`, and an empty one at the end if it ended with a status."""
 
         async def fill(give: Give) -> None:

@@ -5,8 +5,9 @@ not read a matter of `sharp.serving.service`, which bounds what waits for it and
 """
 
 import asyncio
+import struct
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,31 @@ from starlette.types import Message, Send
 
 Give = Callable[[Any], Awaitable[None]]
 AHEAD = 16  # messages given and not yet taken
+LENGTH = struct.Struct("<I")
 
 
-async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator[Any]:
+class Batch:
+    """Messages that Serve takes for one, as each that goes through it costs a proxy and a replica some work."""
+
+    def __init__(self, messages: Sequence[Any]) -> None:
+        self._messages = messages
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        """All of them, each after its length."""
+        written = [message.SerializeToString() for message in self._messages]
+        return b"".join(LENGTH.pack(len(one)) + one for one in written)
+
+
+def unpacked(batch: bytes) -> Iterator[bytes]:
+    """The messages of a batch."""
+    start = 0
+    while start < len(batch):
+        (length,) = LENGTH.unpack_from(batch, start)
+        start += LENGTH.size + length
+        yield batch[start - length : start]
+
+
+async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator[Batch]:
     """What `fill` gives, as it comes, and at the end its error. Who stops reading cancels it, wherever it waits."""
     messages: asyncio.Queue[Any] = asyncio.Queue()
     room = asyncio.Semaphore(AHEAD)
@@ -33,9 +56,17 @@ async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator
 
     running = asyncio.create_task(run())
     try:
-        while (message := await messages.get()) is not None:
-            yield message
-            room.release()
+        ended = False
+        while not ended:
+            batch = [await messages.get()]
+            while not messages.empty():
+                batch.append(messages.get_nowait())
+            if ended := batch[-1] is None:
+                batch.pop()
+            if batch:
+                yield Batch(batch)
+            for _ in batch:
+                room.release()
         await running
     finally:
         running.cancel()

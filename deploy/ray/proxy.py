@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2
 
 from ray.serve.generated import serve_pb2
 from sharp.kserve import grpc_service_pb2
+from sharp.ray.handover import unpacked
 from sharp.ray.request import model_of, prefix_key
 from sharp.serving.errors import NotFoundError, QueueFullError, SharpError, UnavailableError
 from sharp.serving.grpc.inference import REQUEST_ID_METADATA
@@ -100,11 +101,12 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 async def _messages(serving: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """What comes from a replica; the next message is not read before it is asked for."""
+    """What comes from a replica; no more is read before it is asked for."""
     try:
-        async for message in serving:
-            if message:  # an empty one only carries the status, and nothing must be sent before that
-                yield message
+        async for batch in serving:
+            for message in unpacked(batch):
+                if message:  # an empty one only carries the status, and nothing must be sent before that
+                    yield message
     except GeneratorExit:
         await asyncio.wait([asyncio.create_task(_cancel(serving))])
         raise

@@ -18,7 +18,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.grpc_util import RayServegRPCContext
 from sharp.plugins.manifest import read_manifest
 from sharp.ray.context import ReplicaContext, Servicer
-from sharp.ray.handover import held_back
+from sharp.ray.handover import Batch, held_back
 from sharp.ray.request import model_of
 from sharp.ray.router import PrefixRouter
 from sharp.serving.errors import FieldError, InputError, NotFoundError, SharpError
@@ -149,14 +149,14 @@ class ModelServer:
     async def _unary(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
         return await ReplicaContext(context).unary(partial(self._answer, method), request)
 
-    def _stream(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> AsyncGenerator[Any]:
+    def _stream(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> AsyncGenerator[Batch]:
         return ReplicaContext(context).stream(partial(self._answer, method), request)
 
-    async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Any]:  # noqa: N802
+    async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Batch]:  # noqa: N802
         """See `sharp.v1.InferenceService`."""
-        async with aclosing(self._stream(lambda loaded: loaded.inference.Generate, request, grpc_context)) as messages:
-            async for message in messages:
-                yield message
+        async with aclosing(self._stream(lambda loaded: loaded.inference.Generate, request, grpc_context)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def Tokenize(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """See `sharp.v1.InferenceService`."""
@@ -202,11 +202,11 @@ class ModelServer:
         """See KServe's `GRPCInferenceService`."""
         return await self._unary(lambda loaded: loaded.kserve.ModelInfer, request, grpc_context)
 
-    async def ModelStreamInfer(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Any]:  # noqa: N802
+    async def ModelStreamInfer(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Batch]:  # noqa: N802
         """See KServe's `GRPCInferenceService`; `sharp.ray.proxy` sends the requests of a stream one by one."""
-        async with aclosing(self._stream(_alone, request, grpc_context)) as messages:
-            async for message in messages:
-                yield message
+        async with aclosing(self._stream(_alone, request, grpc_context)) as batches:
+            async for batch in batches:
+                yield batch
 
     @reports_errors
     async def _abort(self, request: control_pb2.AbortRequest, context: Any) -> Any:

@@ -55,7 +55,7 @@ def test_the_replicas_fit_the_pods():
 def test_the_page_says_what_the_image_sets():
     page = (ROOT / "docs" / "deploy.md").read_text()
     settings = [f"{name}={value}" for name, value in IMAGE.items() if name.startswith("RAY_")]
-    assert len(settings) == 5
+    assert len(settings) == 6
     assert all(setting in page for setting in settings)
 
 

@@ -5,6 +5,7 @@ import gc
 
 import grpc
 import pytest
+from google.protobuf import empty_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ray.serve._private.grpc_util import set_grpc_code_and_details
@@ -12,6 +13,7 @@ from ray.serve._private.proxy_request_response import ResponseStatus
 from ray.serve.generated.serve_pb2 import HealthzRequest
 
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
+from sharp.ray.handover import Batch
 from sharp.ray.proxy import RETRY_SECONDS, add_services
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -58,12 +60,20 @@ def generate(serve, **fields):
     return asyncio.run(with_proxy(serve, ask))
 
 
+def test_messages_come_one_by_one_however_many_there_are_at_a_time():
+    async def serve(_request, _context):
+        yield Batch([MESSAGE, MESSAGE]).SerializeToString()
+        yield Batch([MESSAGE]).SerializeToString()
+
+    assert generate(serve) == (["a", "a", "a"], None)
+
+
 def test_a_call_has_its_model_and_the_key_of_its_prompt():
     seen = {}
 
     async def serve(_request, context):
         seen.update(context.invocation_metadata())
-        yield MESSAGE.SerializeToString()
+        yield Batch([MESSAGE]).SerializeToString()
 
     assert generate(serve, text="a", model="small") == (["a"], None)
     assert seen["multiplexed_model_id"] == "small"
@@ -80,7 +90,7 @@ def test_a_call_has_its_model_and_the_key_of_its_prompt():
 )
 def test_a_status_of_serve_says_when_to_come_back(code, message):
     async def serve(_request, context):
-        yield MESSAGE.SerializeToString()
+        yield Batch([MESSAGE]).SerializeToString()
         context.set_code(code)
         context.set_details("Serve's own words")
 
@@ -101,7 +111,7 @@ def test_a_status_of_a_replica_stays_as_it_is():
         context.set_code(grpc.StatusCode.INTERNAL)
         context.set_details("the server failed; its log says why")
         context.set_trailing_metadata([("grpc-status-details-bin", b"")])
-        yield b""
+        yield Batch([empty_pb2.Empty()]).SerializeToString()
 
     texts, error = generate(serve)
     assert (texts, error.code()) == ([], grpc.StatusCode.INTERNAL)
@@ -127,7 +137,7 @@ def test_who_asked_is_known_after_the_call():
 
     async def serve(_request, context):
         contexts.append(context)
-        yield MESSAGE.SerializeToString()
+        yield Batch([MESSAGE]).SerializeToString()
 
     assert generate(serve) == (["a"], None)
     gc.collect()
@@ -140,7 +150,7 @@ def test_serve_is_cancelled_where_it_waits():
 
     async def serve(_request, _context):
         for _ in range(1000):
-            yield MESSAGE.SerializeToString()
+            yield Batch([MESSAGE]).SerializeToString()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -166,7 +176,7 @@ def test_no_more_is_taken_from_serve_than_a_client_reads():
     async def serve(_request, _context):
         try:
             while True:
-                taken.append(inference_pb2.GenerateResponse(delta={"text": 1000 * "a"}).SerializeToString())
+                taken.append(Batch([inference_pb2.GenerateResponse(delta={"text": 1000 * "a"})]).SerializeToString())
                 yield taken[-1]
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -201,13 +211,13 @@ def test_requests_of_a_stream_are_calls_of_their_own():
         await open_together.wait()
         answer = grpc_service_pb2.ModelStreamInferResponse(infer_response={"id": request.id})
         if request.id != "refused":
-            yield answer.SerializeToString()
+            yield Batch([answer]).SerializeToString()
         status = ResponseStatus(grpc.StatusCode.OK)
         if request.id == "refused":
             context.set_code(grpc.StatusCode.NOT_FOUND)
             context.set_details("there is no such model")
             context.set_trailing_metadata([("grpc-status-details-bin", b"")])
-            yield b""
+            yield Batch([empty_pb2.Empty()]).SerializeToString()
         elif request.id == "lost":
             status = ResponseStatus(grpc.StatusCode.INTERNAL, message="Serve's own words")
         set_grpc_code_and_details(context, status)

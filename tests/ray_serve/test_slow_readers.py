@@ -4,6 +4,7 @@ import asyncio
 import json
 import pickle
 import time
+from contextlib import aclosing
 from dataclasses import replace
 
 import grpc
@@ -12,7 +13,7 @@ from ray.serve._private.http_util import MessageQueue
 from starlette.responses import PlainTextResponse
 
 from sharp.ray.context import ReplicaContext
-from sharp.ray.handover import AHEAD, held_back
+from sharp.ray.handover import AHEAD, held_back, unpacked
 from sharp.serving.engine.engine import Engine
 from sharp.serving.grpc.inference import InferenceService
 from sharp.serving.metrics import Metrics
@@ -68,11 +69,14 @@ async def stopped(running):
         await asyncio.sleep(0.01)
 
 
-def answer(context, running):
+async def answer(context, running):
     request = inference_pb2.GenerateRequest(
         text="a", sampling={"n": ANSWERS}, stopping={"max_tokens": TOKENS, "ignore_eos": True}
     )
-    return ReplicaContext(context).stream(InferenceService(running.service).Generate, request)
+    async with aclosing(ReplicaContext(context).stream(InferenceService(running.service).Generate, request)) as batches:
+        async for batch in batches:
+            for message in unpacked(batch.SerializeToString()):
+                yield inference_pb2.GenerateResponse.FromString(message)
 
 
 def test_a_stream_that_is_not_read_is_stopped_and_says_so(counting):
