@@ -5,20 +5,26 @@ python bench/gpu.py [--quick] [--only machine,correctness] [--minutes 9] [--outp
 Needs torch, triton and this tree, no install. The section end-to-end also needs onnxruntime-gpu, the compiled libraries
 (--libraries) and an exported model (--model, which gpu_generation.py makes); without them it says so and goes on. Each
 section replaces its own part of the results, so that sections can be run apart where a machine is lent for minutes; a
-section that runs out of time keeps what it has and says so. The exit code is 1 where a result is wrong.
+section that runs out of time keeps what it has and says so. A section has a process of its own, and a new one behind a
+case that ended it: what fails is a row of the results with its error. The exit code is 1 where a result is wrong or
+missing.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_cases import Cases
 
 SECTIONS = {
     "machine": "copy bandwidth and matrix products",
@@ -29,6 +35,8 @@ SECTIONS = {
     "end-to-end": "a whole model in ONNX Runtime's CUDA provider beside torch, tokens a second",
     "tiles": "other sizes of tiles than the kernels' own",
 }
+GRACE_SECONDS = 30  # for what was begun in time
+LOST = 3  # the exit code of a section's process whose GPU takes no more work from it
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu.json"
 
 
@@ -46,6 +54,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=Path("build/gpu-model"), help="for end-to-end: exported folder")
     parser.add_argument("--libraries", type=Path, default=Path("build/gpu"), help="for end-to-end: folder of ours")
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file that the sections are merged into")
+    parser.add_argument("--behind", type=int, help=argparse.SUPPRESS)  # for a section's own process: cases left out
     chosen = parser.parse_args(arguments)
     wanted = chosen.only.split(",")
     if unknown := [name for name in wanted if name not in SECTIONS]:
@@ -61,11 +70,13 @@ def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merged.update(sections)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    new = path.with_suffix(".new")  # in one piece: the process may be killed while it writes
+    new.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
     return merged
 
 
-def rows_of(section: str, chosen: argparse.Namespace, timely: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterator[dict[str, Any]]:
     """The section's results, one row at a time."""
     import gpu_correctness
     import gpu_generation
@@ -76,23 +87,26 @@ def rows_of(section: str, chosen: argparse.Namespace, timely: Callable[[], bool]
     quick = chosen.quick
     match section:
         case "machine":
-            yield from gpu_speed.machine()
+            yield from gpu_speed.machine(cases)
         case "correctness":
             capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
             workers = max(1, (os.cpu_count() or 2) - 1)
-            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as executor:
-                yield from gpu_correctness.check_small(quick, executor, capability)
-            yield from gpu_correctness.check_large()
+            executor = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+            try:
+                yield from gpu_correctness.check_small(quick, executor, capability, cases)
+            finally:
+                executor.shutdown(wait=False, cancel_futures=True)
+            yield from gpu_correctness.check_large(cases)
         case "decode":
-            yield from gpu_speed.decode(quick, timely)
+            yield from gpu_speed.decode(quick, cases)
         case "prefill":
-            yield from gpu_speed.prefill(quick, timely)
+            yield from gpu_speed.prefill(quick, cases)
         case "statistics":
-            yield from gpu_speed.statistics_cost(timely)
+            yield from gpu_speed.statistics_cost(cases)
         case "end-to-end":
-            yield from gpu_generation.end_to_end(quick, timely, chosen.model, chosen.libraries)
+            yield from gpu_generation.end_to_end(quick, cases, chosen.model, chosen.libraries)
         case _:
-            yield from gpu_tiles.tiles(timely)
+            yield from gpu_tiles.tiles(cases)
 
 
 def device() -> dict[str, Any]:
@@ -116,40 +130,81 @@ def show(row: dict[str, Any]) -> str:
     )
 
 
+def run_section(section: str, chosen: argparse.Namespace) -> int:
+    """Measure a section in this process, behind the cases that others have done; LOST if it can't go on to the end."""
+    from gpu_cases import Cases, DeviceLostError
+
+    end = time.monotonic() + 60 * chosen.minutes
+    part = json.loads(chosen.output.read_text(encoding="utf-8"))[section]
+    part |= device()
+
+    def save(**changes: Any) -> None:  # after every row: the machine may be taken back
+        part.update(changes)
+        merge_results(chosen.output, {section: part})
+
+    cases = Cases(lambda: time.monotonic() < end, chosen.behind, lambda number: save(begun=number))
+    try:
+        for row in rows_of(section, chosen, cases):
+            part["rows"].append(row)
+            print(show(row), flush=True)
+            save()
+    except DeviceLostError as error:
+        print(f"  the GPU takes no more work from this process: {error}", flush=True)
+        return LOST
+    save(ended=True, complete=cases.complete)
+    return 0
+
+
+def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
+    """Measure a section in processes of its own, until its cases or the time are through."""
+    begun = 0
+    part: dict[str, Any] = {"quick": chosen.quick, "complete": False, "ended": False, "begun": 0, "rows": []}
+    merge_results(chosen.output, {section: part})
+    while not part["ended"] and (left := end - time.monotonic()) > 0:
+        command = [sys.executable, __file__, "--only", section, "--behind", str(begun), "--minutes", str(left / 60)]
+        command += ["--output", chosen.output, "--model", chosen.model, "--libraries", chosen.libraries]
+        command += ["--quick"] * chosen.quick
+        try:
+            code = subprocess.run(command, check=False, timeout=left + GRACE_SECONDS).returncode
+            said = f"its process ended with code {code}; the output above says more"
+        except subprocess.TimeoutExpired:
+            code, said = None, "it was still running when the time was over"
+        before, part = begun, json.loads(chosen.output.read_text(encoding="utf-8"))[section]
+        begun = part["begun"]
+        if not part["ended"] and code != LOST:
+            part["rows"].append({"case": begun, "error": said})
+            merge_results(chosen.output, {section: part})
+            print(show(part["rows"][-1]), flush=True)
+        if begun == before:  # it ended before any case, and so would the next one
+            return
+
+
 def main() -> int:
-    """Run the chosen sections; 1 if a result is wrong."""
+    """Run the chosen sections; 1 if a result is wrong or missing."""
     chosen = parse()
     import torch
 
     if not torch.cuda.is_available():
         print("gpu.py: torch finds no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
         return 2
+    if chosen.behind is not None:
+        return run_section(chosen.only[0], chosen)
     end = time.monotonic() + 60 * chosen.minutes
-
-    def timely() -> bool:
-        return time.monotonic() < end
-
-    wrong, merged = 0, {}
     for section in chosen.only:
         print(f"{section}: {SECTIONS[section]}", flush=True)
-        rows = []
-        for row in rows_of(section, chosen, timely):
-            rows.append(row)
-            print(show(row), flush=True)
-            wrong += row.get("holds") is False
-            part = {**device(), "quick": chosen.quick, "complete": False, "rows": rows}
-            merged = merge_results(chosen.output, {section: part})  # after every row: the machine may be taken back
-        part = {**device(), "quick": chosen.quick, "complete": timely(), "rows": rows}
-        merged = merge_results(chosen.output, {section: part})
-        if not timely():
+        watch_section(section, chosen, end)
+        if time.monotonic() > end:
             print(f"  stopped: {chosen.minutes:g} minutes are over", flush=True)
             break
     from gpu_bars import bars
 
+    merged = json.loads(chosen.output.read_text(encoding="utf-8"))
     for bar in bars(merged):
         print(show(bar))
-    print(f"{wrong} wrong results; written to {chosen.output}")
-    return 1 if wrong else 0
+    rows = [row for section in chosen.only for row in merged.get(section, {"rows": []})["rows"]]
+    wrong, failed = sum(row.get("holds") is False for row in rows), sum("error" in row for row in rows)
+    print(f"{wrong} wrong results, {failed} errors; written to {chosen.output}")
+    return 1 if wrong or failed else 0
 
 
 if __name__ == "__main__":

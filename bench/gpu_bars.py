@@ -8,7 +8,10 @@ BATCH, CONTEXT, PROMPT, LONG_PROMPT = 32, 8192, 8192, 32_768
 
 def bars(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Every bar whose figures are there: its name, what is wanted, the measured ratio, whether it is met."""
-    rows = {section: part["rows"] for section, part in results.items()}
+    rows = {
+        section: [row for row in part["rows"] if "error" not in row and "skipped" not in row]
+        for section, part in results.items()
+    }
     copy = next((row["gb_per_second"] for row in rows.get("machine", ()) if row["what"] == "copy"), None)
     decode = {(row["subject"], row["batch"], row["context"]): row for row in rows.get("decode", ())}
     prefill = {(row["subject"], row["length"]): row["milliseconds"] for row in rows.get("prefill", ())}

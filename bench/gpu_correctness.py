@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from gpu_cases import Cases
 from gpu_inputs import Call, expected, expected_row, make_call, run, to_numpy
 
 from sharp.plugins.ops.attributes import NORMALIZERS
@@ -63,12 +66,17 @@ def compile_all(options: Options, capability: int) -> None:
 
 def compare(
     call: Call, wanted: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Errors of our kernels, or of `launch`: relative norm of the output, whether the caches are equal, the statistics.
 
     The statistics are entropy in nats, support in keys, and the other two relative.
     """
+    starts = call.tensors["query_start"].tolist()
     output, *caches, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
+    by_sequence = [
+        np.linalg.norm(output[first:end] - wanted[0][first:end]) / np.linalg.norm(wanted[0][first:end])
+        for first, end in pairwise(starts)
+    ]
     found = stats.reshape(-1, 4)
     entropy, support, beta, spread = np.abs(found - wanted[3].reshape(-1, 4)).max(0)
     return {
@@ -78,56 +86,74 @@ def compare(
         "support": float(support),
         "inverse_temperature": float(beta),
         "logit_spread": float(spread),
+        "output_by_sequence": [float(f"{error:.2g}") for error in by_sequence],  # of MIXED: decode, or prefill?
+        "not_numbers": int(np.isnan(output).sum() + np.isnan(stats).sum()),
     }
 
 
-def holds(errors: dict[str, float], dtype: torch.dtype) -> bool:
+def holds(errors: dict[str, Any], dtype: torch.dtype) -> bool:
     """Whether the errors are those of rounding; a NaN never is."""
     limits = {"output": TOLERANCES[dtype], "caches": 0.0, "entropy": 2e-3, "support": 2.0}
     limits |= {"inverse_temperature": 2e-3, "logit_spread": 2e-3}
     return all(errors[name] <= limit for name, limit in limits.items())
 
 
-def check_small(quick: bool, executor: Executor, capability: int, device: str = "cuda") -> Iterator[dict[str, Any]]:
+def check_small(
+    quick: bool, executor: Executor, capability: int, cases: Cases, device: str = "cuda"
+) -> Iterator[dict[str, Any]]:
     """A row for each case; references and compilation run in the executor's processes, all at once."""
-    cases = small_cases(quick)
-    calls = [make_call(sequences=MIXED, device=device, **HEADS, **case) for case in cases]
-    compiled = [executor.submit(compile_all, options_of(call), capability) for call in calls]
-    wanted: list[Future[Any]] = [
-        executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes) for call in calls
-    ]
-    for case, call, ready, answer in zip(cases, calls, compiled, wanted, strict=True):
+    wanted = small_cases(quick)
+    calls = {
+        number: make_call(sequences=MIXED, device=device, **HEADS, **case)
+        for number, case in enumerate(wanted)
+        if number >= cases.done
+    }
+    started: dict[int, tuple[Future[Any], Future[Any]]] = {
+        number: (
+            executor.submit(compile_all, options_of(call), capability),
+            executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes),
+        )
+        for number, call in calls.items()
+    }
+
+    def check(number: int) -> Iterator[dict[str, Any]]:
+        ready, answer = started[number]
         ready.result()
-        errors = compare(call, answer.result())
+        errors = compare(calls[number], answer.result())
+        yield {**errors, "holds": holds(errors, wanted[number]["dtype"])}
+
+    for number, case in enumerate(wanted):
         named = {name: str(value).removeprefix("torch.") for name, value in case.items()}
-        yield {**named, **errors, "holds": holds(errors, case["dtype"])}
+        yield from cases.run(named, partial(check, number))
 
 
-def check_large(device: str = "cuda") -> Iterator[dict[str, Any]]:
+def check_large(cases: Cases) -> Iterator[dict[str, Any]]:
     """Some rows of long contexts; the same bits in a second run, and in a replayed CUDA graph."""
-    for name, sequences in LARGE.items():
+    for name in LARGE:
         for normalizer in ("softmax", "ssa", "adaptive_softmax", "entmax"):
-            call = make_call(normalizer, sequences, statistics=True, spread=2.0, device=device)
-            output, _, _, stats = (tensor.clone() for tensor in run(call))
-            same = all(torch.equal(output, again) for again in (run(call)[0], replayed(call)))
-            generator = np.random.default_rng(0)
-            error = size = entropy = 0.0
-            for _ in range(ROWS):
-                token, head = int(generator.integers(output.shape[0])), int(generator.integers(output.shape[1]))
-                wanted, statistics = expected_row(call, token, head)
-                found = output[token, head].double().cpu().numpy()
-                error += float(((found - wanted) ** 2).sum())
-                size += float((wanted**2).sum())
-                entropy = max(entropy, abs(float(stats[token, head, 0]) - statistics[0]))
-            relative = (error / size) ** 0.5
-            yield {
-                "normalizer": normalizer,
-                "sequences": name,
-                "output": relative,
-                "entropy": entropy,
-                "same_bits": same,
-                "holds": relative <= TOLERANCES[torch.bfloat16] and entropy <= 2e-3 and same,
-            }
+            yield from cases.run({"normalizer": normalizer, "sequences": name}, partial(_large, normalizer, name))
+
+
+def _large(normalizer: str, name: str) -> Iterator[dict[str, Any]]:
+    call = make_call(normalizer, LARGE[name], statistics=True, spread=2.0)
+    output, _, _, stats = (tensor.clone() for tensor in run(call))
+    same = {"second run": torch.equal(output, run(call)[0]), "graph": torch.equal(output, replayed(call))}
+    generator = np.random.default_rng(0)
+    error = size = entropy = 0.0
+    for _ in range(ROWS):
+        token, head = int(generator.integers(output.shape[0])), int(generator.integers(output.shape[1]))
+        wanted, statistics = expected_row(call, token, head)
+        found = output[token, head].double().cpu().numpy()
+        error += float(((found - wanted) ** 2).sum())
+        size += float((wanted**2).sum())
+        entropy = max(entropy, abs(float(stats[token, head, 0]) - statistics[0]))
+    relative = (error / size) ** 0.5
+    yield {
+        "output": relative,
+        "entropy": entropy,
+        "same_bits": same,
+        "holds": relative <= TOLERANCES[torch.bfloat16] and entropy <= 2e-3 and all(same.values()),
+    }
 
 
 def replayed(call: Call) -> torch.Tensor:

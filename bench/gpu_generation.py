@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gpu_cases import Cases
 from torch import Tensor
 from torch.nn import functional
 
@@ -265,7 +267,7 @@ def generate(model: Model, ids: np.ndarray, context: int, steps: int) -> np.ndar
     return np.stack(tokens, 1)
 
 
-def end_to_end(quick: bool, timely: Callable[[], bool], folder: Path, libraries: Path) -> Iterator[dict[str, Any]]:
+def end_to_end(quick: bool, cases: Cases, folder: Path, libraries: Path) -> Iterator[dict[str, Any]]:
     """A row for each runtime, batch and context, or one that says why a runtime was left out."""
     makers: dict[str, Callable[[int, int], Model]] = {}
     for graph in (False, True):
@@ -277,24 +279,28 @@ def end_to_end(quick: bool, timely: Callable[[], bool], folder: Path, libraries:
             Sizes.of(folder), batch, longest, device="cuda", dtype=torch.float16, graph=graph
         )
     for subject, make in makers.items():
-        try:
-            yield from _rows(subject, make, quick, timely)
-        except (SkippedError, FileNotFoundError) as error:
-            yield {"subject": subject, "skipped": str(error)}
+        for context in CONTEXTS[:1] if quick else CONTEXTS:
+            for batch in BATCHES[::2] if quick else BATCHES:
+                named = {"subject": subject, "batch": batch, "context": context}
+                yield from cases.run(named, partial(_decode_row, make, batch, context))
+        if "graph" not in subject:
+            yield from cases.run({"subject": subject, "prompt": PROMPT}, partial(_prompt_row, make))
 
 
-def _rows(
-    subject: str, make: Callable[[int, int], Model], quick: bool, timely: Callable[[], bool]
-) -> Iterator[dict[str, Any]]:
-    for context in CONTEXTS[:1] if quick else CONTEXTS:
-        for batch in BATCHES[::2] if quick else BATCHES:
-            if not timely():
-                return
-            seconds = _decode_seconds(make(batch, context + WARM_UP + STEPS + 1), batch, context)
-            speed = {"tokens_per_second": batch * STEPS / seconds}
-            yield {"subject": subject, "batch": batch, "context": context, **speed}
-    if "graph" not in subject and timely():
-        yield {"subject": subject, "prompt": PROMPT, "tokens_per_second": PROMPT / _prompt_seconds(make(1, PROMPT + 1))}
+def _decode_row(make: Callable[[int, int], Model], batch: int, context: int) -> Iterator[dict[str, Any]]:
+    try:
+        seconds = _decode_seconds(make(batch, context + WARM_UP + STEPS + 1), batch, context)
+    except (SkippedError, FileNotFoundError) as error:
+        yield {"skipped": str(error)}
+    else:
+        yield {"tokens_per_second": batch * STEPS / seconds}
+
+
+def _prompt_row(make: Callable[[int, int], Model]) -> Iterator[dict[str, Any]]:
+    try:
+        yield {"tokens_per_second": PROMPT / _prompt_seconds(make(1, PROMPT + 1))}
+    except (SkippedError, FileNotFoundError) as error:
+        yield {"skipped": str(error)}
 
 
 def _decode_seconds(model: Model, batch: int, context: int) -> float:

@@ -11,7 +11,6 @@ is 1 where a result is wrong, and where nothing was compared.
 
 import argparse
 import ctypes
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any
 
 import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import torch
+from gpu import merge_results, show
+from gpu_cases import DeviceLostError, check_device, failure
 from gpu_correctness import HEADS, MIXED, compare, holds, small_cases
 from gpu_inputs import Call, expected, make_call, to_numpy
 
@@ -120,15 +121,21 @@ def check_library(caller: Caller, quick: bool, device: str = "cuda") -> Iterator
         try:
             caller.library.prepare(problem_of(*fresh(case, device)))
         except SharpError as error:
-            if "has no kernel" not in str(error):
-                raise
-            yield {**named, "built": False}
-            continue
+            if "has no kernel" in str(error):
+                yield {**named, "built": False}
+                continue
+            # Another failure is one of every call: the rows below say it.
         call = fresh(case, device)[0]
         wanted = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
         for how in HOW:
-            errors = compare(fresh(case, device)[0], wanted, lambda given, how=how: caller.run(given, how))
-            yield {**named, "how": how, "built": True, **errors, "holds": holds(errors, case["dtype"])}
+            found: dict[str, Any]
+            try:
+                errors = compare(fresh(case, device)[0], wanted, lambda given, how=how: caller.run(given, how))
+                found = {**errors, "holds": holds(errors, case["dtype"])}
+            except (RuntimeError, SharpError) as error:
+                found = {**failure(error), "holds": False}
+            yield {**named, "how": how, "built": True, **found}
+            check_device()
 
 
 def fresh(case: dict[str, Any], device: str) -> tuple[Call, torch.Tensor, torch.Tensor]:
@@ -150,18 +157,16 @@ def main() -> int:
     torch.cuda.init()
     torch.zeros(1, device="cuda")  # makes torch's context current, which the library launches in
     rows = []
-    for row in check_library(Caller(chosen.libraries), chosen.quick):
-        rows.append(row)
-        print(
-            "  ".join(
-                f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
-            )
-        )
+    try:
+        for row in check_library(Caller(chosen.libraries), chosen.quick):
+            rows.append(row)
+            print(show(row), flush=True)
+            merge_results(chosen.output, {"device": torch.cuda.get_device_name(), "complete": False, "rows": rows})
+        merge_results(chosen.output, {"complete": True})
+    except DeviceLostError as error:
+        print(f"the GPU takes no more work from this process: {error}")
     compared = [row for row in rows if row["built"]]
     wrong = sum(not row["holds"] for row in compared)
-    chosen.output.parent.mkdir(parents=True, exist_ok=True)
-    result = {"device": torch.cuda.get_device_name(), "rows": rows}
-    chosen.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(
         f"{len(compared)} results compared, {wrong} wrong; {len(rows) - len(compared)} cases without compiled kernels"
     )

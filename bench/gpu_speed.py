@@ -3,9 +3,12 @@
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+from gpu_cases import Cases
 from gpu_inputs import Call, make_call, run
 from torch import Tensor
 from torch.nn import functional
@@ -17,6 +20,10 @@ CONTEXTS = (1024, 8192, 32_768, 131_072, 1_048_576)
 PROMPTS = (1024, 8192, 32_768, 131_072)
 BATCHES = (1, 8, 32)
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+SDPA_BACKENDS = {
+    "torch SDPA (cuDNN)": SDPBackend.CUDNN_ATTENTION,
+    "torch SDPA (flash)": SDPBackend.FLASH_ATTENTION,
+}
 SPREAD = 2.0  # standard deviation of the logits; the support that entmax finds in them is in the row
 COLD_BYTES = 400 << 20  # of caches that take turns, so that none is found in the second-level cache
 MOST_BYTES = 16 << 30
@@ -51,86 +58,110 @@ def time_call(call: Callable[[], Any], graph: bool = True) -> Timing:
     return Timing(median, times[0], (times[len(times) * 3 // 4] - times[len(times) // 4]) / median)
 
 
-def machine() -> Iterator[dict[str, Any]]:
+def machine(cases: Cases) -> Iterator[dict[str, Any]]:
     """What the machine can do: bytes copied (read and written) and bfloat16 matrix products, a second."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    copied = time_call(lambda: target.copy_(source))
-    yield {"what": "copy", "gb_per_second": 2 * source.numel() / copied.median / 1e6}
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = time_call(lambda: a @ b)
-    yield {"what": "matrix product", "tflops": 2 * 8192**3 / product.median / 1e9}
+
+    def copy() -> Iterator[dict[str, Any]]:
+        source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
+        target = torch.empty_like(source)
+        copied = time_call(lambda: target.copy_(source))
+        yield {"gb_per_second": 2 * source.numel() / copied.median / 1e6}
+
+    def multiply() -> Iterator[dict[str, Any]]:
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        product = time_call(lambda: a @ b)
+        yield {"tflops": 2 * 8192**3 / product.median / 1e9}
+
+    yield from cases.run({"what": "copy"}, copy)
+    yield from cases.run({"what": "matrix product"}, multiply)
 
 
-def decode(quick: bool, timely: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def decode(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
     """One token for every sequence: microseconds a layer, and bytes of keys and values a second."""
     for context in CONTEXTS[:3] if quick else CONTEXTS:
         for batch in BATCHES:
-            cache = batch * context * KV_HEADS * HEAD_DIM * 2 * 2
-            if cache > MOST_BYTES or not timely():
+            if _cache_bytes(batch, context) > MOST_BYTES:
                 continue
-            layers = max(1, min(64, COLD_BYTES // cache))
-            calls = [make_call("softmax", ((context - 1, 1),) * batch, spread=SPREAD, seed=i) for i in range(layers)]
-            subjects: dict[str, Callable[[], Any]] = {
-                name: _over([call.with_normalizer(name) for call in calls]) for name in DECODE
-            }
-            subjects |= {"torch SDPA": _sdpa_decode(batch, context, layers)}
-            subjects |= _flashinfer_decode(calls, batch, context)
-            for name, subject in subjects.items():
-                timing = time_call(subject, graph=name != "FlashInfer")
-                milliseconds = timing.median / layers
-                yield {
-                    "subject": name,
-                    "batch": batch,
-                    "context": context,
-                    "microseconds_per_layer": milliseconds * 1e3,
-                    "cache_gb_per_second": cache / milliseconds / 1e6,
-                    "spread": timing.spread,
-                    **({"support": support(calls[0].with_normalizer(name))} if name == "entmax" else {}),
-                }
-            del calls, subjects
-            torch.cuda.empty_cache()
+            calls = cache(partial(_decode_calls, batch, context))  # made for the first subject that is timed
+            for name in (*DECODE, "torch SDPA", "FlashInfer"):
+                named = {"subject": name, "batch": batch, "context": context}
+                yield from cases.run(named, partial(_time_decode, name, calls, batch, context))
 
 
-def prefill(quick: bool, timely: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def _cache_bytes(batch: int, context: int) -> int:
+    return batch * context * KV_HEADS * HEAD_DIM * 2 * 2
+
+
+def _decode_calls(batch: int, context: int) -> list[Call]:
+    layers = max(1, min(64, COLD_BYTES // _cache_bytes(batch, context)))
+    return [make_call("softmax", ((context - 1, 1),) * batch, spread=SPREAD, seed=i) for i in range(layers)]
+
+
+def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context: int) -> Iterator[dict[str, Any]]:
+    layers = len(calls())
+    if name == "torch SDPA":
+        subject = _sdpa_decode(batch, context, layers)
+    elif name == "FlashInfer":
+        if find_spec("flashinfer") is None:
+            return
+        subject = _flashinfer_decode(batch, context, layers)
+    else:
+        subject = _over([call.with_normalizer(name) for call in calls()])
+    timing = time_call(subject, graph=name != "FlashInfer")
+    milliseconds = timing.median / layers
+    yield {
+        "microseconds_per_layer": milliseconds * 1e3,
+        "cache_gb_per_second": _cache_bytes(batch, context) / milliseconds / 1e6,
+        "spread": timing.spread,
+        **({"support": support(calls()[0].with_normalizer(name))} if name == "entmax" else {}),
+    }
+
+
+def prefill(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
     """One prompt: milliseconds, and operations a second of its causal half."""
     for length in PROMPTS[:2] if quick else PROMPTS:
-        if not timely():
+        for name in (*PREFILL, *SDPA_BACKENDS, "FlashInfer", "AdaSplash"):
+            yield from cases.run({"subject": name, "length": length}, partial(_time_prefill, name, length))
+
+
+def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:
+    call = make_call("softmax", ((0, length),), spread=SPREAD).with_normalizer(name)
+    if name in SDPA_BACKENDS:
+        subject = _sdpa_prefill(length, SDPA_BACKENDS[name])
+    elif name in PREFILL:
+        subject = _over([call])
+    else:
+        if find_spec(name.lower()) is None:
             return
-        call = make_call("softmax", ((0, length),), spread=SPREAD)
-        subjects: dict[str, Callable[[], Any]] = {name: _over([call.with_normalizer(name)]) for name in PREFILL}
-        subjects |= _sdpa_prefill(length) | _flashinfer_prefill(length) | _adasplash(length)
-        for name, subject in subjects.items():
-            timing = time_call(subject, graph=name not in ("FlashInfer", "AdaSplash"))
-            yield {
-                "subject": name,
-                "length": length,
-                "milliseconds": timing.median,
-                "tflops": 2 * length * (length + 1) * HEADS * HEAD_DIM / timing.median / 1e9,
-                "spread": timing.spread,
-                **({"support": support(call.with_normalizer(name))} if name == "entmax" else {}),
-            }
-        torch.cuda.empty_cache()
+        subject = _flashinfer_prefill(length) if name == "FlashInfer" else _adasplash(length)
+    timing = time_call(subject, graph=name not in ("FlashInfer", "AdaSplash"))
+    yield {
+        "milliseconds": timing.median,
+        "tflops": 2 * length * (length + 1) * HEADS * HEAD_DIM / timing.median / 1e9,
+        "spread": timing.spread,
+        **({"support": support(call)} if name == "entmax" else {}),
+    }
 
 
-def statistics_cost(timely: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def statistics_cost(cases: Cases) -> Iterator[dict[str, Any]]:
     """The same call without the input collect_stats, with it false, and with it true."""
     for phase, sequences in {"decode": ((8191, 1),) * 32, "prefill": ((0, 8192),)}.items():
         for normalizer in PREFILL:
-            if not timely():
-                return
-            calls = {
-                state: make_call(normalizer, sequences, spread=SPREAD, statistics=state)
-                for state in (None, False, True)
-            }
-            times = {state: time_call(_over([call])).median for state, call in calls.items()}
-            yield {
-                "phase": phase,
-                "normalizer": normalizer,
-                "absent_milliseconds": times[None],
-                "off_ratio": times[False] / times[None],
-                "on_ratio": times[True] / times[None],
-            }
+            yield from cases.run(
+                {"phase": phase, "normalizer": normalizer}, partial(_time_statistics, normalizer, sequences)
+            )
+
+
+def _time_statistics(normalizer: str, sequences: tuple[tuple[int, int], ...]) -> Iterator[dict[str, Any]]:
+    times = {}
+    for state in (None, False, True):
+        call = make_call(normalizer, sequences, spread=SPREAD, statistics=state)
+        times[state] = time_call(_over([call])).median
+    yield {
+        "absent_milliseconds": times[None],
+        "off_ratio": times[False] / times[None],
+        "on_ratio": times[True] / times[None],
+    }
 
 
 def support(call: Call) -> float:
@@ -179,33 +210,28 @@ def _sdpa_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
     return step
 
 
-def _sdpa_prefill(length: int) -> dict[str, Callable[[], Any]]:
+def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
     query, key, value = _heads(1, length, HEADS), _heads(1, length, KV_HEADS), _heads(1, length, KV_HEADS)
-    subjects = {}
-    for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
 
-        def step(backend: SDPBackend = backend) -> None:
-            with sdpa_kernel(backend):
-                functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    def step(grouped: bool = True) -> None:
+        with sdpa_kernel(backend):
+            functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
-        try:
-            step()
-        except RuntimeError as error:
-            print(f"  torch SDPA ({name}) left out: {str(error).splitlines()[0]}")
-        else:
-            subjects[f"torch SDPA ({name})"] = step
-    return subjects
-
-
-def _flashinfer_decode(calls: list[Call], batch: int, context: int) -> dict[str, Callable[[], Any]]:
     try:
-        import flashinfer
-    except ImportError:
-        return {}
+        step()
+    except RuntimeError:  # this backend knows no groups of heads: every query head gets keys and values of its own
+        key, value = (tensor.repeat_interleave(HEADS // KV_HEADS, 1) for tensor in (key, value))
+        step = partial(step, False)
+    return step
+
+
+def _flashinfer_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
+    import flashinfer
+
     query = torch.randn(batch, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     pages = -(-context // 16)
     shape = (batch * pages, 2, 16, KV_HEADS, HEAD_DIM)
-    caches = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in calls]
+    caches = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
     plan = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), "NHD"
     )
@@ -213,27 +239,23 @@ def _flashinfer_decode(calls: list[Call], batch: int, context: int) -> dict[str,
     last = torch.full((batch,), (context - 1) % 16 + 1, device="cuda", dtype=torch.int32)
     indices = torch.randperm(batch * pages, device="cuda").int()
     plan.plan(starts, indices, last, HEADS, KV_HEADS, HEAD_DIM, 16, q_data_type=torch.bfloat16)
-    return {"FlashInfer": lambda: [plan.run(query, cache) for cache in caches]}
+    return lambda: [plan.run(query, cache) for cache in caches]
 
 
-def _flashinfer_prefill(length: int) -> dict[str, Callable[[], Any]]:
-    try:
-        import flashinfer
-    except ImportError:
-        return {}
+def _flashinfer_prefill(length: int) -> Callable[[], Any]:
+    import flashinfer
+
     query, key, value = (
         torch.randn(length, heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
-    return {"FlashInfer": lambda: flashinfer.single_prefill_with_kv_cache(query, key, value, causal=True)}
+    return lambda: flashinfer.single_prefill_with_kv_cache(query, key, value, causal=True)
 
 
-def _adasplash(length: int) -> dict[str, Callable[[], Any]]:
-    try:
-        from adasplash import adasplash
-    except ImportError:
-        return {}
+def _adasplash(length: int) -> Callable[[], Any]:
+    from adasplash import adasplash
+
     # It knows no groups of heads: every query head has keys and values of its own.
     query, key, value = _heads(1, length, HEADS), _heads(1, length, HEADS), _heads(1, length, HEADS)
     query = query * SPREAD
-    return {"AdaSplash": lambda: adasplash(query, key, value, alpha=1.5, is_causal=True)}
+    return lambda: adasplash(query, key, value, alpha=1.5, is_causal=True)

@@ -1,10 +1,12 @@
 """Times of other tiles than `variants.decode_tile` and `prefill_tile` choose, for whoever tunes them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+from gpu_cases import Cases
 from gpu_correctness import options_of
 from gpu_inputs import make_call, run
 from gpu_speed import SPREAD, time_call
@@ -23,23 +25,23 @@ NORMALIZERS = ("softmax", "entmax", "adaptive_softmax", "ssa")
 CASES = {"decode": (((8191, 1),) * 32, DECODE), "prefill": (((0, 8192),), PREFILL)}
 
 
-def tiles(timely: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def tiles(cases: Cases) -> Iterator[dict[str, Any]]:
     """A row for each normalizer, phase and tile, and for the tile that is used now (`tile` is "own")."""
-    capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     for phase, (sequences, tried) in CASES.items():
         for normalizer in NORMALIZERS:
-            call = make_call(normalizer, sequences, spread=SPREAD)
             for tile in (None, *tried):
-                if not timely():
-                    return
-                chosen = kernels(options_of(call), capability, **{f"{phase}_as": tile})
-                with mock.patch.object(wrapper, "_kernels", lambda *_, chosen=chosen: chosen):
-                    try:
-                        milliseconds = time_call(lambda call=call: run(call)).median
-                    except Exception as error:  # a tile that does not fit the device's memory or registers
-                        print(f"  {tile}: {str(error).splitlines()[0][:100]}")
-                        continue
                 shown = (
                     "own" if tile is None else f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages"
                 )
-                yield {"phase": phase, "normalizer": normalizer, "tile": shown, "milliseconds": milliseconds}
+                named = {"phase": phase, "normalizer": normalizer, "tile": shown}
+                yield from cases.run(named, partial(_time, phase, normalizer, sequences, tile))
+
+
+def _time(
+    phase: str, normalizer: str, sequences: tuple[tuple[int, int], ...], tile: Tile | None
+) -> Iterator[dict[str, Any]]:
+    capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
+    call = make_call(normalizer, sequences, spread=SPREAD)
+    chosen = kernels(options_of(call), capability, **{f"{phase}_as": tile})
+    with mock.patch.object(wrapper, "_kernels", lambda *_: chosen):
+        yield {"milliseconds": time_call(lambda: run(call)).median}

@@ -88,6 +88,42 @@ def test_bars_are_judged_from_the_results() -> None:
     }
 
 
+def test_a_case_that_fails_or_ends_its_process_is_a_row_and_the_others_still_run(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    script = tmp_path / "gpu_with_failures.py"  # stands for gpu.py in its sections' processes too
+    script.write_text(f"""
+import os, sys
+sys.path.insert(0, {str(BENCH)!r})
+import gpu, gpu_cases, torch
+
+def rows_of(section, chosen, cases):
+    def fail(): raise ValueError("wrong tile")
+    def lose(): raise RuntimeError("illegal memory access")
+    def check():
+        if state: raise gpu_cases.DeviceLostError("illegal memory access")
+    gpu_cases.check_device, state = check, []
+    yield from cases.run({{"number": 1}}, lambda: [{{"holds": True}}])
+    yield from cases.run({{"number": 2}}, fail)
+    yield from cases.run({{"number": 3}}, lambda: os._exit(7))
+    yield from cases.run({{"number": 4}}, lambda: state.append(1) or lose())
+    yield from cases.run({{"number": 5}}, lambda: [{{"holds": True}}])
+
+torch.cuda.is_available, gpu.device, gpu.rows_of, gpu.__file__ = lambda: True, dict, rows_of, __file__
+sys.exit(gpu.main())
+""")
+    command = [sys.executable, script, "--only", "tiles", "--output", output]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 1, finished.stderr
+    assert "0 wrong results, 3 errors" in finished.stdout
+    for part in json.loads(output.read_text()).values():
+        assert part["ended"] and part["complete"]
+        assert [row.get("number") for row in part["rows"]] == [1, 2, None, 4, 5]
+        errors = [row.get("error") for row in part["rows"]]
+        assert errors[1] == "ValueError: wrong tile" and "fail" in part["rows"][1]["where"][-1]
+        assert "code 7" in errors[2] and part["rows"][2]["case"] == 3
+        assert errors[3] == "RuntimeError: illegal memory access"
+
+
 @pytest.mark.parametrize("normalizer", ["entmax", "ssa"])
 def test_its_correctness_part_on_a_tiny_case(interpreter: ProcessPoolExecutor, normalizer: str) -> None:
     found = interpreter.submit(bench_check.check, normalizer).result()
