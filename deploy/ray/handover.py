@@ -7,7 +7,7 @@ not read a matter of `sharp.serving.service`, which bounds what waits for it and
 import asyncio
 import struct
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,17 @@ from starlette.types import Message, Send
 Give = Callable[[Any], Awaitable[None]]
 AHEAD = 16  # messages given and not yet taken
 LENGTH = struct.Struct("<I")
+# Without them Serve has queues of its own, without a limit, between a replica and its proxies.
+BOUNDED_BY = {
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+
+
+def missing_settings(environment: Mapping[str, str]) -> str:
+    """What the environment must say for answers that nobody reads to be bounded; nothing where it does."""
+    return " ".join(f"{name}={value}" for name, value in BOUNDED_BY.items() if environment.get(name) != value)
 
 
 class Batch:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
@@ -18,7 +19,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.grpc_util import RayServegRPCContext
 from sharp.plugins.manifest import read_manifest
 from sharp.ray.context import ReplicaContext, Servicer
-from sharp.ray.handover import Batch, held_back
+from sharp.ray.handover import Batch, held_back, missing_settings
 from sharp.ray.request import model_of
 from sharp.ray.router import PrefixRouter
 from sharp.serving.errors import FieldError, InputError, NotFoundError, SharpError
@@ -87,6 +88,8 @@ class ModelServer:
         self._settings = read_settings({"threads": max(1, int(given))} | settings, None)
         config = self._settings.server
         set_up_logging(config.log_format)
+        if missing := missing_settings(os.environ):
+            logger.warning("what clients do not read is not bounded: start Ray with %s", missing)
         self._folders = {read_manifest(Path(path)).name: Path(path) for path in models}
         if len(self._folders) < len(models):
             raise InputError("two of the models have the same name")

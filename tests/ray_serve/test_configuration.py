@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from sharp.ray.application import Arguments, build
+from sharp.ray.handover import missing_settings
 from sharp.ray.replica import ModelServer
 from sharp.serving.errors import InputError
 from sharp.serving.settings import ServeSettings
@@ -57,6 +58,11 @@ def test_the_page_says_what_the_image_sets():
     settings = [f"{name}={value}" for name, value in IMAGE.items() if name.startswith("RAY_")]
     assert len(settings) == 6
     assert all(setting in page for setting in settings)
+
+
+def test_the_image_bounds_what_nobody_reads():
+    assert missing_settings(IMAGE) == ""
+    assert missing_settings({**IMAGE, "RAY_SERVE_USE_GRPC_BY_DEFAULT": "0"}) == "RAY_SERVE_USE_GRPC_BY_DEFAULT=1"
 
 
 def test_the_version_is_the_tested_one():
