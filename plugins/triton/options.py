@@ -53,6 +53,11 @@ class Options:
         return max(16, _power_of_two(self.value_dim))
 
     @property
+    def blocks(self) -> int:
+        """Cache blocks that a tile of keys touches."""
+        return max(1, self.keys // self.block_size)
+
+    @property
     def pointwise(self) -> bool:
         """Weights are not divided by their sum."""
         return self.normalizer in POINTWISE

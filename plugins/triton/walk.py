@@ -64,15 +64,12 @@ def load_pages(start, cache, OPTIONS: tl.constexpr):
     assembler wait for every single matrix product.
     """
     _, _, table, pages, _, _ = cache
-    BLOCK: tl.constexpr = OPTIONS.block_size
-    if OPTIONS.keys <= BLOCK:
-        index = start // BLOCK
-        return tl.load(table + index, mask=index < pages, other=-1) + tl.full([OPTIONS.keys], 0, tl.int32)
-    BLOCKS: tl.constexpr = OPTIONS.keys // BLOCK
-    index = start // BLOCK + tl.arange(0, BLOCKS)
+    BLOCKS: tl.constexpr = OPTIONS.blocks
+    KEYS: tl.constexpr = OPTIONS.keys // OPTIONS.blocks  # of a block, in this tile
+    index = start // OPTIONS.block_size + tl.arange(0, BLOCKS)
     page = tl.load(table + index, mask=index < pages, other=-1)
-    page = tl.broadcast_to(page[:, None], [BLOCKS, BLOCK])
-    return tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), BLOCK)
+    page = tl.broadcast_to(page[:, None], [BLOCKS, KEYS])
+    return tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), KEYS)
 
 
 @triton.jit

@@ -28,7 +28,10 @@ VARIANTS = {
         90,
     ),
     "ssa for sm_80": (Options("ssa", "float16", "float16", 40, 40, 32), 80),
-    "adaptive softmax for sm_86": (Options("adaptive_softmax", "bfloat16", "bfloat16", 64, 64, 16), 86),
+    "adaptive softmax for sm_86, tiles smaller than a block": (
+        Options("adaptive_softmax", "bfloat16", "bfloat16", 64, 64, 128),
+        86,
+    ),
 }
 
 
