@@ -69,8 +69,8 @@ class Replica:
             samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if sample.labels["model"] == model)
 
-    def running(self, model="counting"):
-        return self.total("sharp_requests_running", model)
+    def running(self):
+        return self.total("sharp_requests_running")
 
     def ongoing(self):
         """What Serve counts against `max_ongoing_requests`."""
@@ -110,8 +110,8 @@ class Sharp:
         (deployment,) = serve.status().applications["sharp"].deployments.values()
         return {str(state): count for state, count in deployment.replica_states.items() if count}
 
-    def running(self, model="counting"):
-        return sum(replica.running(model) for replica in self.replicas())
+    def running(self):
+        return sum(replica.running() for replica in self.replicas())
 
     def ongoing(self):
         return sum(replica.ongoing() for replica in self.replicas())

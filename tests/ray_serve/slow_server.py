@@ -1,4 +1,4 @@
-"""A replica whose steps with one model take a while, so that streams are still open when something happens to it."""
+"""A replica whose steps take a while, so that streams are still open when something happens to it."""
 
 import json
 import os
@@ -10,28 +10,20 @@ from ray import serve
 
 from sharp.ray.replica import ModelServer
 from sharp.serving.engine.engine import Engine
-from sharp.serving.service import EventStream
 
 STEP_SECONDS = 0.1
-UNREAD = 1024  # messages that may wait for a client
-SLOW_MODEL = "counting"
 FOLDER = "SHARP_TEST_REPLICAS"  # where every replica says who and where it is
 
 
 class SlowServer(ModelServer.func_or_class):
     async def __init__(self, *arguments, **options):
-        step, start = Engine.step, EventStream.start
+        step = Engine.step
 
         def slow_step(engine):
-            if engine._manifest.name == SLOW_MODEL:
-                time.sleep(STEP_SECONDS)
+            time.sleep(STEP_SECONDS)
             return step(engine)
 
-        def start_limited(stream):
-            stream._limit = UNREAD
-            start(stream)
-
-        Engine.step, EventStream.start = slow_step, start_limited
+        Engine.step = slow_step
         await super().__init__(*arguments, **options)
         context = serve.get_replica_context()
         text = {
