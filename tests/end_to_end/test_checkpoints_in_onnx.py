@@ -45,7 +45,9 @@ def _questions(manifest: Manifest) -> tuple[Sampler, Metric, tuple[int, ...], in
         return NextByte(), "accuracy", (64, 256), 8
     task = find_task(manifest, None)
     shortest = task.evaluation_lengths[0]
-    return task.sampler, task.metric, (shortest, 8 * shortest), 300 if manifest.kind == "set" else 32
+    if manifest.kind == "set":
+        return task.sampler, task.metric, (shortest, 8 * shortest), 300
+    return task.sampler, task.metric, (shortest, 4 * shortest), 16
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=[path.stem for path in CHECKPOINTS])
