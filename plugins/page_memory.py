@@ -69,7 +69,7 @@ def _anonymous() -> list[Range]:
 
 def _new(before: list[Range], after: list[Range]) -> Iterator[Range]:
     """The parts of `after` that are not in `before`."""
-    for begin, end in after:
+    for begin, end in sorted({*after} - {*before}):  # most are the same, and there may be thousands
         for old_begin, old_end in before:
             if old_end > begin and old_begin < end:
                 if old_begin > begin:

@@ -25,7 +25,7 @@ double lane_sum(const float* lanes) {
   return sum;
 }
 
-// Equal shifts may both be -inf (pointwise normalizers have none), and -inf - -inf is NaN.
+// Equal shifts may both be -inf (stored and pointwise normalizers have none), and -inf - -inf is NaN.
 float difference_of(float shift, float highest) { return shift == highest ? 0.0f : shift - highest; }
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace sharp::cpu {
 namespace {
 
-constexpr int64_t kFewTiles = 4;  // so many are finished before another thread would have begun
+constexpr int64_t kTilesFinishedHere = 4;  // finished before another thread would have begun
 
 // The temperature of a row, or its threshold and output.
 void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, const TileBuffers& buffers, int64_t row) {
@@ -91,7 +91,7 @@ class Attention {
       finish_tile(problem_, split.work->tile, split.buffers->parts(), split.buffers->count(), loops_.keeps_logits());
     };
     const int64_t count = static_cast<int64_t>(split_.size());
-    if (count > kFewTiles) return parallel_for_(count, finish);
+    if (count > kTilesFinishedHere) return parallel_for_(count, finish);
     for (int64_t index = 0; index < count; ++index) finish(index);
   }
 
