@@ -46,6 +46,10 @@ template <typename T>
 T smaller(T a, T b) {
   return a < b ? a : b;
 }
+template <typename T>
+T larger(T a, T b) {
+  return a > b ? a : b;
+}
 
 // 0, 1, ... kLanes - 1.
 inline Vec lane_numbers() {
