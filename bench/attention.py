@@ -2,11 +2,13 @@
 
 python bench/attention.py [--data smollm2 | gaussian | CHECKPOINT:NORM] [--phases decode] [--contexts 32768] ...
 
-Subjects take turns, one pass over all layers each, so that a slow minute of the machine hits all of them; what is
-compared are ratios of medians. The caches of all layers together are larger than the processor's caches where they
-are in a real model too. "ours" goes through ONNX Runtime, with the caches in place.
+Subjects take turns, one pass over all layers each, so that a slow minute of the machine hits all of them; a ratio is
+the median over rounds, of two subjects in the same round, or of a subject and the plain read just before it. The
+caches of all layers together are larger than the processor's caches where they are in a real model too. "ours" goes
+through ONNX Runtime, with the caches in place.
 """
 
+import itertools
 import json
 import os
 import platform
@@ -35,6 +37,7 @@ from attention_subjects import (
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from turns import pause
 
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.ops.schema import NORMALIZERS
@@ -43,6 +46,7 @@ PHASES = {"decode": (1, 1), "decode8": (8, 1), "prefill": (1, 0)}  # sequences, 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 LAYERS_BYTES = 600e6  # key-value cache of all layers of a subject; more than the caches of processors
 READ_BYTES = 1 << 30
+WARM_SECONDS = 0.1  # threads that were asleep wake up on one core and are slow until they are moved apart
 Clock = Callable[[], float]
 
 
@@ -59,10 +63,11 @@ class Row:
     best_milliseconds: float  # the fastest pass: what is left when the machine is shared
     cache_bytes: int
     operations: int
-    bandwidth_ratio: float  # cache bytes per second / the machine's plain read; may pass 1 where bytes are skipped
+    bandwidth_ratio: float  # cache bytes per second / the plain read just before; may pass 1 where bytes are skipped
     peak_ratio: float  # operations per second / the machine's float32 matrix product
     extra_mb: float  # peak resident memory during a step above that before it
     spread: float  # (third quartile - first) / median of the passes
+    passes: tuple[float, ...]  # milliseconds per layer in every round
 
 
 def read_bandwidth(threads: int, clock: Clock) -> Callable[[], float]:
@@ -104,8 +109,11 @@ def _status_kb(field: str) -> int:
 
 
 def time_pass(step: Step, layers: int, clock: Clock) -> float:
-    """Seconds per layer of one pass over all layers, after one step that wakes the threads."""
+    """Seconds per layer of one pass over all layers, in the middle of steady work."""
+    warm = time.perf_counter() + WARM_SECONDS
     step(layers - 1)
+    while time.perf_counter() < warm:
+        step(layers - 1)
     began = clock()
     for layer in range(layers):
         step(layer)
@@ -157,15 +165,17 @@ def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], fl
     chosen = list(subjects(work, options))
     read, layers = read_bandwidth(options.threads, options.clock), len(work.layers)
     memory = [extra_mb(step) for _, _, step in chosen]
-    reads: list[float] = []
+    reads: list[list[float]] = [[] for _ in chosen]
     times: list[list[float]] = [[] for _ in chosen]
     for _ in track(range(options.repetitions), f"{work.name} {phase} {work.context}", transient=True):
-        reads.append(read())
         for index, (_, _, step) in enumerate(chosen):
+            pause()
+            reads[index].append(read())
             times[index].append(time_pass(step, layers, options.clock))
-    bandwidth, peak = statistics.median(reads), matrix_peak(options.threads, options.clock)
+    bandwidth = statistics.median(itertools.chain(*reads))
+    peak = matrix_peak(options.threads, options.clock)
     rows = []
-    for (subject, dtype, _), seconds, extra in zip(chosen, times, memory, strict=True):
+    for (subject, dtype, _), seconds, before, extra in zip(chosen, times, reads, memory, strict=True):
         median = statistics.median(seconds)
         quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [median] * 3
         cache_bytes, operations = work.cache_bytes(ITEM_BYTES[dtype]), work.operations()
@@ -180,10 +190,11 @@ def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], fl
                 round(min(seconds) * 1e3, 4),
                 cache_bytes,
                 operations,
-                round(cache_bytes / median / bandwidth, 3),
+                round(statistics.median(cache_bytes / t / rate for t, rate in zip(seconds, before, strict=True)), 3),
                 round(operations / median / peak, 3),
                 round(extra, 1),
                 round((quartiles[2] - quartiles[0]) / median, 3),
+                tuple(round(t * 1e3, 4) for t in seconds),
             )
         )
     return rows, bandwidth, peak
@@ -197,10 +208,10 @@ def print_rows(rows: list[Row]) -> None:
     peers = ("torch SDPA", "ONNX Runtime GQA")
     for name in ("softmax", *peers):
         table.add_column(f"x {name}")
-    by_key = {(row.phase, row.context, row.subject, row.cache_dtype): row.milliseconds for row in rows}
+    by_key = {(row.phase, row.context, row.subject, row.cache_dtype): row.passes for row in rows}
     for row in rows:
         speedups = [
-            f"{reference / row.milliseconds:.2f}"
+            f"{statistics.median(theirs / t for theirs, t in zip(reference, row.passes, strict=True)):.2f}"
             if (reference := by_key.get((row.phase, row.context, name, "float32")))
             else "-"
             for name in ("softmax", *peers)

@@ -25,6 +25,7 @@ import numpy as np
 import torch  # noqa: F401 - before attention.py tells OpenMP's threads to sleep: llama.cpp's would, 4 times slower
 from attention import read_bandwidth
 from result_file import header, write
+from turns import pause
 
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
@@ -152,6 +153,7 @@ def main(
         run(prompt, 4)
     for _ in range(rounds):
         for name, _, run in subjects:
+            pause()
             runs[name].append(run(prompt, answer_tokens))
         reads.append(read())
     bandwidth = statistics.median(reads)

@@ -28,6 +28,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from result_file import header, write
+from turns import pause
 
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
@@ -152,7 +153,7 @@ def fill(folder: Path, cache: Path, context: int, threads: int) -> None:
 @click.option("--cache", type=click.Path(path_type=Path), required=True, help="What `fill` wrote.")
 @click.option("--contexts", default="4096,32768", show_default=True, help="Tokens before the answer.")
 @click.option("--rounds", default=9, show_default=True, help="Answers of every model at every context.")
-@click.option("--tokens", default=12, show_default=True, help="Tokens of an answer.")
+@click.option("--tokens", default=32, show_default=True, help="Tokens of an answer.")
 @click.option("--threads", default=2, show_default=True, help="Threads of the model.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def measure(
@@ -178,6 +179,7 @@ def measure(
         speeds: dict[str, list[float]] = {name: [] for name in models}
         for _ in range(rounds + 1):  # the first is not counted
             for name, llm in models.items():
+                pause()
                 (completion,) = llm.generate(prompt, params)
                 assert completion.usage.cached_tokens >= size - llm.model.manifest.cache.block_size
                 seconds = completion.timing.total - (completion.timing.time_to_first_token or 0)

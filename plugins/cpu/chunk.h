@@ -163,29 +163,26 @@ inline Chunk chunk_at(const Problem& problem, const Tile& tile, int64_t begin, i
                                       : chunk_of_single_keys(problem, tile, begin, end, scratch.packed_keys);
 }
 
-// The keys whose bit is set; all 64 in turns from the first and the second half, as the second half may be fetched.
-inline ValuePanel values_of(const Chunk& chunk, uint64_t bits) {
-  ValuePanel panel;
-  panel.type = chunk.value_type;
-  panel.fetch = false;
+// 0 to 63, in turns from the four strips: a processor follows four streams of memory better than one.
+struct Turns {
+  int keys[kChunkKeys];
+  constexpr Turns() : keys{} {
+    for (int index = 0; index < kChunkKeys; ++index) keys[index] = index % 4 * (kChunkKeys / 4) + index / 4;
+  }
+};
+inline constexpr Turns kTurns;
+
+// The keys whose bit is set; `keys` [kChunkKeys] is room for their numbers.
+inline ValuePanel values_of(const Chunk& chunk, uint64_t bits, int* keys) {
+  ValuePanel panel{chunk.value_type, kChunkKeys, kTurns.keys, chunk.values, chunk.value_scales, false, {}};
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
     panel.ahead[strip] = chunk.next[strip];
     panel.fetch |= chunk.next[strip] != nullptr;
   }
-  const bool whole = bits == ~uint64_t{0};
-  panel.count = whole ? kChunkKeys : 0;
-  for (int index = 0; index < panel.count; ++index) {
-    const int key = index % 2 * (kChunkKeys / 2) + index / 2;
-    panel.keys[index] = key;
-    panel.scales[index] = chunk.value_scales[key];
-    panel.values[index] = chunk.values[key];
-  }
-  for (; !whole && bits != 0; bits &= bits - 1) {
-    const int key = __builtin_ctzll(bits);
-    panel.keys[panel.count] = key;
-    panel.scales[panel.count] = chunk.value_scales[key];
-    panel.values[panel.count++] = chunk.values[key];
-  }
+  if (bits == ~uint64_t{0}) return panel;
+  panel.keys = keys;
+  panel.count = 0;
+  for (; bits != 0; bits &= bits - 1) keys[panel.count++] = __builtin_ctzll(bits);
   return panel;
 }
 

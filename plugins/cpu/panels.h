@@ -81,11 +81,11 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
 struct ValuePanel {
   CacheType type;
   int count;
+  const int* keys;                     // [count], in the order in which they are added up
+  const void* const* values;           // by key
+  const float* scales;                 // by key
   bool fetch;                          // whether any of these is given
   const void* ahead[kChunkKeys / 16];  // null: nothing is fetched
-  int keys[kChunkKeys];
-  const void* values[kChunkKeys];
-  float scales[kChunkKeys];
 };
 
 template <typename Element, int kRows, int kVectors, bool kFetch>
@@ -95,8 +95,9 @@ void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, i
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(output + row * stride + channel + v * kLanes);
   for (int index = 0; index < panel.count; ++index) {
-    const Element* value = static_cast<const Element*>(panel.values[index]) + channel;
-    const float* weight = weights + panel.keys[index];
+    const int key = panel.keys[index];
+    const Element* value = static_cast<const Element*>(panel.values[key]) + channel;
+    const float* weight = weights + key;
     const int64_t fetched = channel * 16 * static_cast<int64_t>(sizeof(Element)) + index * kBytesPerKey;
     if (kFetch && fetched % 64 == 0)
       for (const void* strip : panel.ahead)
@@ -104,7 +105,7 @@ void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, i
     Vec channels[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       channels[v] = load(value + v * kLanes);
-      if constexpr (sizeof(Element) == 1) channels[v] *= panel.scales[index];
+      if constexpr (sizeof(Element) == 1) channels[v] *= panel.scales[key];
     }
     for (int row = 0; row < kRows; ++row) {
       const Vec w = splat(weight[row * kChunkKeys]);
@@ -135,9 +136,9 @@ void add_rows(const float* weights, const ValuePanel& panel, int64_t channels, f
     add_panel<Element, kRows, 1, kFetch>(weights, panel, channel, channels, output);
   for (; channel < channels; ++channel)
     for (int index = 0; index < panel.count; ++index) {
-      const float value = to_float(static_cast<const Element*>(panel.values[index])[channel]) * panel.scales[index];
-      for (int row = 0; row < kRows; ++row)
-        output[row * channels + channel] += weights[row * kChunkKeys + panel.keys[index]] * value;
+      const int key = panel.keys[index];
+      const float value = to_float(static_cast<const Element*>(panel.values[key])[channel]) * panel.scales[key];
+      for (int row = 0; row < kRows; ++row) output[row * channels + channel] += weights[row * kChunkKeys + key] * value;
     }
 }
 

@@ -112,19 +112,20 @@ void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, in
   state.support = used;
   float* output = parts[0].output + row * problem.value_dim;
   for (int64_t begin = 0; begin < used; begin += kChunkKeys) {
-    ValuePanel panel;
-    panel.type = problem.cache_type;
-    panel.fetch = false;  // each was asked for below
-    panel.count = static_cast<int>(smaller<int64_t>(used - begin, kChunkKeys));
-    for (int index = 0; index < panel.count; ++index) {
+    const int count = static_cast<int>(smaller<int64_t>(used - begin, kChunkKeys));
+    int numbers[kChunkKeys];
+    const void* values[kChunkKeys];
+    float scales[kChunkKeys];
+    for (int index = 0; index < count; ++index) {
       const int64_t position = keys[begin + index], block = block_of(problem, tile, position);
-      panel.keys[index] = index;
-      panel.scales[index] = scale_of(problem.value_scale, block);
+      numbers[index] = index;
+      scales[index] = scale_of(problem.value_scale, block);
       const char* value = value_at(problem, block, position % problem.block_size);
-      panel.values[index] = value;
+      values[index] = value;
       for (int64_t byte = 0; byte < problem.value_dim * bytes_of(problem.cache_type); byte += 64)
         __builtin_prefetch(value + byte);
     }
+    const ValuePanel panel{problem.cache_type, count, numbers, values, scales, false, {}};
     add_values(logits + begin, 1, panel, problem.value_dim, output);
   }
 }

@@ -68,9 +68,8 @@ inline void clear_weights(float* weights) {
 
 inline void add_lanes(float* lanes, Vec value) { store(lanes, load(lanes) + value); }
 
-// What is fetched while a chunk is read: its own values and most keys of the next one, if its values are read with its
-// keys; half of the next keys or values otherwise. The processor's own prefetcher follows what is read at the same
-// time.
+// What is fetched while a chunk is read: its own values and then the keys of the next one, if its values are read with
+// its keys; the next keys or values otherwise.
 enum class Ahead { kValuesAndKeys, kKeys, kValues };
 
 inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, int64_t end, Ahead ahead,
@@ -82,7 +81,6 @@ inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, 
   for (int strip = 0; strip < kStrips; ++strip) {
     if (ahead == Ahead::kValuesAndKeys && chunk.mapped >> (strip * 16) & 1)
       chunk.keys.ahead[strip] = chunk.values[strip * 16];
-    if (strip == 0) continue;
     const int64_t position = next + strip * 16, block = position < end ? block_of(problem, tile, position) : -1;
     if (block < 0) continue;
     const int64_t offset = position % problem.block_size;
@@ -103,7 +101,8 @@ inline void add_chunk(const Problem& problem, const Tile& tile, const BfloatProd
                       uint64_t keys, Chunk& chunk, float* output) {
   if (keys == 0 || products.add(scratch.weights, chunk, keys, output)) return;
   if (converts(problem, tile)) convert_values(problem, scratch, chunk);
-  add_values(scratch.weights, tile.rows(), values_of(chunk, keys), problem.value_dim, output);
+  int numbers[kChunkKeys];
+  add_values(scratch.weights, tile.rows(), values_of(chunk, keys, numbers), problem.value_dim, output);
 }
 
 // Computes the logits of every chunk of the part into scratch.weights, shaped and masked. Calls `row_done(index, begin,

@@ -1,0 +1,11 @@
+"""A pause before a subject's turn, where several take turns in one process."""
+
+import time
+
+# ONNX Runtime's threads look for work for about 0.1 s after their last, and would take the next subject's cores.
+SPIN_SECONDS = 0.3
+
+
+def pause() -> None:
+    """Wait until threads of the subject before sleep."""
+    time.sleep(SPIN_SECONDS)
