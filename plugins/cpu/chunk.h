@@ -13,7 +13,8 @@ struct Chunk {
   CacheType value_type;
   const void* values[kChunkKeys];
   float value_scales[kChunkKeys];     // int8 only
-  const void* next[kChunkKeys / 16];  // strips of the next chunk to fetch while the values are read; null: nothing
+  bool fetch_next;                    // while the values are read
+  const void* next[kChunkKeys / 16];  // strips of the next chunk
 };
 
 inline uint64_t first_bits(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
@@ -28,6 +29,25 @@ inline uint64_t bits_in(KeyRange range, int64_t begin) {
 inline int64_t block_of(const Problem& problem, const Tile& tile, int64_t position) {
   const int32_t block = problem.block_table[tile.sequence * problem.max_blocks + position / problem.block_size];
   return block < 0 ? -1 : block * problem.kv_heads + tile.kv_head;
+}
+
+// 16 keys in a row: `block` as above, -1 too from `end` on.
+struct Strip {
+  int64_t block, offset;
+};
+
+// The strips of the chunk at `begin`, where a block has whole strips. Divides once.
+inline void strips_at(const Problem& problem, const Tile& tile, int64_t begin, int64_t end, Strip* strips) {
+  const int32_t* blocks = problem.block_table + tile.sequence * problem.max_blocks + begin / problem.block_size;
+  int64_t offset = begin % problem.block_size;
+  for (int strip = 0; strip < kChunkKeys / 16; ++strip, offset += 16) {
+    if (offset == problem.block_size) {
+      offset = 0;
+      ++blocks;
+    }
+    const int64_t block = begin + strip * 16 < end ? *blocks : -1;
+    strips[strip] = {block < 0 ? -1 : block * problem.kv_heads + tile.kv_head, offset};
+  }
 }
 
 inline const char* key_at(const Problem& problem, int64_t block, int64_t offset) {
@@ -47,9 +67,9 @@ inline Chunk empty_chunk(const Problem& problem) {
   chunk.mapped = 0;
   chunk.keys.type = chunk.value_type = problem.cache_type;
   chunk.keys.stride = problem.block_size;
-  chunk.keys.fetch = false;
+  chunk.keys.fetch = chunk.fetch_next = false;
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
-    chunk.keys.strips[strip] = chunk.keys.ahead[strip] = chunk.next[strip] = nullptr;
+    chunk.keys.strips[strip] = nullptr;
     chunk.keys.scales[strip] = 1.0f;
   }
   return chunk;
@@ -59,11 +79,12 @@ inline Chunk chunk_of_whole_strips(const Problem& problem, const Tile& tile, int
   Chunk chunk = empty_chunk(problem);
   const void* any = nullptr;
   const int64_t value_bytes = problem.value_dim * bytes_of(problem.cache_type);
+  Strip strips[kChunkKeys / 16];
+  strips_at(problem, tile, begin, end, strips);
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
-    const int64_t position = begin + strip * 16;
-    const int64_t block = position < end ? block_of(problem, tile, position) : -1;
+    const auto [block, offset] = strips[strip];
     if (block < 0) continue;
-    const int64_t offset = position % problem.block_size;
+    const int64_t position = begin + strip * 16;
     chunk.mapped |= bits_in({position, smaller(position + 16, end)}, begin);
     any = chunk.keys.strips[strip] = key_at(problem, block, offset);
     chunk.keys.scales[strip] = scale_of(problem.key_scale, block);
@@ -174,11 +195,9 @@ inline constexpr Turns kTurns;
 
 // The keys whose bit is set; `keys` [kChunkKeys] is room for their numbers.
 inline ValuePanel values_of(const Chunk& chunk, uint64_t bits, int* keys) {
-  ValuePanel panel{chunk.value_type, kChunkKeys, kTurns.keys, chunk.values, chunk.value_scales, false, {}};
-  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
-    panel.ahead[strip] = chunk.next[strip];
-    panel.fetch |= chunk.next[strip] != nullptr;
-  }
+  ValuePanel panel{chunk.value_type, kChunkKeys, kTurns.keys, chunk.values, chunk.value_scales, chunk.fetch_next, {}};
+  if (panel.fetch)
+    for (int strip = 0; strip < kChunkKeys / 16; ++strip) panel.ahead[strip] = chunk.next[strip];
   if (bits == ~uint64_t{0}) return panel;
   panel.keys = keys;
   panel.count = 0;

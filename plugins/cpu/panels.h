@@ -40,8 +40,8 @@ struct KeyPanel {
   int64_t stride;  // from a channel to the next, in elements
   const void* strips[kChunkKeys / 16];
   float scales[kChunkKeys / 16];
-  bool fetch;                          // whether any of these is given
-  const void* ahead[kChunkKeys / 16];  // null: nothing is fetched
+  bool fetch;  // whether these are fetched; all are addresses then
+  const void* ahead[kChunkKeys / 16];
 };
 
 template <typename Element, int kRows, int kVectors, bool kFetch>
@@ -52,7 +52,7 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
   for (int v = 0; v < kVectors; ++v) {
     const int key = (first + v) * kLanes;
     columns[v] = static_cast<const Element*>(keys.strips[key / 16]) + key % 16;
-    ahead[v] = key % 16 == 0 ? static_cast<const char*>(keys.ahead[key / 16]) : nullptr;
+    ahead[v] = static_cast<const char*>(keys.ahead[key / 16]);
   }
   Vec sums[kRows][kVectors];
   // Not "= {}": GCC would clear them in memory first.
@@ -63,7 +63,7 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
     for (int v = 0; v < kVectors; ++v) panel[v] = load(columns[v] + channel * keys.stride);
     if (kFetch && channel % kChannelsPerLine == 0)
       for (int v = 0; v < kVectors; ++v)
-        if (ahead[v] != nullptr) __builtin_prefetch(ahead[v] + channel * 16 * sizeof(Element));
+        if (v * kLanes % 16 == 0) __builtin_prefetch(ahead[v] + channel * 16 * sizeof(Element));
     for (int row = 0; row < kRows; ++row) {
       const Vec q = splat(query[row * channels + channel]);
       for (int v = 0; v < kVectors; ++v) sums[row][v] += q * panel[v];
@@ -81,11 +81,11 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
 struct ValuePanel {
   CacheType type;
   int count;
-  const int* keys;                     // [count], in the order in which they are added up
-  const void* const* values;           // by key
-  const float* scales;                 // by key
-  bool fetch;                          // whether any of these is given
-  const void* ahead[kChunkKeys / 16];  // null: nothing is fetched
+  const int* keys;            // [count], in the order in which they are added up
+  const void* const* values;  // by key
+  const float* scales;        // by key
+  bool fetch;                 // whether these are fetched; all are addresses then
+  const void* ahead[kChunkKeys / 16];
 };
 
 template <typename Element, int kRows, int kVectors, bool kFetch>
@@ -100,8 +100,7 @@ void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, i
     const float* weight = weights + key;
     const int64_t fetched = channel * 16 * static_cast<int64_t>(sizeof(Element)) + index * kBytesPerKey;
     if (kFetch && fetched % 64 == 0)
-      for (const void* strip : panel.ahead)
-        if (strip != nullptr) __builtin_prefetch(static_cast<const char*>(strip) + fetched);
+      for (const void* strip : panel.ahead) __builtin_prefetch(static_cast<const char*>(strip) + fetched);
     Vec channels[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       channels[v] = load(value + v * kLanes);

@@ -76,18 +76,27 @@ inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, 
                         Chunk& chunk) {
   // Many rows read the same keys again and again: there the reads are few for the arithmetic.
   if (problem.block_size % 16 != 0 || tile.rows() > kMaxPanelRows) return;
-  constexpr int kStrips = kChunkKeys / 16;
   chunk.keys.fetch = ahead != Ahead::kValues;
-  for (int strip = 0; strip < kStrips; ++strip) {
-    if (ahead == Ahead::kValuesAndKeys && chunk.mapped >> (strip * 16) & 1)
-      chunk.keys.ahead[strip] = chunk.values[strip * 16];
-    const int64_t position = next + strip * 16, block = position < end ? block_of(problem, tile, position) : -1;
-    if (block < 0) continue;
-    const int64_t offset = position % problem.block_size;
-    if (ahead == Ahead::kKeys)
-      chunk.keys.ahead[strip] = key_at(problem, block, offset);
-    else
-      chunk.next[strip] = ahead == Ahead::kValues ? value_at(problem, block, offset) : key_at(problem, block, offset);
+  chunk.fetch_next = ahead != Ahead::kKeys;
+  Strip strips[kChunkKeys / 16];
+  strips_at(problem, tile, next, end, strips);
+  for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
+    const auto [block, offset] = strips[strip];
+    // Where nothing comes next, or is mapped, the keys at hand are fetched once more, which costs nothing.
+    const void* here = chunk.keys.strips[strip];
+    const void* keys = block < 0 ? here : key_at(problem, block, offset);
+    const bool mapped = chunk.mapped >> (strip * 16) & 1;
+    switch (ahead) {
+      case Ahead::kValuesAndKeys:
+        chunk.keys.ahead[strip] = mapped ? chunk.values[strip * 16] : here;
+        chunk.next[strip] = keys;
+        break;
+      case Ahead::kKeys:
+        chunk.keys.ahead[strip] = keys;
+        break;
+      case Ahead::kValues:
+        chunk.next[strip] = block < 0 ? here : value_at(problem, block, offset);
+    }
   }
 }
 
