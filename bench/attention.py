@@ -9,15 +9,11 @@ through ONNX Runtime, with the caches in place.
 """
 
 import itertools
-import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of torch that spin would slow down the next subject
@@ -34,6 +30,7 @@ from attention_subjects import (
     ours,
     sdpa,
 )
+from result_file import PACKAGES, header, write
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -316,16 +313,13 @@ def main(
     if output is None:
         return
     result = {
-        "benchmark": "attention",
-        "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {threads} threads",
+        **header("attention", (*PACKAGES, "torch", "entmax")),
+        "threads": threads,
         "clock": "processor time" if processor_time else "wall",
-        "versions": {name: version(name) for name in ("sharp-attention", "onnxruntime", "torch", "entmax")},
         "limits": limits,
         "rows": [asdict(row) for row in rows],
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
     plot(rows, output.with_suffix(".png"))
 
 

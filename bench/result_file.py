@@ -17,10 +17,20 @@ def header(benchmark: str, packages: Iterable[str] = PACKAGES) -> dict[str, Any]
     return {
         "benchmark": benchmark,
         "date": date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores",
         "load_average": os.getloadavg(),
         "versions": versions(packages),
     }
+
+
+def processor() -> str:
+    """The processor's name as Linux tells it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
