@@ -293,8 +293,15 @@ def main(
 ) -> None:
     """Measure every row of the matrix that the options leave."""
     chosen = tuple(normalizers.split(","))
-    if unknown := set(chosen) - set(NORMALIZERS):
-        raise click.UsageError(f"--normalizers {', '.join(sorted(unknown))}: choose from {', '.join(NORMALIZERS)}")
+    for option, given, known in (
+        ("normalizers", normalizers, NORMALIZERS),
+        ("phases", phases, PHASES),
+        ("dtypes", dtypes, ITEM_BYTES),
+    ):
+        if unknown := set(given.split(",")) - set(known):
+            raise click.UsageError(f"--{option} {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+    if not all(context.isdecimal() and int(context) > 0 for context in contexts.split(",")):
+        raise click.UsageError(f"--contexts {contexts}: give numbers of tokens with commas between them")
     if processor_time and threads != 1:
         raise click.UsageError("--processor-time adds up the time of all threads; give --threads 1")
     clock = time.process_time if processor_time else time.perf_counter
