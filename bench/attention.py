@@ -43,6 +43,7 @@ PHASES = {"decode": (1, 1), "decode8": (8, 1), "prefill": (1, 0)}  # sequences, 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 LAYERS_BYTES = 600e6  # key-value cache of all layers of a subject; more than the caches of processors
 READ_BYTES = 1 << 30
+LONG_PROMPT = 32768  # tokens from which a pass takes seconds, and one layer is enough
 WARM_SECONDS = 0.1  # threads that were asleep wake up on one core and are slow until they are moved apart
 Clock = Callable[[], float]
 
@@ -123,7 +124,7 @@ def workload(name: str, layers: list[Layer], phase: str, context: int) -> Worklo
     work = Workload(name, layers, sequences, context, queries or context)
     count = max(1, min(len(layers), int(LAYERS_BYTES // work.cache_bytes(4))))
     if phase == "prefill":
-        count = min(count, 3)
+        count = min(count, 3 if context < LONG_PROMPT else 1)
     chosen = [layers[len(layers) * index // count].context(context) for index in range(count)]
     return replace(work, layers=chosen)
 

@@ -43,11 +43,14 @@ inline int64_t keep_lanes(uint64_t bits, Vec logits, VecInt keys, float* logits_
 inline void select_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
+  const bool collect = problem.stats != nullptr;
   VecInt numbers{};
   for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
   const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, const float* logits) {
     RowState& state = part.states[index];
-    observe(logits, visible, problem.stats != nullptr, state);
+    state.visible += __builtin_popcountll(visible);
+    observe_highest(logits, state);
+    if (collect) observe_lowest(logits, visible, state);
     state.highest = maximum_of(load(state.highest_lanes));
     const float floor = selection_floor(problem, state);
     const int64_t row = index * part.logits_stride;
@@ -62,7 +65,7 @@ inline void select_part(const Problem& problem, const Tile& tile, const Part& pa
   };
   BfloatProducts products(problem, tile, scratch);
   walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
-  for (int64_t index = 0; index < tile.rows(); ++index) settle(part.states[index]);
+  for (int64_t index = 0; index < tile.rows(); ++index) settle<false>(part.states[index]);
 }
 
 // Brings what the parts of a row selected together at the front of the row's memory, without what is now below the

@@ -15,16 +15,18 @@ inline void score_part(const Problem& problem, const Tile& tile, const Part& par
     for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys)
       for (int v = 0; v < kChunkVectors; ++v)
         store(part.logits + index * part.logits_stride + begin - part.keys.begin + v * kLanes, splat(-kInfinity));
+  const bool collect = problem.stats != nullptr;
   const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, float* logits) {
     RowState& state = part.states[index];
-    observe(logits, visible, problem.stats != nullptr, state);
+    state.visible += __builtin_popcountll(visible);
+    if (collect) observe_lowest(logits, visible, state);
     float* to = part.logits + index * part.logits_stride + begin - part.keys.begin;
     for (int v = 0; v < kChunkVectors; ++v) store(to + v * kLanes, load(logits + v * kLanes));
-    weigh_exponential(Softmax(problem, rows[index]), true, logits, state, part.output, 0);
+    weigh_exponential<true>(Softmax(problem, rows[index]), logits, state, part.output, 0);
   };
   BfloatProducts products(problem, tile, scratch);
   walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});
-  for (int64_t index = 0; index < tile.rows(); ++index) settle(part.states[index]);
+  for (int64_t index = 0; index < tile.rows(); ++index) settle<true>(part.states[index]);
 }
 
 // Weights from the stored logits, and the values they belong to.

@@ -1,6 +1,8 @@
 // The form that keeps nothing but running sums, for normalizers that know a weight from one logit.
 #pragma once
 
+#include <type_traits>
+
 #include "normalizers.h"
 #include "walk.h"
 
@@ -35,9 +37,8 @@ inline void move_shift(float shift, RowState& state, float* output, int64_t chan
 }
 
 // Logits -> weights of one row and chunk, in place, and into the row's sums; exponential normalizers.
-template <typename Normalizer>
-void weigh_exponential(const Normalizer& normalizer, bool collect, float* row, RowState& state, float* output,
-                       int64_t channels) {
+template <bool kCollect, typename Normalizer>
+void weigh_exponential(const Normalizer& normalizer, float* row, RowState& state, float* output, int64_t channels) {
   Vec exponents[kChunkVectors], highest = splat(-kInfinity);
   for (int v = 0; v < kChunkVectors; ++v) {
     exponents[v] = normalizer.exponent(load(row + v * kLanes));
@@ -52,10 +53,10 @@ void weigh_exponential(const Normalizer& normalizer, bool collect, float* row, R
     const Vec shifted = exponents[v] - shift, w = exp_nonpositive(shifted);
     store(row + v * kLanes, w);
     sum += w;
-    if (collect) weighted_log += w * maximum(splat(kLowestExponent), shifted);
+    if (kCollect) weighted_log += w * maximum(splat(kLowestExponent), shifted);
   }
   add_lanes(state.sum, sum);
-  if (collect) add_lanes(state.weighted_log, weighted_log);
+  if (kCollect) add_lanes(state.weighted_log, weighted_log);
 }
 
 // The same for pointwise normalizers; w ln w is left out where w = 0.
@@ -76,6 +77,7 @@ void weigh_pointwise(const Normalizer& normalizer, bool collect, float* row, Row
 
 template <typename Normalizer>
 void stream(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  constexpr bool kShiftIsHighest = std::is_same_v<Normalizer, Softmax>;  // its exponent is the logit
   const bool collect = problem.stats != nullptr;
   const int64_t channels = problem.value_dim;
   Row rows[kMaxTileRows];
@@ -85,14 +87,17 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
   const auto row_done = [&](int64_t index, int64_t, uint64_t visible, float* logits) {
     RowState& state = part.states[index];
     const Normalizer normalizer(problem, rows[index]);
-    if (collect)
-      observe(logits, visible, collect, state);
-    else
-      state.visible += __builtin_popcountll(visible);
-    if constexpr (Normalizer::kExponential)
-      weigh_exponential(normalizer, collect, logits, state, part.output + index * channels, channels);
-    else
+    state.visible += __builtin_popcountll(visible);
+    if (collect) {
+      if (!kShiftIsHighest) observe_highest(logits, state);
+      observe_lowest(logits, visible, state);
+    }
+    if constexpr (Normalizer::kExponential) {
+      const auto weigh = collect ? weigh_exponential<true, Normalizer> : weigh_exponential<false, Normalizer>;
+      weigh(normalizer, logits, state, part.output + index * channels, channels);
+    } else {
       weigh_pointwise(normalizer, collect, logits, state);
+    }
   };
   BfloatProducts products(problem, tile, scratch);
   const auto chunk_done = [&](Chunk& chunk, uint64_t seen) {
@@ -101,7 +106,7 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
   };
   walk_keys<Ahead::kValuesAndKeys>(problem, tile, part, scratch, products, rows, row_done, chunk_done);
   if (!collect) return;
-  for (int64_t index = 0; index < tile.rows(); ++index) settle(part.states[index]);
+  for (int64_t index = 0; index < tile.rows(); ++index) settle<kShiftIsHighest>(part.states[index]);
 }
 
 }  // namespace sharp::cpu::SHARP_ISA

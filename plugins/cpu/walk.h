@@ -40,13 +40,15 @@ inline void shape_logits(const Problem& problem, const Row& row, int64_t begin, 
             select(lanes_of(visible >> (v * kLanes)), load(logits + v * kLanes), splat(-kInfinity)));
 }
 
-// Highest and, for the statistics, lowest visible logit of each lane; a NaN counts in neither.
-inline void observe(const float* logits, uint64_t visible, bool collect, RowState& state) {
-  state.visible += __builtin_popcountll(visible);
+// Highest logit of each lane. A NaN does not count, here and below.
+inline void observe_highest(const float* logits, RowState& state) {
   Vec highest = load(state.highest_lanes);
   for (int v = 0; v < kChunkVectors; ++v) highest = maximum(load(logits + v * kLanes), highest);
   store(state.highest_lanes, highest);
-  if (!collect) return;
+}
+
+// Lowest visible logit of each lane; only the statistics need it.
+inline void observe_lowest(const float* logits, uint64_t visible, RowState& state) {
   Vec lowest = load(state.lowest_lanes);
   if (visible == ~uint64_t{0})
     for (int v = 0; v < kChunkVectors; ++v) lowest = minimum(load(logits + v * kLanes), lowest);
@@ -57,8 +59,9 @@ inline void observe(const float* logits, uint64_t visible, bool collect, RowStat
 }
 
 // What was observed of a row, in one number each.
-inline void settle(RowState& state) {
-  state.highest = maximum_of(load(state.highest_lanes));
+template <bool kShiftIsHighest>
+void settle(RowState& state) {
+  state.highest = kShiftIsHighest ? state.shift : maximum_of(load(state.highest_lanes));
   state.lowest = minimum_of(load(state.lowest_lanes));
 }
 
