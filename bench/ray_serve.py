@@ -3,10 +3,12 @@
 python bench/ray_serve.py FOLDER [--requests 200] [--output bench/results/ray_serve.json]
 
 The time to the first token is of one request at a time, in turns to the server and to one replica behind Serve's proxy.
-Throughput is of many requests at a time, to the server, to one replica and to two. Every engine has one thread, so two
-replicas need two cores of their own, and the proxy and this script a third. Bars: Ray adds at most 5 ms to the median,
-and two replicas give at least 1.8 times the tokens a second of one. The variables that tell Serve and Ray's workers
-how to run are kept in the result.
+Throughput is of many requests at a time, to one server and to two, to one replica and to two, where two get twice the
+requests: a step of more streams reads the weights for more of them, so replicas with half the load each would not show
+what they can carry. Every engine has one thread, so two need two cores of their own, and the proxy and this script a
+third; two servers without Ray show what the machine's cores can do at the same time. Bars: Ray adds at most 5 ms to
+the median, and two replicas give at least 1.8 times the tokens a second of one. The variables that tell Serve and Ray's
+workers how to run are kept in the result.
 """
 
 import asyncio
@@ -21,7 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -137,26 +141,34 @@ def first_tokens(addresses: dict[str, str], requests: int, prompt_tokens: int) -
     return times
 
 
-def throughput(address: str, load: Load) -> float:
-    """Tokens a second of all requests of a load together."""
+def throughput(addresses: list[str], load: Load) -> float:
+    """Tokens a second of all requests together, of a load for each address, once every server has run."""
 
-    async def run() -> float:
-        async with AsyncClient(address) as client:
+    async def run(requests: int) -> float:
+        loads = [replace(load, requests=requests, seed=number) for number in range(len(addresses))]
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(AsyncClient(address)) for address in addresses]
             began = time.perf_counter()
-            samples = await run_load(client, load)
+            runs = await asyncio.gather(*map(run_load, clients, loads))
             taken = time.perf_counter() - began
+        samples = list(chain.from_iterable(runs))
         errors = [sample.error for sample in samples if sample.error is not None]
         if errors:
             raise SystemExit(f"{len(errors)} requests failed: {errors[0]}")
         return sum(sum(sample.counts) for sample in samples) / taken
 
-    return asyncio.run(run())
+    asyncio.run(run(WARM_UP))
+    return asyncio.run(run(load.requests))
 
 
 @click.command(cls=SharpCommand)
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True))
-@click.option("--requests", default=200, show_default=True, type=click.IntRange(2), help="Of each measurement.")
-@click.option("--concurrency", default=32, show_default=True, type=click.IntRange(1), help="Open at a time.")
+@click.option(
+    "--requests", default=200, show_default=True, type=click.IntRange(2), help="Of each measurement and replica."
+)
+@click.option(
+    "--concurrency", default=32, show_default=True, type=click.IntRange(1), help="Open at a time, for each replica."
+)
 @click.option("--prompt-tokens", default=64, show_default=True, type=click.IntRange(1))
 @click.option("--answer-tokens", default=64, show_default=True, type=click.IntRange(1))
 @click.option("--output", type=click.Path(path_type=Path))
@@ -170,10 +182,12 @@ def main(
         deploy(folder, 1)
         with server(folder) as direct:
             times = first_tokens({"server": direct, "ray": address}, requests, prompt_tokens)
-            tokens_per_second["server"] = throughput(direct, load)
-        tokens_per_second["one replica"] = throughput(address, load)
+            tokens_per_second["server"] = throughput([direct], load)
+            with server(folder) as other:
+                tokens_per_second["two servers"] = throughput([direct, other], load)
+        tokens_per_second["one replica"] = throughput([address], load)
         deploy(folder, 2)
-        tokens_per_second["two replicas"] = throughput(address, load)
+        tokens_per_second["two replicas"] = throughput([address, address], load)
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     result = {
         **header("ray_serve", (*PACKAGES, "ray")),
@@ -184,6 +198,7 @@ def main(
         "first_token_ms": {name: round(value, 2) for name, value in medians.items()},
         "ray_adds_ms": round(medians["ray"] - medians["server"], 2),
         "tokens_per_second": {name: round(value, 1) for name, value in tokens_per_second.items()},
+        "two_servers_over_one": round(tokens_per_second["two servers"] / tokens_per_second["server"], 2),
         "two_over_one": round(tokens_per_second["two replicas"] / tokens_per_second["one replica"], 2),
     }
     print(json.dumps(result, indent=2))

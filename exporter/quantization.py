@@ -39,8 +39,8 @@ class Packing:
         return outputs * (blocks * self.block * self.bits // 8 + 4 * blocks + -(-blocks * self.bits // 8))
 
 
-EIGHT_BITS = Packing(8, 32)
-FOUR_BITS = Packing(4, 16)
+EIGHT_BITS = Packing(8, 64)
+FOUR_BITS = Packing(4, 32)
 
 
 def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> None:
@@ -50,10 +50,9 @@ def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> N
     tied = _tied_embeddings(model.graph)
     products = _products(model.graph)
     packings = choose_packings([shape for _, shape in products], quantization, config)
-    for packing in (EIGHT_BITS, FOUR_BITS):
+    for packing in dict.fromkeys(packings):
         chosen = [name for (name, _), one in zip(products, packings, strict=True) if one == packing]
-        if chosen:
-            model = _run_quantizer(model, packing, chosen)
+        model = _run_quantizer(model, packing, chosen)
     shared = _share_embedding(model.graph, tied)
     with tempfile.TemporaryDirectory(dir=folder) as staging:
         path = Path(staging) / MODEL_FILE
@@ -72,17 +71,16 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization, c
     The output layer is last.
 
     int4 keeps in 8 bits what loses most: the output layer, the first and the last layers, the products that take the
-    feed-forward's wide activations, and those that make the few key and value heads of many query heads, alone or in
-    one product with the queries. Measured on SmolLM2-135M, see ARCHITECTURE.md.
+    heads' outputs or the feed-forward's wide activations, and those that make the few key and value heads of many query
+    heads, alone or in one product with the queries. Measured on SmolLM2-135M, see ARCHITECTURE.md.
     """
     if quantization == "int8":
         return [EIGHT_BITS] * len(shapes)
-    hidden = shapes[-1][0] if shapes else 0
     merged = (config.q_heads + 2 * config.kv_heads) * config.head_dim if config.kv_heads < config.q_heads else None
     end = round(ENDS * len(shapes))
     return [
         EIGHT_BITS
-        if index < end or index >= len(shapes) - 1 - end or inputs > hidden or outputs < hidden or outputs == merged
+        if index < end or index >= len(shapes) - 1 - end or inputs >= outputs or outputs == merged
         else FOUR_BITS
         for index, (inputs, outputs) in enumerate(shapes)
     ]
