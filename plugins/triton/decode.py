@@ -261,7 +261,7 @@ def decode_solve(
         while step < MOST_STEPS:
             total, slope = stored_entmax_sums(own, first, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
             following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
-            unsettled = entmax_unsettled(following, tau, total, OPTIONS)
+            unsettled = entmax_unsettled(following, tau, total, alpha, OPTIONS)
             step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
             tau = following
         solved = tl.max(tau, 0)

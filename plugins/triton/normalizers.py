@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 LN_2 = tl.constexpr(0.6931471805599453)
+SIGN = tl.constexpr(-(2**31))
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -46,6 +47,16 @@ def log2(x):
 
 
 @triton.jit
+def log2_above_one(x):
+    """As `log2` for x >= 1, which is never subnormal: without the three instructions that look for that."""
+    if INTERPRETED:
+        result = tl.log2(x)
+    else:
+        result = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return result
+
+
+@triton.jit
 def sum_of_logs(weights, logs):
     """Sum of w log2 w over the keys; 0 log 0 = 0."""
     return tl.sum(tl.where(weights == 0, 0.0, weights * logs), 1)
@@ -68,8 +79,9 @@ def exponents(logits, row, OPTIONS: tl.constexpr):
     """Base-2 exponents; ssa's weight (1 + b|z|)^(sgn(z) n) has the exponent n sgn(z) log2(1 + b|z|) (SSA, Eq. 5)."""
     if OPTIONS.normalizer == "ssa":
         _, _, _, _, b, n = row
-        size = n[:, None] * log2(1.0 + b[:, None] * tl.abs(logits))
-        return tl.where(logits < 0, -size, size)
+        size = n[:, None] * log2_above_one(1.0 + b[:, None] * tl.abs(logits))
+        sign = logits.to(tl.int32, bitcast=True) & SIGN  # one instruction with the next, where `where` takes two
+        return (size.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
     return logits
 
 
@@ -86,11 +98,13 @@ def pointwise_weights(logits, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def stream(logits, row, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+def stream(logits, row, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr, SHIFTED: tl.constexpr):
     """Weights of a tile from one pass over the logits, and the state (peak, total, weighted_log, support, factor).
 
     Exponential: online softmax, and the entropy's sum beside it (ICML 2025, App. G): when the peak moves by
     d = old - new, weighted_log becomes 2^d (weighted_log + d total). `factor` = 2^d is for the output so far.
+    Without SHIFTED the weights are 2^exponent as they are, and there are no statistics: `within_range` says afterwards
+    whether that went well.
     """
     peak, total, weighted_log, support = state
     if OPTIONS.pointwise:
@@ -100,6 +114,11 @@ def stream(logits, row, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
         if STATISTICS:
             weighted_log += sum_of_logs(weights, log2(weights))
             support += tl.sum((weights != 0).to(tl.float32), 1)
+    elif not SHIFTED:
+        exponent = exponents(logits, row, OPTIONS)
+        weights = tl.exp2(exponent)
+        factor = 1.0
+        total += tl.sum(weights, 1)
     else:
         exponent = exponents(logits, row, OPTIONS)
         moved = tl.maximum(peak, tl.max(exponent, 1))
@@ -116,10 +135,16 @@ def stream(logits, row, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
 
 
 @triton.jit
+def within_range(total, output):
+    """Rows whose weights, not shifted, stayed within float32's range and far from its ends, with a finite output."""
+    return (total > 2.0**-30) & (total < 2.0**60) & (tl.sum(output * 0.0, 1) == 0)
+
+
+@triton.jit
 def entmax_excess(logits, peak, threshold, alpha):
     """The x = [s - tau]_+ with s = (alpha - 1)(z - max z); a NaN stays."""
     excess = (logits - peak[:, None]) * (alpha - 1.0) - threshold[:, None]
-    return tl.where(excess <= 0, 0.0, excess)
+    return tl.maximum(excess, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -146,37 +171,81 @@ def entmax_sums(excess, alpha, OPTIONS: tl.constexpr):
 
 
 @triton.jit
+def entmax_near(threshold, total, slope, alpha):
+    """The Newton step for log F as a function of log(-tau): tau F^(-1/p), p = d log F / d log(-tau) = k (-tau) G / F.
+
+    F as a power of -tau is exact for equal logits and near for any smooth tail: from a tau with F near 1 the step lands
+    closer than those that look at F alone, and from the right of the root it cannot fall far to its left.
+    """
+    return threshold * tl.exp2(log2(total) * total * (alpha - 1.0) / (threshold * slope))
+
+
+@triton.jit
+def entmax_aim(logits, state, alpha, OPTIONS: tl.constexpr):
+    """What one pass finds: the running maximum, and a tau close to the root for the keys so far with its F and G.
+
+    A tile's own sums are those of tau when the tile comes. What was summed before is taken to follow tau as in
+    `entmax_near`, and where a higher maximum pulls tau up, along its slope. So F and G are estimates: good for where
+    the search starts, and for nothing else. State and result are (peak, F, G, -tau); F is 0 before the first key.
+    """
+    peak, total, slope, distance = state
+    moved = tl.maximum(peak, tl.max(logits, 1))
+    # `where` and not `max`: before the first finite logit, differences are NaN.
+    log = tl.where(total > 1, log2(total), 0.0)
+    closer = tl.where(total > 1, log * total * (alpha - 1.0) / (distance * slope), 0.0)
+    lifted = (moved - peak) * (alpha - 1.0) + distance * tl.exp2(-closer)
+    distance = tl.where(lifted < 1, lifted, 1.0)
+    kept = 1.0 - (lifted - distance) * slope * tl.exp2(closer - log) / (alpha - 1.0)
+    kept = tl.where(kept > 0, kept, 0.0)
+    excess = entmax_excess(logits, finite_or_zero(moved), -distance, alpha)
+    add_total, add_slope = entmax_sums(excess, alpha, OPTIONS)
+    total = tl.where(total > 1, 1.0, total) * kept + add_total
+    slope = slope * tl.exp2(closer - log) * kept + add_slope
+    return moved, total, slope, distance
+
+
+@triton.jit
 def entmax_step(threshold, low, high, total, slope, alpha, OPTIONS: tl.constexpr):
     """One step of the search for tau with F(tau) = 1: the next tau and the bracket [low, high] around the root.
 
-    For k >= 1 the Newton step on F^(1/k) - 1 climbs to the root from the left without passing it. For k < 1, where F is
+    For k >= 1 the Newton step on F^(1/k) - 1 climbs to the root from the left without passing it: far on the left, and
+    for k = 1, where it is exact once the support is right, all the way. Otherwise `entmax_near`. For k < 1, where F is
     concave between the keys, the plain step on F - 1. Wherever a step leaves the bracket, a bisection.
     """
     low = tl.where(total >= 1, threshold, low)
     high = tl.where(total >= 1, high, threshold)
+    near = entmax_near(threshold, total, slope, alpha)
     if OPTIONS.power == "one":
-        step = (total - 1.0) / slope
+        following = tl.where(total < 1, near, threshold + (total - 1.0) / slope)
     elif OPTIONS.power == "two":
         root = tl.sqrt(total)
-        step = (root - 1.0) * root / slope
+        following = tl.where(total < 2, near, threshold + (root - 1.0) * root / slope)
     else:
-        climbing = (1.0 - tl.exp2(tl.log2(total) * (1.0 - alpha))) * total / slope
-        step = tl.where(alpha <= 2.0, climbing, (total - 1.0) * (alpha - 1.0) / slope)
-    following = threshold + step
+        climbing = threshold + (1.0 - tl.exp2(tl.log2(total) * (1.0 - alpha))) * total / slope
+        plain = threshold + (total - 1.0) * (alpha - 1.0) / slope
+        following = tl.where(alpha > 2.0, plain, tl.where(total < 2, near, climbing))
     # An end of the bracket counts as outside: steps from end to end would go on for ever.
     inside = (following > low) & (following < high) | (following == threshold)
     return tl.where(inside, following, low + (high - low) * 0.5), low, high
 
 
 @triton.jit
-def entmax_unsettled(following, threshold, total, OPTIONS: tl.constexpr):
-    """Whether a row needs one more step: each squares the error, and the division by the sum mends the rest."""
-    if OPTIONS.power == "two":
-        far = tl.abs(total - 1.0) > (3e-4 if OPTIONS.dtype == "float32" else 1e-2)
+def entmax_unsettled(following, threshold, total, alpha, OPTIONS: tl.constexpr):
+    """Whether a row needs one more step: each squares the error, and the division by the sum mends the rest.
+
+    From the right a step may pass the root by what many keys just below tau add, so less is let through there.
+    """
+    above, below = total - 1.0, 1.0 - total
+    if OPTIONS.dtype == "float32":
+        most = 3e-4 if OPTIONS.power == "two" else (1e-5 if OPTIONS.power == "one" else 1e-6)
+        far = (above > most) | (below > most)
+    elif OPTIONS.power == "two":
+        far = (above > 1e-2) | (below > 1e-3)
     elif OPTIONS.power == "one":
-        far = tl.abs(total - 1.0) > 1e-5
+        far = (above > 1e-3) | (below > 1e-4)
     else:
-        far = tl.abs(total - 1.0) > 1e-6
+        most = tl.where(alpha > 2.0, 1e-6, 1e-3)
+        far = (above > most) | (below > tl.minimum(most, 1e-4))
     return far & (following != threshold)
 
 

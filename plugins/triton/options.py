@@ -83,6 +83,11 @@ class Options:
         return self.normalizer in ("softmax", "adaptive_softmax", "entmax")
 
     @property
+    def rarely_shifted(self) -> bool:
+        """Weights seldom leave the range of their type: ssa's, but for float16, are powers of logits."""
+        return self.normalizer == "ssa" and self.dtype != "float16"
+
+    @property
     def wide_weights(self) -> bool:
         """Weights may leave float16's range, so their product with the values is computed in tf32."""
         return self.dtype == "float16" and self.normalizer in ("relu", "relu2")

@@ -1,9 +1,11 @@
 """Prompts and chunks of prompts: every sequence of more than one token, in tiles of query rows times keys.
 
 The rows of a tile are (token, head) pairs that share a KV head, numbered token * group + head of the group, so that a
-chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Passes over the keys: one for softmax, ssa
-and the pointwise normalizers; two for adaptive softmax (entropy, then weights); under entmax one for the maximum, one
-for each step towards the threshold, until all rows of the tile have settled, and one for the output.
+chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Passes over the keys:
+    softmax, ssa, pointwise  one; ssa repeats it where weights left float32's range
+    adaptive softmax         two: entropy, then weights
+    entmax                   one for the maximum and about where the threshold is, one for each step from there, mostly
+                             two, until all rows of the tile have settled, and one for the output
 """
 
 import triton
@@ -13,10 +15,12 @@ from sharp.plugins.triton.decode import MOST_STEPS
 from sharp.plugins.triton.normalizers import (
     divided,
     empty_state,
+    entmax_near,
     entmax_step,
     entmax_unsettled,
     row_statistics,
     temperature,
+    within_range,
 )
 from sharp.plugins.triton.walk import blocks_of, head_values, load_query, walk
 
@@ -40,12 +44,14 @@ def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr)
 
 
 @triton.jit
-def entmax_thresholds(bounds, peak, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr):
-    """The thresholds tau of all rows, from -1 upwards; the steps end when no row of the tile needs another."""
+def entmax_thresholds(bounds, aimed, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr):
+    """The thresholds tau of all rows, from where "aim" ended; the steps end when no row of the tile needs another."""
     alpha = attributes[2]
+    peak, total, slope, distance = aimed
     low = tl.full([OPTIONS.rows], 0, tl.float32) - 1.0
     high = -tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
-    tau = low
+    tau = tl.where(total > 1, entmax_near(-distance, total, slope, alpha), -distance)
+    tau = tl.where(tau > low, tl.minimum(tau, high), low)  # also where it is NaN
     step = 0
     while step < MOST_STEPS:
         state = walk(
@@ -65,7 +71,7 @@ def entmax_thresholds(bounds, peak, visible, query, row, cache, attributes, exis
         )
         _, total, slope, _, _, _, _, _ = state
         following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
-        unsettled = entmax_unsettled(following, tau, total, OPTIONS) & exists & (visible > 0)
+        unsettled = entmax_unsettled(following, tau, total, alpha, OPTIONS) & exists & (visible > 0)
         step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
         tau = following
     return tau
@@ -87,6 +93,7 @@ def attend_tile(
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
     if OPTIONS.solves:
+        FIRST: tl.constexpr = "aim" if OPTIONS.normalizer == "entmax" else "observe"
         state = walk(
             bounds,
             empty_state(OPTIONS),
@@ -97,18 +104,19 @@ def attend_tile(
             unused,
             unused,
             OPTIONS,
-            "observe",
+            FIRST,
             False,
             True,
             STATISTICS,
         )
-        peak, total, weighted_log, highest, lowest, visible, _, _ = state
+        peak, total, weighted_log, highest, lowest, visible, support, _ = state
         if OPTIONS.normalizer == "adaptive_softmax":
             threshold, t0, t1, t2, t3, t4, t5, t6, t7 = polynomial
             beta = temperature(total, weighted_log, threshold, t0, t1, t2, t3, t4, t5, t6, t7)
             solved = beta
         else:
-            solved = entmax_thresholds(bounds, peak, visible, query, row, cache, attributes, exists, OPTIONS)
+            aimed = (peak, total, weighted_log, support)
+            solved = entmax_thresholds(bounds, aimed, visible, query, row, cache, attributes, exists, OPTIONS)
         state = walk(
             bounds,
             empty_state(OPTIONS),
@@ -127,6 +135,8 @@ def attend_tile(
         _, total, weighted_log, _, _, _, support, output = state
         highest = peak
     else:
+        # Steps with statistics are few, and the two loops in each branch would compile twice as long.
+        FIXED: tl.constexpr = OPTIONS.rarely_shifted and not STATISTICS
         state = walk(
             bounds,
             empty_state(OPTIONS),
@@ -137,11 +147,29 @@ def attend_tile(
             unused,
             unused,
             OPTIONS,
-            "stream",
+            "fixed" if FIXED else "stream",
             False,
             True,
             STATISTICS,
         )
+        if FIXED:
+            lost = exists & (state[5] > 0) & ~within_range(state[1], state[7])
+            if tl.max(lost.to(tl.int32)) > 0:
+                state = walk(
+                    bounds,
+                    empty_state(OPTIONS),
+                    query,
+                    row,
+                    cache,
+                    attributes,
+                    unused,
+                    unused,
+                    OPTIONS,
+                    "stream",
+                    False,
+                    True,
+                    STATISTICS,
+                )
         peak, total, weighted_log, highest, lowest, visible, support, output = state
         if OPTIONS.peak_is_highest:
             highest = peak

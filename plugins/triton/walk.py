@@ -2,7 +2,9 @@
 
 A walk's mode is one of
     "stream"   weights from one pass over the logits, and their values (softmax, ssa, sigmoid, relu, relu2)
+    "fixed"    as "stream", but weights are not kept in range by the running maximum
     "observe"  what the solution of a row is found from: running sums (adaptive softmax) or the maximum (entmax)
+    "aim"      entmax: the maximum, in `support` how far below it tau about is, and estimates of "count"'s F and G
     "count"    entmax: F and G of a threshold, in the state's `total` and `weighted_log`
     "settled"  weights from a row's solution, and their values
 
@@ -19,6 +21,7 @@ import triton.language as tl
 
 from sharp.plugins.triton.normalizers import (
     add_values,
+    entmax_aim,
     entmax_excess,
     entmax_sums,
     settled,
@@ -162,25 +165,28 @@ def visit(
         inside = keys // OPTIONS.block_size < cache[3]  # whole blocks, so that the reads may be vectors
         tl.store(pointers[:, None] + keys[None, :], logits, mask=exists[:, None] & inside[None, :])
 
-    if MODE == "stream" or MODE == "observe":
+    if MODE != "count" and MODE != "settled":
         visible += seen
         if STATISTICS:
             if not OPTIONS.peak_is_highest:
                 highest = tl.maximum(highest, tl.max(logits, 1))
             hidden = tl.where(sees, logits, float("inf")) if MASKED else tl.where(mapped[None, :], logits, float("inf"))
             lowest = tl.minimum(lowest, tl.min(hidden, 1))
-    if MODE == "stream":
-        weights, sums, factor = stream(logits, row, (peak, total, weighted_log, support), OPTIONS, STATISTICS)
+    if MODE == "stream" or MODE == "fixed":
+        sums = (peak, total, weighted_log, support)
+        weights, sums, factor = stream(logits, row, sums, OPTIONS, STATISTICS, MODE == "stream")
         peak, total, weighted_log, support = sums
-        if not OPTIONS.pointwise:
+        if MODE == "stream" and not OPTIONS.pointwise:
             output = output * factor[:, None]
         output = add_values(output, weights, load_values(keys, used, page, cache, OPTIONS), OPTIONS)
     elif MODE == "observe":
         if OPTIONS.normalizer == "entmax":
             peak = tl.maximum(peak, tl.max(logits, 1))
         else:
-            _, sums, _ = stream(logits, row, (peak, total, weighted_log, support), OPTIONS, True)
+            _, sums, _ = stream(logits, row, (peak, total, weighted_log, support), OPTIONS, True, True)
             peak, total, weighted_log, support = sums
+    elif MODE == "aim":
+        peak, total, weighted_log, support = entmax_aim(logits, (peak, total, weighted_log, support), alpha, OPTIONS)
     elif MODE == "count":
         excess = entmax_excess(logits, solution[0], solution[1], alpha)
         add_total, add_slope = entmax_sums(excess, alpha, OPTIONS)
@@ -191,7 +197,7 @@ def visit(
         total, weighted_log, support = sums
         if OPTIONS.normalizer == "entmax":
             # `!= 0` and not `> 0`: a NaN must reach the output.
-            if tl.max((weights != 0).to(tl.int32)) > 0:
+            if tl.max((tl.sum(weights, 1) != 0).to(tl.int32)) > 0:
                 values = load_values(keys, used, page, cache, OPTIONS)
                 output = add_values(output, weights, values, OPTIONS)
         else:

@@ -55,6 +55,20 @@ def _poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
     return poisoned
 
 
+def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
+    """As `run`, where entmax's search in prefill ends after this many passes over the keys, settled or not."""
+    import triton.language as tl
+
+    from sharp.plugins.triton import prefill
+
+    before = prefill.MOST_STEPS
+    prefill.MOST_STEPS = tl.constexpr(most_steps)  # type: ignore[attr-defined]
+    try:
+        return run(case)
+    finally:
+        prefill.MOST_STEPS = before  # type: ignore[attr-defined]
+
+
 def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> dict[str, np.ndarray]:
     """The op's outputs as float32 arrays, for inputs in these dtypes."""
     import torch

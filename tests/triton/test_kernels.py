@@ -1,5 +1,6 @@
 """The Triton kernels, interpreted, agree with the float64 reference."""
 
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from sharp.plugins.ops.schema import NORMALIZERS
 from tests.conformance.cases import Case, Shape, assert_agrees, make_case, run_reference
+from tests.triton import interpreted
 from tests.triton.interpreted import CACHES, DATA, Run
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -101,6 +103,33 @@ def test_entmax_of_any_alpha(run: Run, alpha: float) -> None:
     # float32 cannot hold a weight (s - tau)^(1 / (alpha - 1)) better when its exponent is below 1.
     tolerance = 1e-5 if alpha <= 2 else 2e-4
     np.testing.assert_allclose(run(case).output, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("scale", [0.03, 0.3, 1.0])  # most keys, some and few have a weight
+@pytest.mark.parametrize(("alpha", "passes"), [(1.25, 2), (1.5, 2), (2.0, 4)])
+def test_entmax_of_a_prompt_is_found_in_few_passes(
+    interpreter: ProcessPoolExecutor, alpha: float, passes: int, scale: float
+) -> None:
+    # From a threshold of -1 upwards the same would take 3 to 9.
+    shape = Shape(sequences=((500, 20),), kv_heads=1, head_dim=16, value_dim=16)
+    case = make_case("entmax", shape, alpha=alpha, scale=scale)
+    found = interpreter.submit(interpreted.run_steps, case, passes).result()["output"]
+    expected = run_reference(case).output
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("collect", [True, False])
+@pytest.mark.parametrize(("n", "scale", "size"), [(30.0, 256.0, 1.0), (30.0, -256.0, 1.0), (2.5, 256.0, 1e33)])
+def test_ssa_beyond_the_range_of_float32(run: Run, n: float, scale: float, size: float, collect: bool) -> None:
+    # Weights of 2^300 and 2^-300, or weights times values of 1e44; the output is as large as the values.
+    shape = Shape(sequences=((60, 20), (33, 1), (0, 5)), kv_heads=1, head_dim=16, value_dim=16, integers=True)
+    case = make_case("ssa", shape, seed=3, scale=scale)
+    inputs = {name: case.inputs[name] * np.float32(size) for name in ("value", "value_cache")}
+    case = case.with_inputs(
+        **inputs, head_params=np.full((3, 2), (1.0, n), np.float32), collect_stats=np.array(collect)
+    )
+    expected = run_reference(case).output
+    np.testing.assert_allclose(run(case).output, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)

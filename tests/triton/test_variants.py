@@ -48,9 +48,9 @@ def test_every_kernel_compiles(name: str) -> None:
             assert "cp.async.cg.shared.global" in ptx  # keys come in vectors of 16 bytes, ahead of their use
 
 
-@pytest.mark.parametrize("normalizer", ["softmax", "ssa"])
+@pytest.mark.parametrize("normalizer", ["softmax", "ssa", "entmax"])
 def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -> None:
-    options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16)
+    options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16, power="two" if normalizer == "entmax" else "")
     prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
     (tmp_path / "prefill.ptx").write_text(compile_kernel(prefill, 90).asm["ptx"])
     assembler = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "prefill.ptx", "-o", "prefill.cubin"]
