@@ -62,8 +62,9 @@ def channel_options(attempts: int) -> list[tuple[str, Any]]:
     """Options of a channel that makes each call up to `attempts` times.
 
     gRPC's own retries: after UNAVAILABLE with exponential backoff, after RESOURCE_EXHAUSTED when the server says
-    (`grpc-retry-pushback-ms`, which it sends beside `RetryInfo`), and never once an answer has begun. Of several
-    servers behind the address, calls take one after the other.
+    (`grpc-retry-pushback-ms`, which it sends beside `RetryInfo`), and never once an answer has begun. A call that
+    arrives in the moment a gRPC server closes ends with CANCELLED before anything has read it; it is made again too.
+    Of several servers behind the address, calls take one after the other.
 
     Raises:
         InputError: `attempts` is out of range.
@@ -75,7 +76,7 @@ def channel_options(attempts: int) -> list[tuple[str, Any]]:
         "initialBackoff": "0.2s",
         "maxBackoff": "10s",
         "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
     }
     config: dict[str, Any] = {"methodConfig": [{"name": [{}], "retryPolicy": retry}]} if attempts > 1 else {}
     # An address may name several servers, as a headless service's does; gRPC alone would stay with the first.

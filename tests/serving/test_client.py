@@ -5,9 +5,12 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 
+import grpc
 import numpy as np
 import pytest
 
@@ -202,6 +205,41 @@ def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(c
             assert refused.value.retry_after > 0
             client.abort("waiting")
             assert waiting.result(20).finish_reason == "cancelled"
+
+
+def test_a_call_that_meets_a_closing_server_is_made_again(address):
+    """gRPC cancels what it has received and not handed over; without retries that is the caller's error."""
+    with closing_server() as closing:
+        both = f"ipv4:{closing},{address}"
+
+        def ask(attempts):
+            with Client(both, attempts=attempts) as client:
+                return [client.generate("a", SamplingParams(temperature=0, max_tokens=2)).text for _ in range(20)]
+
+        with ThreadPoolExecutor(2) as pool:
+            once, again = pool.submit(ask, 1), pool.submit(ask, 5)
+            assert again.result(20) == ["bc"] * 20
+            with pytest.raises(SharpError, match="CANCELLED"):
+                once.result(20)
+
+
+@contextmanager
+def closing_server():
+    """The address of a gRPC server that receives calls for a second, handles none and closes."""
+    ready = Queue()
+
+    async def close():
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        ready.put(port)
+        time.sleep(1)  # the loop is not free, so nothing is handed over
+        await server.stop(0)
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(asyncio.run, close())
+        yield f"127.0.0.1:{ready.get()}"
+        ended.result(20)
 
 
 def test_a_deadline(connect, counting, steps):

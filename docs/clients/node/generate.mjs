@@ -27,13 +27,14 @@ const credentials = ca ? grpc.credentials.createSsl(readFileSync(ca)) : grpc.cre
 const metadata = new grpc.Metadata();
 if (token) metadata.set("authorization", `Bearer ${token}`);
 
-// gRPC calls again by itself: when the server is away, and when it is full, after as long as it says.
+// gRPC calls again by itself: when the server is away, when it is full, after as long as it says, and when it closed
+// before it had read the call (CANCELLED).
 const retryPolicy = {
   maxAttempts: 5,
   initialBackoff: "0.2s",
   maxBackoff: "10s",
   backoffMultiplier: 2,
-  retryableStatusCodes: ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+  retryableStatusCodes: ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
 };
 const client = new InferenceService(address, credentials, {
   "grpc.service_config": JSON.stringify({ methodConfig: [{ name: [{}], retryPolicy }] }),
