@@ -6,7 +6,7 @@ text ends. A decode step's query is then the last one of the last window.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Layer:
     """What attention gets in one layer.
 
     query [tokens, q_heads, head_dim], key and value [tokens, kv_heads, head_dim]; alibi_slopes [q_heads] and
-    head_params [q_heads, 2] where the model has them.
+    head_params [q_heads, 2] where the model has them; key_bound [] as the op's attribute.
     """
 
     query: Floats
@@ -41,11 +41,12 @@ class Layer:
     value: Floats
     alibi_slopes: Floats | None = None
     head_params: Floats | None = None
+    key_bound: Floats = field(default_factory=lambda: np.zeros((), np.float32))
 
     def context(self, tokens: int) -> "Layer":
         """As if the text had `tokens` tokens: its beginning, or the whole text over and over."""
         order = np.arange(tokens) % len(self.key)
-        return Layer(self.query[order], self.key[order], self.value[order], self.alibi_slopes, self.head_params)
+        return replace(self, query=self.query[order], key=self.key[order], value=self.value[order])
 
 
 def gaussian(layers: int, tokens: int, q_heads: int = 9, kv_heads: int = 3, head_dim: int = 64) -> list[Layer]:
@@ -138,6 +139,7 @@ def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, d
         for name, parameters in (("head_params", head_params), ("alibi_slopes", alibi_slopes)):
             if parameters is not None:
                 seen[layer][name] = parameters.numpy().astype(np.float32)
+        seen[layer]["key_bound"] = np.float32(options.key_bound)
         if eager:
             return written_out(layer, query, key, value, head_params, alibi_slopes, options)
         heads = [tensor.transpose(1, 2) for tensor in (query, key, value)]

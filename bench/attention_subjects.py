@@ -117,8 +117,6 @@ class PagedInputs:
             feeds["head_params"] = layer.head_params
         if layer.alibi_slopes is not None:
             feeds["alibi_slopes"] = layer.alibi_slopes
-            longest = np.linalg.norm(layer.key, axis=2).max(0).astype(np.float32)  # [kv_heads]
-            feeds["key_norm"] = np.tile(longest, (table.size, 1))
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
         padded = np.zeros((2, blocks_each * BLOCK_SIZE, work.kv_heads, work.head_dim), np.float32)
         padded[0, : work.context], padded[1, : work.context] = layer.key, layer.value
@@ -157,6 +155,7 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
         domain=DOMAIN,
         normalizer=normalizer,
         scale=work.scale,
+        key_bound=max(float(layer.key_bound) for layer in work.layers),
     )
     loaded = _one_node_session(node, used, [name for name in outputs if name], types, threads)
     collect = ort.OrtValue.ortvalue_from_numpy(np.array(statistics))

@@ -17,4 +17,5 @@ def op_attributes(config: SharpConfig, options: LayerOptions) -> dict[str, Any]:
         "softcap": options.softcap,
         "window": options.window,
         "causal": config.causal,
+        "key_bound": options.key_bound,
     }

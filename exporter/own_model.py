@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
+from sharp.exporter.key_bounds import key_bounds
 from sharp.exporter.norm_options import NormOptions
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
-from sharp.models.attention import AttentionFunction
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.byte_tokenizer import save_byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Model, folder_files, read_checkpoint
@@ -35,10 +36,24 @@ class OwnDecoder(Decoder):
         self.config = model.config
         self.norm_name = model.config.norm
         self.positions = self.config.positions
+        self.key_bounds = key_bounds(model)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """See `Decoder`."""
-        return self.model.hidden_states(input_ids, positions, attention)
+
+        def bounded(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            options = replace(options, key_bound=self.key_bounds[layer])
+            return attention(layer, query, key, value, head_params, alibi_slopes, options)
+
+        return self.model.hidden_states(input_ids, positions, bounded)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder`."""

@@ -24,13 +24,15 @@ class LayerOptions:
     """What one layer's attention has of its own; our own models leave all of it as it is.
 
     `scale` None takes the configuration's; `softcap` c turns a logit z into c tanh(z / c), 0 = off; with `window` w a
-    query at p sees keys j with p - w < j <= p, -1 = off. `norms` is empty where all heads have the model's norm.
+    query at p sees keys j with p - w < j <= p, -1 = off. `norms` is empty where all heads have the model's norm. No
+    key that a head with an ALiBi slope sees is longer than `key_bound`, 0 = not known.
     """
 
     scale: float | None = None
     softcap: float = 0.0
     window: int = -1
     norms: tuple[HeadNorm, ...] = ()
+    key_bound: float = 0.0
 
     def scale_of(self, config: SharpConfig) -> float:
         """The factor of this layer's logits q k; a temperature that is fixed divides a scale of the layer's own too."""

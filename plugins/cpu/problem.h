@@ -23,6 +23,7 @@ struct Attributes {
   float softcap = 0.0f;            // 0 = off
   int64_t window = -1;             // -1 = off
   bool causal = true;
+  float key_bound = 0.0f;  // no key that a head with a slope sees is longer; 0 = not known
 };
 
 struct Problem {
@@ -36,7 +37,6 @@ struct Problem {
   CacheType cache_type;
   float* key_scale;             // [blocks, kv_heads], int8 only: a key is scale * number
   float* value_scale;           // [blocks, kv_heads], int8 only
-  float* key_norm;              // [blocks, kv_heads] or null: no key of the block is longer
   const int32_t* slot_mapping;  // [tokens]
   const int32_t* block_table;   // [sequences, max_blocks]
   const int32_t* query_start;   // [sequences + 1]

@@ -12,17 +12,18 @@ constexpr int64_t kEverything = std::numeric_limits<int32_t>::max();
 
 // No key of these blocks is longer; infinity where it is not known.
 double longest_key(const Problem& problem, const int32_t* table, int64_t blocks, int64_t kv_head) {
-  const float* bounds = problem.cache_type == CacheType::kInt8 ? problem.key_scale : problem.key_norm;
-  if (bounds == nullptr) return std::numeric_limits<double>::infinity();
+  if (problem.cache_type != CacheType::kInt8) {
+    const double bound = problem.attributes.key_bound;
+    return bound > 0 ? bound : std::numeric_limits<double>::infinity();
+  }
   double longest = 0;
   for (int64_t index = 0; index < blocks; ++index) {
     if (table[index] < 0) continue;
-    const double bound = bounds[table[index] * problem.kv_heads + kv_head];
+    const double bound = problem.key_scale[table[index] * problem.kv_heads + kv_head];
     if (!(bound <= longest)) longest = bound;
     if (longest != longest) return std::numeric_limits<double>::infinity();
   }
-  if (problem.cache_type == CacheType::kInt8) longest *= 127 * std::sqrt(static_cast<double>(problem.head_dim));
-  return longest;
+  return longest * 127 * std::sqrt(static_cast<double>(problem.head_dim));
 }
 
 // Distance from the query at `position` to the newest of `total` keys that the block table maps.
@@ -36,7 +37,7 @@ int64_t newest_distance(const Problem& problem, const int32_t* table, int64_t po
 
 std::vector<int64_t> reach_of(const Problem& problem) {
   const Attributes& attributes = problem.attributes;
-  const bool bounded = problem.key_norm != nullptr || problem.cache_type == CacheType::kInt8 || attributes.softcap > 0;
+  const bool bounded = attributes.key_bound > 0 || problem.cache_type == CacheType::kInt8 || attributes.softcap > 0;
   // Without causality there are keys after the query, which this bound does not look at.
   if (attributes.normalizer != NormalizerKind::kEntmax || problem.alibi_slopes == nullptr || problem.stats != nullptr ||
       !attributes.causal || !bounded)

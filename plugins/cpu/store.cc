@@ -9,7 +9,6 @@ namespace sharp::cpu {
 namespace {
 
 constexpr int64_t kStoreTokens = 64;  // tokens stored by one task
-constexpr double kRounding = 1.01;    // a stored key is longer by no more, whatever the cache's type
 
 void convert(float from, float& to) { to = from; }
 void convert(float from, Float16& to) { to = to_float16(from); }
@@ -29,20 +28,6 @@ void store_token(const Problem& problem, int64_t token) {
     for (int64_t channel = 0; channel < problem.head_dim; ++channel)
       convert(key[channel], column[channel * problem.block_size]);
     for (int64_t channel = 0; channel < problem.value_dim; ++channel) convert(value[channel], row[channel]);
-  }
-}
-
-// A block's entry only grows: the caller sets it to 0 when it gives the block to another sequence, or leaves it.
-void raise_norms(const Problem& problem, int64_t head) {
-  for (int64_t token = 0; token < problem.tokens; ++token) {
-    const int64_t slot = problem.slot_mapping[token];
-    if (slot < 0) continue;
-    const float* key = problem.key + (token * problem.kv_heads + head) * problem.head_dim;
-    double square = 0;
-    for (int64_t channel = 0; channel < problem.head_dim; ++channel) square += double{key[channel]} * key[channel];
-    float& norm = problem.key_norm[slot / problem.block_size * problem.kv_heads + head];
-    const float length = static_cast<float>(std::sqrt(square) * kRounding);
-    if (!(length <= norm) && norm == norm) norm = length;  // NaN stays: it bounds nothing
   }
 }
 
@@ -100,7 +85,6 @@ void store_elements(const Problem& problem, const ParallelFor& parallel_for) {
 }  // namespace
 
 void store_tokens(const Problem& problem, const ParallelFor& parallel_for) {
-  if (problem.key_norm != nullptr) parallel_for(problem.kv_heads, [&](int64_t head) { raise_norms(problem, head); });
   switch (problem.cache_type) {
     case CacheType::kFloat16:
       return store_elements<Float16>(problem, parallel_for);

@@ -79,6 +79,10 @@ void read_attributes(const Ort::ConstKernelInfo& info, NodeAttributes& attribute
   if (values.window < -1)
     throw InputError("attribute window is " + std::to_string(values.window) + "; it must be -1 (off), 0 or more");
   values.causal = optional_attribute<int64_t>(info, "causal", 1) != 0;
+  values.key_bound = optional_attribute<float>(info, "key_bound", values.key_bound);
+  if (!(values.key_bound >= 0))
+    throw InputError("attribute key_bound is " + std::to_string(values.key_bound) +
+                     "; it must be 0 (not known) or more");
   std::vector<float>& coefficients = attributes.temperature_coefficients;
   if (!succeeds([&] { coefficients = info.GetAttributes<float>("temperature_coefficients"); }))
     coefficients = kIcml2025Coefficients;

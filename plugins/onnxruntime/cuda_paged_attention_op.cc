@@ -141,7 +141,6 @@ struct CudaPagedAttentionKernel {
   void compute(const Ort::KernelContext& context) const {
     const CudaLibrary& library = *cuda_library();
     const cpu::Problem problem = read_shapes(context, attributes.values, types.cache_type());
-    if (is_given(context, kKeyNorm)) throw InputError("key_norm is given, which is for the CPU only; leave it out");
     SharpPagedAttention call = call_of(problem, types, context);
     const auto stream = static_cast<SharpStream>(context.GetGPUComputeStream());
 

@@ -4,10 +4,9 @@
 
 namespace sharp::ort {
 
-const char* const kInputNames[kInputCount] = {"query",        "key",          "value",        "key_cache",
-                                              "value_cache",  "slot_mapping", "block_table",  "query_start",
-                                              "context_lens", "head_params",  "alibi_slopes", "collect_stats",
-                                              "key_scale",    "value_scale",  "key_norm"};
+const char* const kInputNames[kInputCount] = {
+    "query",       "key",          "value",       "key_cache",    "value_cache",   "slot_mapping", "block_table",
+    "query_start", "context_lens", "head_params", "alibi_slopes", "collect_stats", "key_scale",    "value_scale"};
 
 namespace {
 
@@ -153,8 +152,6 @@ cpu::Problem read_shapes(const Ort::KernelContext& context, const cpu::Attribute
   slot_mapping.expect_shape({problem.tokens}, "[tokens]");
   query_start.expect_shape({problem.sequences + 1}, "[sequences + 1]");
   context_lens.expect_shape({problem.sequences}, "[sequences]");
-  const Tensor key_norm(context, kKeyNorm);
-  if (key_norm.given()) key_norm.expect_shape({problem.blocks, problem.kv_heads}, "[blocks, kv_heads]");
   if (alibi_slopes.given()) alibi_slopes.expect_shape({problem.q_heads}, "[q_heads]");
 
   problem.cache_type = cache_type;

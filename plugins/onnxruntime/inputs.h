@@ -30,10 +30,9 @@ enum Input {
   kCollectStats,
   kKeyScale,
   kValueScale,
-  kKeyNorm,
   kInputCount
 };
-enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kKeyScaleOut, kValueScaleOut, kKeyNormOut, kOutputCount };
+enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kKeyScaleOut, kValueScaleOut, kOutputCount };
 
 extern const char* const kInputNames[kInputCount];
 

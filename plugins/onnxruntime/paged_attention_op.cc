@@ -77,8 +77,6 @@ struct PagedAttentionKernel {
       problem.key_scale = static_cast<float*>(updated(context, kKeyScale, kKeyScaleOut, sizeof(float), parallel));
       problem.value_scale = static_cast<float*>(updated(context, kValueScale, kValueScaleOut, sizeof(float), parallel));
     }
-    if (is_given(context, kKeyNorm))
-      problem.key_norm = static_cast<float*>(updated(context, kKeyNorm, kKeyNormOut, sizeof(float), parallel));
     FloatOutput output(output_of(context, kOutput, {problem.tokens, problem.q_heads, problem.value_dim}),
                        problem.tokens * problem.q_heads * problem.value_dim, types.compute);
     problem.output = output.get();

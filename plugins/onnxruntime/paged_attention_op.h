@@ -30,9 +30,9 @@ struct PagedAttentionSchema : Ort::CustomOpBase<Op, Kernel, true> {
     OrtCustomOp::version = kApiVersion;
     // A cache that is an intermediate value and not needed again may be updated in place too.
     OrtCustomOp::GetMayInplace = [](int** inputs, int** outputs) -> size_t {
-      *inputs = new int[5]{kKeyCache, kValueCache, kKeyScale, kValueScale, kKeyNorm};
-      *outputs = new int[5]{kKeyCacheOut, kValueCacheOut, kKeyScaleOut, kValueScaleOut, kKeyNormOut};
-      return 5;
+      *inputs = new int[4]{kKeyCache, kValueCache, kKeyScale, kValueScale};
+      *outputs = new int[4]{kKeyCacheOut, kValueCacheOut, kKeyScaleOut, kValueScaleOut};
+      return 4;
     };
     OrtCustomOp::ReleaseMayInplace = [](int* inputs, int* outputs) {
       delete[] inputs;

@@ -22,6 +22,9 @@ ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
     "softcap": 0.0,
     "window": -1,
     "causal": 1,
+    # No key, stored or new, that a head with an ALiBi slope sees is longer (Euclidean); 0 = not known. Never changes
+    # the result: with it kernels leave out keys that surely have weight 0.
+    "key_bound": 0.0,
     # TensorRT's parser looks for a plugin only on nodes that carry these two.
     "plugin_namespace": "",
     "plugin_version": "1",
@@ -109,11 +112,6 @@ PAGED_ATTENTION = OpDefinition(
     beside=(
         Parameter("key_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a key is scale * integer"),
         Parameter("value_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a value is scale * integer"),
-        Parameter(
-            "key_norm",
-            "tensor(float)",
-            "[blocks, kv_heads], no key of the block is longer; lets entmax with ALiBi skip far keys unread",
-        ),
     ),
 )
 
@@ -170,7 +168,6 @@ OPS = (PAGED_ATTENTION, ATTENTION)
 INPUTS = PAGED_ATTENTION.input_names
 OUTPUTS = PAGED_ATTENTION.output_names
 BESIDE_CACHE = tuple(parameter.name for parameter in PAGED_ATTENTION.beside)
-SCALES = BESIDE_CACHE[:2]
 
 ABSENT = {"tensor(int32)": "ai.sharp.absent.int32", "C": "ai.sharp.absent", "tensor(float)": "ai.sharp.absent"}
 """By type, the initializer [0] for an optional input that is left out; every kernel takes an empty tensor as absent."""

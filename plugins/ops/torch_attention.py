@@ -32,6 +32,7 @@ def attention(
     softcap: float = 0.0,
     window: int = -1,
     causal: bool = True,
+    key_bound: float = 0.0,  # noqa: ARG001 - for kernels that leave out keys
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The op in plain torch, for export, verification and as a fallback; inputs and attributes as in `schema`.
 

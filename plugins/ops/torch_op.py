@@ -44,6 +44,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = -1,
     causal: bool = True,
+    key_bound: float = 0.0,  # noqa: ARG001 - for kernels that leave out keys
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The op in plain torch, for export, verification and as a fallback; inputs and attributes as in `schema`.
 
@@ -116,6 +117,7 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
             softcap: float = 0.0,
             window: int = -1,
             causal: bool = True,
+            key_bound: float = 0.0,
         ) -> Any:
             return getattr(opset, name)(
                 *inputs,
@@ -127,6 +129,7 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
                 softcap=softcap,
                 window=window,
                 causal=int(causal),
+                key_bound=key_bound,
                 plugin_namespace="",
                 plugin_version="1",
             )

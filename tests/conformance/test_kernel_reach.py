@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 from sharp.plugins.ops.schema import OUTPUTS
 from tests.conformance.cases import Case, Shape, make_case, make_model, run_reference, session
@@ -20,71 +18,60 @@ def nape_case(shape: Shape = SHAPE, **attributes: float) -> Case:
     return case.with_inputs(alibi_slopes=slopes, collect_stats=np.array(False))
 
 
-def norms(case: Case) -> np.ndarray:
-    """The lengths of the longest keys [blocks, kv_heads]; 0 for what is not used."""
-    return np.nan_to_num(np.linalg.norm(case.inputs["key_cache"], axis=2)).max(-1).astype(np.float32)
+def longest_key(case: Case) -> float:
+    """Of the caches and the new keys."""
+    cached = np.nan_to_num(np.linalg.norm(case.inputs["key_cache"], axis=2)).max()
+    return float(max(cached, np.linalg.norm(case.inputs["key"], axis=2).max()))
 
 
-def run_with_norms(case: Case, key_norm: np.ndarray) -> list[np.ndarray]:
-    """Output and updated norms of the kernel."""
-    model = make_model(case)
-    del model.functions[:]
-    node = model.graph.node[0]
-    node.input.extend(["", "", "key_norm"])
-    node.output.extend(["", "", "key_norm_out"])
-    model.graph.input.append(helper.make_tensor_value_info("key_norm", onnx.TensorProto.FLOAT, None))
-    model.graph.output.append(helper.make_tensor_value_info("key_norm_out", onnx.TensorProto.FLOAT, None))
-    loaded = session(model, kernel=True)
-    return loaded.run(["output", "key_norm_out"], {**case.inputs, "key_norm": key_norm})
+def with_spoilt_far_keys(case: Case) -> Case:
+    """The first 1,600 of 3,000 keys of the ALiBi heads are NaN."""
+    cache = case.inputs["key_cache"].copy()
+    cache[case.inputs["block_table"][0, :100], 0] = np.nan
+    return case.with_inputs(key_cache=cache)
+
+
+def run_kernel(case: Case, **attributes: float) -> np.ndarray:
+    case = replace(case, attributes={**case.attributes, **attributes})
+    output: np.ndarray = session(make_model(case), kernel=True).run(["output"], case.inputs)[0]
+    return output
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 @pytest.mark.parametrize("holes", [False, True])
 def test_the_result_is_that_of_all_keys(alpha: float, holes: bool) -> None:
     case = nape_case(replace(SHAPE, holes=holes), alpha=alpha)
-    output, _ = run_with_norms(case, norms(case))
+    output = run_kernel(case, key_bound=longest_key(case))
     np.testing.assert_allclose(output, run_reference(case).output, atol=1e-5)
 
 
 def test_keys_beyond_reach_are_not_read() -> None:
     case = nape_case()
-    expected = run_reference(case).output
-    cache = case.inputs["key_cache"].copy()
-    cache[case.inputs["block_table"][0, :100], 0] = np.nan  # the first 1,600 of 3,000 keys of the ALiBi heads
-    output, _ = run_with_norms(case.with_inputs(key_cache=cache), norms(case))
-    np.testing.assert_allclose(output, expected, atol=1e-5)
+    spoilt = with_spoilt_far_keys(case)
+    output = run_kernel(spoilt, key_bound=longest_key(case))
+    np.testing.assert_allclose(output, run_reference(case).output, atol=1e-5)
+    assert np.isnan(run_kernel(spoilt)).any()  # without a bound they are
 
 
-def test_a_soft_cap_bounds_the_reach_without_norms() -> None:
+def test_a_soft_cap_bounds_the_reach_too() -> None:
     case = nape_case(softcap=5.0)
-    expected = run_reference(case).output
-    cache = case.inputs["key_cache"].copy()
-    cache[case.inputs["block_table"][0, :100], 0] = np.nan
-    spoilt = case.with_inputs(key_cache=cache)
-    output = session(make_model(spoilt), kernel=True).run(["output"], spoilt.inputs)[0]
-    np.testing.assert_allclose(output, expected, atol=1e-5)
+    output = run_kernel(with_spoilt_far_keys(case))
+    np.testing.assert_allclose(output, run_reference(case).output, atol=1e-5)
 
 
-def test_norms_grow_with_the_keys_that_are_stored() -> None:
+def test_an_infinite_bound_bounds_nothing() -> None:
     case = nape_case()
-    before = norms(case) * 0.5
-    _, after = run_with_norms(case, before)
-    assert (after >= before).all()
-    for token, slot in enumerate(case.inputs["slot_mapping"]):
-        lengths = np.linalg.norm(case.inputs["key"][token], axis=1)
-        assert (after[slot // 16] >= lengths).all()
+    np.testing.assert_allclose(run_kernel(case, key_bound=np.inf), run_reference(case).output, atol=1e-5)
 
 
-def test_a_norm_that_is_nan_or_infinite_bounds_nothing() -> None:
-    case = nape_case()
-    expected = run_reference(case).output
-    for number in (np.nan, np.inf):
-        output, _ = run_with_norms(case, np.full_like(norms(case), number))
-        np.testing.assert_allclose(output, expected, atol=1e-5)
+@pytest.mark.parametrize("bound", [-1.0, np.nan])
+def test_a_bound_that_is_none_is_refused(bound: float) -> None:
+    with pytest.raises(Exception, match=r"key_bound is .*; it must be 0 "):
+        run_kernel(nape_case(), key_bound=bound)
 
 
 def test_statistics_are_those_of_all_keys() -> None:
     case = nape_case().with_inputs(collect_stats=np.array(True))
-    model = make_model(case)
-    stats = session(model, kernel=True).run(list(OUTPUTS), case.inputs)[3]
+    bounded = replace(case, attributes={**case.attributes, "key_bound": longest_key(case)})
+    stats = session(make_model(bounded), kernel=True).run(list(OUTPUTS), case.inputs)[3]
     np.testing.assert_allclose(stats, run_reference(case).stats, rtol=1e-4, atol=1e-4)

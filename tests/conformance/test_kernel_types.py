@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS, SCALES
+from sharp.plugins.ops.schema import BESIDE_CACHE, NORMALIZERS, OUTPUTS
 from tests.conformance.cases import Case, Shape, assert_agrees, cases, make_case, make_model, run_reference, session
 
 CACHES = ("key_cache", "value_cache")
-SCALES_OUT = tuple(f"{name}_out" for name in SCALES)
+BESIDE_OUT = tuple(f"{name}_out" for name in BESIDE_CACHE)
 COMPUTED = ("query", "key", "value")
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 ONNX_TYPES = {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
@@ -88,7 +88,7 @@ def test_drawn_calls_with_a_bfloat16_cache(case: Case) -> None:
 @given(case=cases())
 def test_drawn_calls_with_an_int8_cache(case: Case) -> None:
     case = int8_case(replace(case, ties=False))
-    actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *SCALES_OUT], case.inputs))
+    actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *BESIDE_OUT], case.inputs))
     assert_agrees(actual, run_reference(case), case, tolerance=2e-5)
 
 
@@ -166,7 +166,7 @@ def test_every_tensor_of_16_bits(normalizer: str, dtype: str) -> None:
 def test_an_int8_cache(normalizer: str, shape: str) -> None:
     case = int8_case(make_case(normalizer, SHAPES[shape], seed=7))
     loaded = session(int8_model(case), kernel=True)
-    actual = AttentionOutput(*loaded.run([*OUTPUTS, *SCALES_OUT], case.inputs))
+    actual = AttentionOutput(*loaded.run([*OUTPUTS, *BESIDE_OUT], case.inputs))
     expected = run_reference(case)
     assert_agrees(actual, expected, case, tolerance=2e-5)
     np.testing.assert_array_equal(actual.key_scale, expected.key_scale)
@@ -177,7 +177,7 @@ def test_an_int8_cache_that_is_written_token_by_token_stays_close() -> None:
     # Every larger token rounds its block once more: three times the half step of the last scale is what remains.
     case = int8_case(make_case("softmax", Shape(sequences=((0, 64),), kv_heads=1, group=1)))
     loaded = session(int8_model(case), kernel=True)
-    names = [*OUTPUTS, *SCALES_OUT]
+    names = [*OUTPUTS, *BESIDE_OUT]
     result = AttentionOutput(*loaded.run(names, case.inputs))
     assert result.key_scale is not None
     keys = result.key_cache * result.key_scale[:, :, None, None]
@@ -195,7 +195,7 @@ def test_a_number_that_an_int8_cache_cannot_hold_spoils_its_block(name: str, num
     numbers = case.inputs[name].copy()
     numbers[token, 0, 2] = number
     case = case.with_inputs(**{name: numbers})
-    actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *SCALES_OUT], case.inputs))
+    actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *BESIDE_OUT], case.inputs))
     with np.errstate(invalid="ignore"):
         expected = run_reference(case)
     assert np.isnan(actual.output[token:]).all()
@@ -207,7 +207,7 @@ def int8_case(case: Case) -> Case:
     """The case with its caches quantized, a scale for each block and head; what is not used holds any integers."""
     generator = np.random.default_rng(1)
     inputs = dict(case.inputs)
-    for name, scale_name in zip(CACHES, SCALES, strict=True):
+    for name, scale_name in zip(CACHES, BESIDE_CACHE, strict=True):
         numbers = np.nan_to_num(inputs[name], nan=9.0)
         scale = (np.abs(numbers).max((2, 3)).clip(1e-6) / 127 * generator.uniform(0.5, 1.0, numbers.shape[:2])).astype(
             np.float32
@@ -218,13 +218,13 @@ def int8_case(case: Case) -> Case:
 
 
 def int8_model(case: Case) -> onnx.ModelProto:
-    inputs = {name: array for name, array in case.inputs.items() if name not in SCALES}
+    inputs = {name: array for name, array in case.inputs.items() if name not in BESIDE_CACHE}
     model = make_model(replace(case, inputs=inputs))
     del model.functions[:]
     node = model.graph.node[0]
-    node.input.extend(SCALES)
-    node.output.extend(f"{name}_out" for name in SCALES)
-    for name in SCALES:
+    node.input.extend(BESIDE_CACHE)
+    node.output.extend(f"{name}_out" for name in BESIDE_CACHE)
+    for name in BESIDE_CACHE:
         model.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
         model.graph.output.append(helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.FLOAT, None))
     for value in (*model.graph.input, *model.graph.output):

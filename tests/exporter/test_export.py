@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import helper
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig
@@ -18,6 +19,7 @@ from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.normalizers import NORMS
 from sharp.plugins.manifest import read_manifest
+from sharp.plugins.ops.schema import DOMAIN
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 
@@ -35,6 +37,9 @@ def test_every_norm_exports_and_agrees_with_pytorch(checkpoint, sharp_export, tm
     assert {comparison["runtime"] for comparison in comparisons} == {"kernels", "inlined"}
     assert all(comparison["logits_error"] < 1e-4 for comparison in comparisons)
     assert "UNTRAINED" not in result.output
+    nodes = [node for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node if node.domain == DOMAIN]
+    bounds = [helper.get_node_attr_value(node, "key_bound") for node in nodes]
+    assert all((bound > 0) == (positions in ("nape", "alibi")) for bound in bounds)
 
 
 def test_pt_checkpoint_and_default_folder(checkpoint, sharp_export, tmp_path, monkeypatch):

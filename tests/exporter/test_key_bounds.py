@@ -1,0 +1,93 @@
+"""`key_bound`: no key is longer, whatever the tokens are, and however the model is exported."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper
+
+from sharp.exporter.key_bounds import ROUNDING, key_bounds
+from sharp.exporter.quantization import EIGHT_BITS, FOUR_BITS, Packing, _run_quantizer
+from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.config import SharpConfig
+
+CONFIG = SharpConfig(
+    vocab_size=31, hidden_size=80, intermediate_size=96, layers=2, q_heads=8, kv_heads=4, head_dim=8,
+    norm="asentmax", positions="nape", trained_context=64, max_context=64,
+)  # fmt: skip
+
+
+def make_model(**changes: object) -> SharpForCausalLM:
+    """Weights and gains that differ from row to row and channel to channel."""
+    torch.manual_seed(3)
+    model = SharpForCausalLM(replace(CONFIG, **changes))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention_norm.weight.uniform_(-3, 3)
+            block.attention.k_proj.weight.mul_(torch.randn(CONFIG.kv_heads * CONFIG.head_dim, 1).exp())
+    return model.eval()
+
+
+def worst_token(model: SharpForCausalLM, layer: int, head: int) -> torch.Tensor:
+    """The hidden state whose key is longest, by the head's first singular vector."""
+    block = model.blocks[layer]
+    rows = block.attention.k_proj.weight.unflatten(0, (CONFIG.kv_heads, -1))[head] * block.attention_norm.weight
+    return 1e6 * torch.linalg.svd(rows.detach()).Vh[0]
+
+
+def test_the_bound_is_reached_and_not_passed() -> None:
+    model = make_model()
+    for layer, (block, bound) in enumerate(zip(model.blocks, key_bounds(model), strict=True)):
+        lengths = []
+        for head in (0, 1):  # the key heads of the four query heads with slopes
+            keys = block.attention.k_proj(block.attention_norm(worst_token(model, layer, head)))
+            lengths.append(keys.unflatten(0, (CONFIG.kv_heads, -1)).norm(dim=-1)[head].item())
+        assert 0.5 * bound < max(lengths) < bound / ROUNDING
+
+
+def test_heads_without_a_slope_do_not_count() -> None:
+    model = make_model()
+    before = key_bounds(model)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.k_proj.weight[2 * CONFIG.head_dim :] *= 100
+    assert key_bounds(model) == before
+    assert key_bounds(make_model(positions="alibi")) != key_bounds(make_model())
+    assert key_bounds(make_model(positions="rope")) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("packing", [EIGHT_BITS, FOUR_BITS])
+def test_the_bound_holds_for_quantized_products(packing: Packing) -> None:
+    model = make_model()
+    for layer, (block, bound) in enumerate(zip(model.blocks, key_bounds(model), strict=True)):
+        weight = block.attention.k_proj.weight.detach().numpy().T.copy()
+        tokens = torch.stack([worst_token(model, layer, head) for head in (0, 1)])
+        keys = multiply(packed(weight, packing), block.attention_norm(tokens).detach().numpy())
+        lengths = np.linalg.norm(keys.reshape(2, CONFIG.kv_heads, -1), axis=2)
+        assert max(lengths[0, 0], lengths[1, 1]) < bound
+
+
+def packed(weight: np.ndarray, packing: Packing) -> onnx.ModelProto:
+    """A model of one product with `weight`, as `--quantize` writes it."""
+    value = helper.make_tensor_value_info
+    node = helper.make_node("MatMul", ["x", "weight"], ["y"], "product")
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [value("x", onnx.TensorProto.FLOAT, [None, weight.shape[0]])],
+        [value("y", onnx.TensorProto.FLOAT, [None, weight.shape[1]])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return _run_quantizer(model, packing, ["product"])
+
+
+def multiply(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    product: np.ndarray = session.run(None, {"x": x})[0]
+    assert model.graph.node[0].op_type == "MatMulNBits" and math.isfinite(product.sum())
+    return product
