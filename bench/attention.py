@@ -295,7 +295,7 @@ def main(
     """Measure every row of the matrix that the options leave."""
     chosen = tuple(normalizers.split(","))
     for option, given, known in (
-        ("normalizers", normalizers, NORMALIZERS),
+        ("normalizers", normalizers, (*NORMALIZERS, "sparsemax")),
         ("phases", phases, PHASES),
         ("dtypes", dtypes, ITEM_BYTES),
     ):

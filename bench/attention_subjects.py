@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from sharp.plugins import library_path, page_memory
-from sharp.plugins.ops.schema import BESIDE_CACHE, DOMAIN, INPUTS, OUTPUTS, VERSION
+from sharp.plugins.ops.schema import BESIDE_CACHE, DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
 
 Step = Callable[[int], object]  # layer -> whatever attention returns
 BLOCK_SIZE = 16
@@ -136,7 +136,7 @@ class PagedInputs:
 
 
 def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = False) -> Step:
-    """Our op in a one-node model, caches bound in place."""
+    """Our op in a one-node model, caches bound in place; sparsemax is entmax with alpha 2."""
     work, cache_type = inputs.work, ONNX_TYPES[inputs.dtype]
     used = [*inputs.layers[0], "collect_stats"]
     if normalizer != "ssa":
@@ -153,7 +153,8 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
         [name if name in used else "" for name in (*INPUTS, *BESIDE_CACHE)],
         outputs,
         domain=DOMAIN,
-        normalizer=normalizer,
+        normalizer="entmax" if normalizer == "sparsemax" else normalizer,
+        alpha=2.0 if normalizer == "sparsemax" else DEFAULT_ALPHA,
         scale=work.scale,
         key_bound=max(float(layer.key_bound) for layer in work.layers),
     )

@@ -113,7 +113,8 @@ class PagedModel(nn.Module):
 
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)
         logits = self.decoder.logits(hidden[0, logits_indices]).float()
-        return logits, torch.stack(stats), *caches
+        # [L, T, q_heads, 4]; torch.stack would be a node for every layer.
+        return logits, torch.cat(stats).unflatten(0, (len(stats), -1)), *caches
 
 
 def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:

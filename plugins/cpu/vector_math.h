@@ -42,15 +42,10 @@ inline Vec log_positive(Vec x) {
   const Vec e = reinterpret_cast<Vec>(_mm512_getexp_ps(reinterpret_cast<__m512>(x))) -
                 reinterpret_cast<Vec>(_mm512_getexp_ps(mantissa));
   const Vec r = reinterpret_cast<Vec>(mantissa) - 1.0f;
-  Vec p = splat(5.559568759e-02f);
-  p = p * r - 1.211400507e-01f;
-  p = p * r + 1.490443398e-01f;
-  p = p * r - 1.678883190e-01f;
-  p = p * r + 1.998232121e-01f;
-  p = p * r - 2.499636021e-01f;
-  p = p * r + 3.333347068e-01f;
-  p = p * r - 0.5f;
-  return p * (r * r) + r + e * 0.693147180559945f;
+  const Vec square = r * r;  // Estrin's scheme: Horner's is one chain of nine operations
+  const Vec low = (r * 3.333347068e-01f - 0.5f) + (r * 1.998232121e-01f - 2.499636021e-01f) * square;
+  const Vec high = (r * 1.490443398e-01f - 1.678883190e-01f) + (r * 5.559568759e-02f - 1.211400507e-01f) * square;
+  return (high * (square * square) + low) * square + r + e * 0.693147180559945f;
 #else
   constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f, kSqrtHalf = 0.707106781186547524f;
   const VecInt exponent_bits = ((bits_of(x) >> 23) & 0xff) - 126;

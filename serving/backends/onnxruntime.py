@@ -52,6 +52,7 @@ class OnnxRuntimeBackend:
         self._next: list[Any] = []
         self._inputs: dict[str, NDArray[Any]] = {}  # what is bound, alive while it is
         self._logits = np.empty((0, manifest.vocab_size), np.float32)
+        self._bound_outputs: tuple[int, int, bool] | None = None  # rows, tokens, whether statistics are left out
 
     @property
     def kernels(self) -> bool:
@@ -204,13 +205,16 @@ class OnnxRuntimeBackend:
         binding, m = self._binding, self._manifest
         for name in STEP_INPUTS:
             self._bind_input(name, np.asarray(getattr(batch, name)))
-        logits = self._logits_of(len(batch.logits_indices))
-        binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
-        stats = np.empty((m.layers, len(batch.input_ids), m.q_heads, 4), np.float32) if batch.collect_stats else None
-        if stats is None:
-            binding.bind_output("stats", self._device)
-        else:
+        rows, tokens = len(batch.logits_indices), len(batch.input_ids)
+        logits = self._logits_of(rows)
+        stats = np.empty((m.layers, tokens, m.q_heads, 4), np.float32) if batch.collect_stats else None
+        if stats is not None:
             binding.bind_ortvalue_output("stats", onnxruntime.OrtValue.ortvalue_from_numpy(stats))
+        if (rows, tokens, stats is None) != self._bound_outputs:  # binding takes longer than looking
+            binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
+            if stats is None:
+                binding.bind_output("stats", self._device)
+            self._bound_outputs = rows, tokens, stats is None
         self._session.run_with_iobinding(binding, without_graph() if self._captures else None)
         if not self._kernels:
             self._current, self._next = self._next, self._current
