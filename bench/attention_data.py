@@ -26,6 +26,7 @@ ROPE_WINDOW = 8192
 EAGER_WINDOW = 2048  # EagerAttention holds all weights of a window
 WINDOWS = 4
 LAYERS = 10
+DONE = "done-with-key-bounds"  # beside a complete capture; earlier ones lack them
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def smollm2() -> Path:
 def captured(checkpoint: Path, norm: str) -> list[Layer]:
     """Up to `LAYERS` layers of the checkpoint, evenly chosen; kept in float16 under build/bench for the next run."""
     folder = FOLDER / f"{checkpoint.stem}-{norm}"
-    if not (folder / "done").is_file():
+    if not (folder / DONE).is_file():
         _capture(checkpoint, norm, folder)
     return [_load(path) for path in sorted(folder.glob("layer*.npz"))]
 
@@ -101,7 +102,7 @@ def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
         }
         extra = {name: array for name, array in passes[0][layer].items() if name not in arrays}
         np.savez(folder / f"layer{layer:02}.npz", **arrays, **extra)
-    (folder / "done").touch()
+    (folder / DONE).touch()
 
 
 def _token_ids(source: Source, folder: Path) -> list[int]:

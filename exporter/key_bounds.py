@@ -13,8 +13,9 @@ from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.positions import alibi_slopes
 from sharp.models.transformer import Block
 
-ROUNDING = 1.1  # more than activations in bfloat16 or, for quantized products, in int8 can add
-QUANTIZED_BLOCK, QUANTIZED_STEPS = 64, 15  # no `--quantize` has larger steps than these blocks would have in 4 bits
+ROUNDING = 1.02  # more than weights, activations and keys in bfloat16 can add
+# No `--quantize` has larger steps than these blocks would have in 4 bits; activations are whole numbers up to 127.
+QUANTIZED_BLOCK, WEIGHT_STEPS, ACTIVATION_STEPS = 64, 15, 127
 
 
 def key_bounds(model: SharpForCausalLM) -> tuple[float, ...]:
@@ -31,18 +32,25 @@ def key_bounds(model: SharpForCausalLM) -> tuple[float, ...]:
     bounds = []
     for block in model.blocks:
         assert isinstance(block, Block)
-        weight = block.attention.k_proj.weight.detach().double().numpy()  # [kv_heads * head_dim, hidden_size]
+        weight = block.attention.k_proj.weight.detach().double().numpy()
         gain = block.attention_norm.weight.detach().double().numpy()
-        heads = (weight * gain).reshape(config.kv_heads, config.head_dim, -1)[kv_heads]
-        errors = (_quantization_error(weight) * gain).reshape(config.kv_heads, config.head_dim, -1)[kv_heads]
-        longest = np.linalg.norm(heads, ord=2, axis=(1, 2)) + np.linalg.norm(errors, axis=(1, 2))
-        bounds.append(float(ROUNDING * config.hidden_size**0.5 * longest.max()))
+        heads = weight.reshape(config.kv_heads, config.head_dim, config.hidden_size)[kv_heads]
+        longest = max(np.linalg.norm(head * gain, ord=2) + _quantization_error(head, gain) for head in heads)
+        bounds.append(float(ROUNDING * config.hidden_size**0.5 * longest))
     return tuple(bounds)
 
 
-def _quantization_error(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half a step: how far a quantized weight [outputs, inputs] may be from each of these, at most."""
-    begins = range(0, weight.shape[1], QUANTIZED_BLOCK)
-    blocks = [weight[:, begin : begin + QUANTIZED_BLOCK] for begin in begins]
-    steps = [(block.max(1).clip(0) - block.min(1).clip(None, 0)) / QUANTIZED_STEPS for block in blocks]
-    return np.repeat(np.stack(steps, axis=1) / 2, QUANTIZED_BLOCK, axis=1)[:, : weight.shape[1]]
+def _quantization_error(weight: NDArray[np.float64], gain: NDArray[np.float64]) -> float:
+    """How much longer keys may be where x is 1 long, if a head's `weight` [head_dim, hidden_size] and g x are rounded.
+
+    Half a step for each number. An activation's step follows from the largest of its block, which is no longer than
+    the block's share of x times its largest gain; so by Cauchy-Schwarz a Frobenius norm over rows and blocks bounds it.
+    """
+    of_weights, of_activations = 0.0, 0.0
+    for begin in range(0, weight.shape[1], QUANTIZED_BLOCK):
+        block, gains = (part[..., begin : begin + QUANTIZED_BLOCK] for part in (weight, np.abs(gain)))
+        half_step = (block.max(1).clip(0) - block.min(1).clip(None, 0)) / WEIGHT_STEPS / 2  # [head_dim]
+        rows = (np.abs(block) + half_step[:, None]).sum(1)
+        of_weights += np.sum(half_step**2) * np.sum(gains**2)
+        of_activations += np.sum((rows * gains.max() / ACTIVATION_STEPS / 2) ** 2)
+    return float(of_weights**0.5 + of_activations**0.5)

@@ -22,8 +22,8 @@ ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
     "softcap": 0.0,
     "window": -1,
     "causal": 1,
-    # No key, stored or new, that a head with an ALiBi slope sees is longer (Euclidean); 0 = not known. Never changes
-    # the result: with it kernels leave out keys that surely have weight 0.
+    # No key, stored or new, that a head with an ALiBi slope sees is longer (Euclidean); 0 = not known. With it kernels
+    # leave out keys that surely have weight 0, so the result is the same unless one of those is NaN.
     "key_bound": 0.0,
     # TensorRT's parser looks for a plugin only on nodes that carry these two.
     "plugin_namespace": "",

@@ -205,16 +205,18 @@ class OnnxRuntimeBackend:
         binding, m = self._binding, self._manifest
         for name in STEP_INPUTS:
             self._bind_input(name, np.asarray(getattr(batch, name)))
+        bound, self._bound_outputs = self._bound_outputs, None  # what fails from here on leaves nothing to rely on
         rows, tokens = len(batch.logits_indices), len(batch.input_ids)
         logits = self._logits_of(rows)
         stats = np.empty((m.layers, tokens, m.q_heads, 4), np.float32) if batch.collect_stats else None
         if stats is not None:
             binding.bind_ortvalue_output("stats", onnxruntime.OrtValue.ortvalue_from_numpy(stats))
-        if (rows, tokens, stats is None) != self._bound_outputs:  # binding takes longer than looking
+        wanted = rows, tokens, stats is None
+        if wanted != bound:  # binding takes longer than looking
             binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
             if stats is None:
                 binding.bind_output("stats", self._device)
-            self._bound_outputs = rows, tokens, stats is None
+        self._bound_outputs = wanted
         self._session.run_with_iobinding(binding, without_graph() if self._captures else None)
         if not self._kernels:
             self._current, self._next = self._next, self._current

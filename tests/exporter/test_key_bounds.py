@@ -10,10 +10,14 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
+from sharp import LLM, SamplingParams
 from sharp.exporter.key_bounds import ROUNDING, key_bounds
 from sharp.exporter.quantization import EIGHT_BITS, FOUR_BITS, Packing, _run_quantizer
 from sharp.models.causal_lm import SharpForCausalLM
+from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import SharpConfig
+from sharp.serving.config import EngineConfig
+from tests.exporter.conftest import tiny_model
 
 CONFIG = SharpConfig(
     vocab_size=31, hidden_size=80, intermediate_size=96, layers=2, q_heads=8, kv_heads=4, head_dim=8,
@@ -91,3 +95,39 @@ def multiply(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     product: np.ndarray = session.run(None, {"x": x})[0]
     assert model.graph.node[0].op_type == "MatMulNBits" and math.isfinite(product.sum())
     return product
+
+
+def test_a_large_gain_beside_small_ones_is_covered() -> None:
+    """It makes steps of its block large: the rounded neighbours of a channel that no key reads add up."""
+    model = make_model(hidden_size=256)
+    with torch.no_grad():
+        block = model.blocks[0]
+        block.attention_norm.weight.fill_(1.0)
+        block.attention_norm.weight[::64] = 60.0
+        block.attention.k_proj.weight.zero_()
+        block.attention.k_proj.weight[0].fill_(1.0)
+        block.attention.k_proj.weight[0, ::64] = 0.0
+    weight = block.attention.k_proj.weight.detach().numpy().T.copy()
+    hidden = torch.ones(200, 256) + 0.05 * torch.arange(200)[:, None] * (torch.arange(256) % 64 == 0)
+    for packing in (EIGHT_BITS, FOUR_BITS):
+        keys = multiply(packed(weight, packing), block.attention_norm(1e3 * hidden).detach().numpy())
+        assert np.abs(keys[:, 0]).max() < key_bounds(model)[0]
+
+
+def test_an_exported_model_without_statistics_answers_like_pytorch(tmp_path, sharp_export) -> None:
+    """Statistics turn the window off, and verification asks for them."""
+    model = tiny_model("asentmax", "nape", max_context=1024)
+    with torch.no_grad():
+        for block in model.blocks:  # logits large enough to reach far
+            block.attention.q_proj.weight *= 8
+            block.attention.k_proj.weight *= 8
+    save_checkpoint(tmp_path / "tiny.safetensors", model, dtype=torch.float32)
+    exported = sharp_export(tmp_path / "tiny.safetensors", "--norm", "asentmax", "-o", tmp_path / "out")
+    assert exported.exit_code == 0, exported.output
+    ids = torch.randint(3, 250, (600,), generator=torch.Generator().manual_seed(1)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
+    llm = LLM(tmp_path / "out", engine=EngineConfig(attention_interval=0))
+    found = [one.logprob for one in llm.generate([ids], params)[0].prompt_logprobs]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]))[0, :-1].double().log_softmax(-1)
+    np.testing.assert_allclose(found, expected[range(599), ids[1:]], atol=2e-4)
