@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from click.testing import CliRunner
 
-from sharp import AsyncClient, Client
+from sharp import AsyncClient, Client, SamplingParams
 from sharp.plugins.cli import main
 from sharp.serving.bench.load import Load, Sample, run_load
 from sharp.serving.bench.summary import summarize
@@ -71,10 +71,13 @@ def test_the_command_prints_and_writes_the_figures(address, tmp_path):
 
 def test_refused_requests_are_counted(connect, counting, steps):
     address = connect(counting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1)).address
-    result = bench(address, "--requests", 6, "--prompt-tokens", 4, "--answer-tokens", 8)
+    with Client(address) as client:
+        running = client.stream("a", SamplingParams(max_tokens=100, ignore_eos=True))
+        next(running)  # it runs, so that one of the six can wait
+        result = bench(address, "--requests", 6, "--prompt-tokens", 4, "--answer-tokens", 8)
     assert result.exit_code == 0, result.output
-    assert "2 of 6 requests answered" in result.stdout
-    assert "(4 refused, 0 failed)" in result.stdout
+    assert "1 of 6 requests answered" in result.stdout
+    assert "(5 refused, 0 failed)" in result.stdout
 
 
 def test_an_answer_that_is_cut_short_is_none(connect, counting, steps, monkeypatch):
