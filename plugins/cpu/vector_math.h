@@ -1,5 +1,5 @@
-// exp, log, tanh and power on vectors: Cephes' float polynomials, a few units in the last place. AVX-512 takes numbers
-// apart and puts them together in one instruction, so there the log has a shorter form.
+// exp, log, tanh and power on vectors, to a few units in the last place; log and tanh by Cephes' float polynomials.
+// AVX-512 takes numbers apart, puts them together and looks them up in one instruction each: shorter forms there.
 #pragma once
 
 #include "vector.h"
@@ -10,19 +10,24 @@ constexpr float kLowestExponent = -87.0f;  // below it a float leaves its normal
 
 // e^x for x <= 0; exactly 0 below kLowestExponent. NaN stays NaN.
 inline Vec exp_nonpositive(Vec x) {
-  constexpr float kLog2E = 1.44269504088896341f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
+  // x = n ln 2 + r with r in [-0.347, 0.347], and e^r = 1 + r + r^2 P(r), P fitted to 3e-9 of e^r.
+  constexpr float kLog2E = 1.44269504088896341f;
+#if defined(__AVX512F__)
+  const Vec n = reinterpret_cast<Vec>(_mm512_roundscale_ps(reinterpret_cast<__m512>(x * kLog2E), 0));
+  const Vec r = x - n * 0.693147180559945f;  // off by 2e-7 at -87, far less than x itself there
+#else
+  constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const Vec bounded = maximum(splat(kLowestExponent), x);  // keeps a NaN of x
   const Vec shifted = bounded * kLog2E + kRounder;
   const Vec n = shifted - kRounder;
   const Vec r = (bounded - n * kLn2High) - n * kLn2Low;
-  Vec p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+#endif
+  Vec p = r * 1.38146e-3f + 8.36871e-3f;
+  p = p * r + 4.166839e-2f;
+  p = p * r + 1.6666521e-1f;
+  p = p * r + 4.9999993e-1f;
+  p = (p * r + 1.0f) * r + 1.0f;
 #if defined(__AVX512F__)
   const __mmask16 normal =
       _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(splat(kLowestExponent)), _CMP_NLT_UQ);
@@ -34,18 +39,31 @@ inline Vec exp_nonpositive(Vec x) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// A number c close to 1 / m for each sixteenth of [1, 2) that m may lie in, and -ln c; 1 at the lower end, so that ln 1
+// is 0 and numbers just above it lose nothing.
+alignas(64) constexpr float kReciprocals[16] = {
+    1.0f,         0.914285719f, 0.864864886f, 0.820512831f, 0.780487776f, 0.744186044f, 0.711111128f, 0.680851042f,
+    0.653061211f, 0.627451003f, 0.603773594f, 0.581818163f, 0.561403513f, 0.542372882f, 0.524590135f, 0.5f};
+alignas(64) constexpr float kReciprocalLogs[16] = {
+    0.0f,         0.0896121562f, 0.145181984f, 0.19782573f,  0.247836202f, 0.295464218f, 0.340926558f, 0.384411722f,
+    0.426084429f, 0.466089696f,  0.504556f,    0.541597307f, 0.577315331f, 0.611801565f, 0.645138025f, 0.693147182f};
+#endif
+
 // ln x for normal x > 0; +inf and NaN stay what they are.
 inline Vec log_positive(Vec x) {
 #if defined(__AVX512F__)
-  // x = m 2^e with m in [0.75, 1.5), and ln m = r - r^2 / 2 + r^3 P(r) with r = m - 1, P fitted to 4e-8 of ln m.
-  const __m512 mantissa = _mm512_getmant_ps(reinterpret_cast<__m512>(x), _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
-  const Vec e = reinterpret_cast<Vec>(_mm512_getexp_ps(reinterpret_cast<__m512>(x))) -
-                reinterpret_cast<Vec>(_mm512_getexp_ps(mantissa));
-  const Vec r = reinterpret_cast<Vec>(mantissa) - 1.0f;
-  const Vec square = r * r;  // Estrin's scheme: Horner's is one chain of nine operations
-  const Vec low = (r * 3.333347068e-01f - 0.5f) + (r * 1.998232121e-01f - 2.499636021e-01f) * square;
-  const Vec high = (r * 1.490443398e-01f - 1.678883190e-01f) + (r * 5.559568759e-02f - 1.211400507e-01f) * square;
-  return (high * (square * square) + low) * square + r + e * 0.693147180559945f;
+  // x = m 2^e with m in [1, 2), and ln m = -ln c + ln(1 + r) with r = m c - 1 in [-1/32, 1/16), where ln(1 + r) =
+  // r + r^2 P(r), P fitted to 4e-9. A short polynomial: ssa spends half of its weights' time here.
+  const __m512 bits = reinterpret_cast<__m512>(x);
+  const __m512i sixteenth = _mm512_srli_epi32(_mm512_castps_si512(bits), 19);  // the low four bits count
+  const auto c = reinterpret_cast<Vec>(_mm512_permutexvar_ps(sixteenth, _mm512_load_ps(kReciprocals)));
+  const auto log_c = reinterpret_cast<Vec>(_mm512_permutexvar_ps(sixteenth, _mm512_load_ps(kReciprocalLogs)));
+  const auto mantissa = reinterpret_cast<Vec>(_mm512_getmant_ps(bits, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src));
+  const auto e = reinterpret_cast<Vec>(_mm512_getexp_ps(bits));
+  const Vec r = mantissa * c - 1.0f;
+  const Vec p = (r * -2.3639474e-1f + 3.3342278e-1f) * r - 5.0001321e-1f;
+  return e * 0.693147180559945f + (p * (r * r) + r + log_c);
 #else
   constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f, kSqrtHalf = 0.707106781186547524f;
   const VecInt exponent_bits = ((bits_of(x) >> 23) & 0xff) - 126;
