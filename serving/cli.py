@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from sharp.serving.attention import AttentionSummary
 from sharp.serving.client import Client
 from sharp.serving.client.channel import CUT_SHORT, MOST_ATTEMPTS
 from sharp.serving.client.options import connection_options
-from sharp.serving.engine.events import Delta, FinishReason
+from sharp.serving.engine.events import Delta, Finished, FinishReason
 from sharp.serving.errors import InputError, SharpError
+from sharp.serving.llm import LLM
 from sharp.serving.request import Prompt
 from sharp.serving.request_log import set_up_logging
 from sharp.serving.sampling_params import SamplingParams
@@ -76,7 +78,7 @@ def _announce(started: Started) -> None:
 
 
 @click.command(cls=SharpCommand, context_settings=HELP)
-@click.argument("address")
+@click.argument("source", metavar="ADDRESS|FOLDER")
 @click.argument("prompt", required=False)
 @click.option("--token-ids", help="The prompt as token ids, separated by commas, in place of PROMPT.")
 @click.option("--model", help="Name of the model.  [default: the one that is served]")
@@ -91,7 +93,7 @@ def _announce(started: Started) -> None:
 @connection_options
 @click.option("--attempts", default=MOST_ATTEMPTS, show_default=True, help="Calls when the server is full or away.")
 def generate(
-    address: str,
+    source: str,
     prompt: str | None,
     token_ids: str | None,
     model: str | None,
@@ -100,19 +102,34 @@ def generate(
     attempts: int,
     **params: Any,
 ) -> None:
-    """Generate from PROMPT ("-": read it from stdin) on the server at ADDRESS and print the text as it comes."""
+    """Generate from PROMPT ("-": read it from stdin) and print the text as it comes.
+
+    On the server at ADDRESS (host:port), or in this process from a model FOLDER.
+    """
     sampling = SamplingParams(**{name: value for name, value in params.items() if value is not None})
-    with Client(address, attempts=attempts, **connection) as client:
-        for event in client.stream(_prompt(prompt, token_ids), sampling, model=model, attention=attention):
-            if isinstance(event, Delta):
-                # A model without a tokenizer answers in token ids, as it was asked.
-                click.echo(event.text if token_ids is None else _spaced(event.token_ids), nl=False)
-            else:
-                click.echo()
-                if event.reason is FinishReason.CANCELLED:
-                    raise SharpError(f"the answer is not complete: {CUT_SHORT}")
-                if event.attention is not None:
-                    _print_heads(event.attention)
+    asked = _prompt(prompt, token_ids)
+    with ExitStack() as open_while_read:
+        if Path(source).is_dir():
+            if model is not None or any(connection.values()):
+                raise InputError(f"{source} is a folder; --model, --token and TLS are for a server")
+            events: Iterator[Delta | Finished] = LLM(source).stream(asked, sampling, attention=attention)
+        else:
+            client = open_while_read.enter_context(Client(source, attempts=attempts, **connection))
+            events = client.stream(asked, sampling, model=model, attention=attention)
+        for event in events:
+            _print_event(event, as_token_ids=token_ids is not None)
+
+
+def _print_event(event: Delta | Finished, as_token_ids: bool) -> None:
+    if isinstance(event, Delta):
+        # A model without a tokenizer answers in token ids, as it was asked.
+        click.echo(_spaced(event.token_ids) if as_token_ids else event.text, nl=False)
+        return
+    click.echo()
+    if event.reason is FinishReason.CANCELLED:
+        raise SharpError(f"the answer is not complete: {CUT_SHORT}")
+    if event.attention is not None:
+        _print_heads(event.attention)
 
 
 def _prompt(text: str | None, token_ids: str | None) -> Prompt:

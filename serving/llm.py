@@ -1,11 +1,13 @@
 """`LLM`: generation in this process, without a server."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from sharp.serving.completion import Answers, Completion
 from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.events import Delta, Event, Failed, Finished
 from sharp.serving.errors import InputError, QueueFullError
 from sharp.serving.model_folder import load_model_folder
 from sharp.serving.request import Prompt, Request
@@ -51,7 +53,7 @@ class LLM:
         `cache_salt` keeps what was computed apart from calls with another one.
 
         Raises:
-            InputError: a prompt cannot be used; nothing was generated.
+            InputError: a prompt cannot be used, or an answer is still being streamed; nothing was generated.
             EngineError: the model failed.
         """
         several = _several(prompts)
@@ -65,18 +67,46 @@ class LLM:
             for number, (prompt, one) in enumerate(zip(several, each, strict=True))
         ]
         answers = {request.request_id: Answers(request.params) for request in requests}
+        with closing(self._events(requests)) as events:
+            for event in events:
+                answers[event.request_id].take(event)
+        return [one.completion() for one in answers.values()]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, attention: bool = False, cache_salt: str = ""
+    ) -> Generator[Delta | Finished]:
+        """The answer to one prompt as it comes, as `sharp.client.Client.stream` gives it.
+
+        With `n` answers, each `index` has a `Finished` of its own. Closing the iterator ends them.
+
+        Raises:
+            InputError: the prompt cannot be used, or another answer is still being streamed.
+            EngineError: the model failed.
+        """
+        request = self.model.prepare(
+            "0", prompt, params or SamplingParams(), attention=attention, cache_salt=cache_salt
+        )
+        with closing(self._events([request])) as events:
+            for event in events:
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Delta | Finished):
+                    yield event
+
+    def _events(self, requests: Sequence[Request]) -> Generator[Event]:
+        """What comes of the requests until all have ended."""
+        if self._engine.has_work:
+            raise InputError("another answer of this LLM is still being streamed; read it to its end or close it first")
         waiting = deque(requests)
         try:
             while waiting or self._engine.has_work:
                 self._feed(waiting)
-                for event in self._engine.step():
-                    answers[event.request_id].take(event)
+                yield from self._engine.step()
                 self._engine.report()  # there are no metrics here, and what is not taken would pile up
         finally:  # after an error or Ctrl-C nothing may be left in the engine
-            for request_id in answers:
-                self._engine.abort(request_id)
+            for request in requests:
+                self._engine.abort(request.request_id)
             self._engine.report()
-        return [one.completion() for one in answers.values()]
 
     def _feed(self, waiting: deque[Request]) -> None:
         """Give the engine as many requests as its queue takes."""

@@ -78,6 +78,18 @@ def test_an_answer_that_is_cut_short_is_an_error(address, steps, monkeypatch):
     assert result.stderr == "Error: the answer is not complete: the server ended, or the request was aborted\n"
 
 
+def test_generate_from_a_folder(counting):
+    result = run(generate, counting, "a", "--temperature", 0, "--max-tokens", 5, "--attention")
+    assert (result.exit_code, result.stdout) == (0, "bcdef\n")
+    assert "From the sharpest head" in result.stderr
+
+
+def test_generate_from_a_folder_takes_nothing_that_is_a_servers(counting):
+    result = run(generate, counting, "a", "--token", "secret")
+    assert result.exit_code == 2
+    assert "--model, --token and TLS are for a server" in result.stderr
+
+
 def test_generate_without_a_server():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

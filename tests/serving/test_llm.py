@@ -94,6 +94,22 @@ def test_several_answers_to_a_prompt(llm):
     )
 
 
+def test_an_answer_as_it_comes(llm):
+    *deltas, finished = llm.stream("a", GREEDY)
+    assert "".join(delta.text for delta in deltas) == "bcdefghi"
+    assert len(deltas) > 1
+    assert (finished.reason, finished.usage.completion_tokens) == ("length", 8)
+
+
+def test_one_streamed_answer_at_a_time_and_closing_it_ends_it(llm):
+    answer = llm.stream("a", GREEDY)
+    next(answer)
+    with pytest.raises(InputError, match="another answer of this LLM is still being streamed"):
+        llm.generate("b", GREEDY)
+    answer.close()
+    assert llm.generate("b", GREEDY)[0].text == "cdefghij"
+
+
 def test_every_answer_has_the_statistics_of_its_prompt(llm):
     completion = llm.generate("pqrstuvwxy", SamplingParams(n=2, temperature=0, max_tokens=3), attention=True)[0]
     assert [one.attention.tokens for one in (completion, *completion.others)] == [12, 12]
