@@ -260,7 +260,7 @@ def _open_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not zipfile.is_zipfile(path):
-        raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again")
+        raise InputError(f"{path} is damaged or not a file that torch.save writes since 1.6; copy or save it again")
     try:
         with zipfile.ZipFile(path) as archive:  # torch never packs; what is packed may grow a thousandfold
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):

@@ -76,24 +76,15 @@ def prepare_request(
         _check_start(prompt, manifest, tokenizer, context_limit)
         prompt = tokenize(prompt, manifest, tokenizer, special_tokens=special_tokens)
     try:
+        room = _room(len(prompt), params, context_limit)  # first: a message may hold millions of them
         prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
     except TypeError as error:
         raise FieldError("prompt", f"prompt is neither text nor a list of token ids: {error}") from error
-    if not prompt_ids:
-        raise FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
     low, high = min(prompt_ids), max(prompt_ids)
     if low < 0 or high >= manifest.vocab_size:
         raise FieldError(
             "prompt",
             f"prompt has token id {low if low < 0 else high}; {manifest.name} has ids 0 to {manifest.vocab_size - 1}",
-        )
-    room = context_limit - len(prompt_ids)
-    needed = 0 if params.max_tokens == 0 else 1
-    if room < needed:
-        raise FieldError(
-            "prompt",
-            f"prompt has {len(prompt_ids)} tokens; the limit is {context_limit - needed}"
-            + (f" (a context of {context_limit} with room for one new token)" if needed else ""),
         )
     asked = len(prompt_ids) * (1 + (params.prompt_logprobs or 0))
     if params.prompt_logprobs is not None and asked > MAX_PROMPT_LOGPROBS:
@@ -106,6 +97,21 @@ def prepare_request(
     max_new_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     guide = guides.compile(params.guided) if params.guided else None
     return Request(request_id, prompt_ids, params, max_new_tokens, attention, priority, cache_salt, guide)
+
+
+def _room(tokens: int, params: SamplingParams, context_limit: int) -> int:
+    """How many tokens the context has left after a prompt of so many."""
+    if not tokens:
+        raise FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
+    room = context_limit - tokens
+    needed = 0 if params.max_tokens == 0 else 1
+    if room < needed:
+        raise FieldError(
+            "prompt",
+            f"prompt has {tokens} tokens; the limit is {context_limit - needed}"
+            + (f" (a context of {context_limit} with room for one new token)" if needed else ""),
+        )
+    return room
 
 
 def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:

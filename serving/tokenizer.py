@@ -24,9 +24,11 @@ class Tokenizer:
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """The token ids of a prompt, with the special tokens that the tokenizer file puts around it if wanted."""
         try:
-            token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+            # A batch of one: `encode` would keep Python's lock, and with it every other thread, for all of a long text.
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # the library's word for half a surrogate pair is TypeError
             raise FieldError("prompt", "prompt is not valid text: it has half of a surrogate pair") from error
+        token_ids: list[int] = encoding.ids
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -42,6 +44,11 @@ class Tokenizer:
     def has(self, tokens: Sequence[str]) -> bool:
         """Whether each of these texts is a token."""
         return all(self._tokenizer.token_to_id(token) is not None for token in tokens)
+
+    def special_tokens(self, texts: Sequence[str]) -> dict[int, str]:
+        """Those of the texts that are special tokens, which `decode` leaves out, by their ids."""
+        special = self._tokenizer.get_added_tokens_decoder().items()
+        return {token_id: token.content for token_id, token in special if token.special and token.content in texts}
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer file."""

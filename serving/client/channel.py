@@ -23,6 +23,7 @@ from sharp.serving.errors import (
 )
 
 MOST_ATTEMPTS = 5  # gRPC makes no more, whatever it is told
+RETRY_SECONDS = 1.0  # after a server that is gone, which cannot say when to come back
 CUT_SHORT = "the server ended, or the request was aborted"  # what FinishReason.CANCELLED means to a client
 MESSAGE_BYTES = 64 * MIB
 ERRORS: dict[grpc.StatusCode, type[SharpError]] = {
@@ -84,6 +85,7 @@ def channel_options(attempts: int) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ("grpc.max_send_message_length", MESSAGE_BYTES),
+        ("grpc.per_rpc_retry_buffer_size", MESSAGE_BYTES),  # what does not fit is never sent again
         ("grpc.service_config", json.dumps(config)),
         # A server that was restarted is found again before the next one goes; gRPC's own wait grows to minutes.
         ("grpc.initial_reconnect_backoff_ms", 200),
@@ -104,7 +106,7 @@ def error_of(error: grpc.RpcError, address: str, *, answered: bool = False) -> S
         missing = "went away before the answer was complete" if answered else "does not answer"
         reason = error.details() or ""
         why = "" if "Connection refused" in reason else f" ({reason})"  # TLS against plain text, an unknown name, ...
-        return SharpError(f"the server at {address} {missing}{why}; start one with sharp-serve")
+        return UnavailableError(f"the server at {address} {missing}{why}; start one with sharp-serve", RETRY_SECONDS)
     message = error.details() or error.code().name
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and status is None:  # gRPC's own: a message is too large
         return InputError(message)

@@ -47,6 +47,8 @@ class Sequence:
         self.stop_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
+        # No text shows special tokens, so a stop string that is one is looked for by its id.
+        self._stop_strings = tokenizer.special_tokens(params.stop) if tokenizer and params.stop else {}
         # One generator per answer: its draws depend on seed and index and on nothing else in the batch.
         self.random = np.random.Generator(
             np.random.Philox(np.random.SeedSequence(params.seed, spawn_key=(index,) if index else ()))
@@ -129,7 +131,11 @@ class Sequence:
         if token_id in self.stop_token_ids:
             text, matched = self._text.end()  # the stop token itself is not shown
             return text, (FinishReason.STOP, token_id if matched is None else matched)
-        text, matched = self._text.push(token_id, may_stop=self.generated > self.request.params.min_tokens)
+        may_stop = self.generated > self.request.params.min_tokens
+        if may_stop and token_id in self._stop_strings:
+            text, matched = self._text.end()
+            return text, (FinishReason.STOP, self._stop_strings[token_id] if matched is None else matched)
+        text, matched = self._text.push(token_id, may_stop=may_stop)
         if matched is not None:
             return text, (FinishReason.STOP, matched)
         complete = self.guide.accept(token_id) if self.guide else False

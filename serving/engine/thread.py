@@ -95,11 +95,11 @@ class EngineThread:
                 self._step_began = time.monotonic()
                 events = self._engine.step() if self._engine.has_work else []
                 self._step_began = None
-                if not self._engine.has_work:
-                    self._engine.check_integrity()  # nobody waits now
                 # First: who has the last token of an answer finds all of it in the metrics.
                 self._observe(self._engine.report())
                 self._deliver(events)
+                if not self._engine.has_work:
+                    self._engine.check_integrity()  # nobody waits now
         except BaseException:  # a panic of Rust is no Exception, and nobody may wait for ever
             logger.exception("the engine ended")
         self._close()
@@ -126,6 +126,10 @@ class EngineThread:
             accepted = self._engine.add(command.request)
         except SharpError as error:  # the id runs already, or the queue is full
             command.sink(Failed(request_id, error))
+            return
+        except Exception as error:  # say a guide that cannot be copied; nothing of the request is in the engine then
+            logger.exception("request %s failed", request_id)
+            command.sink(Failed(request_id, EngineError(f"the request failed: {error}")))
             return
         self._sinks[request_id] = command.sink
         self._deliver([accepted])

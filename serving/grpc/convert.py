@@ -42,7 +42,7 @@ def prompt_of(request: inference_pb2.GenerateRequest) -> Prompt:
     if kind == "text":
         return request.text
     if kind == "token_ids":
-        return tuple(request.token_ids.ids)
+        return request.token_ids.ids  # not copied before its length is checked
     raise FieldError("prompt", "prompt is not set; set text or token_ids")
 
 

@@ -41,6 +41,7 @@ VERSION = "1"
 # Requests of one ModelStreamInfer call that run together; the next is read when one of them is complete.
 MAX_TOGETHER = 64
 FINAL = "triton_final_response"
+TIMEOUT = "timeout"  # of the clients' infer, in microseconds
 EMPTY_FINAL = "triton_enable_empty_final_response"  # a wish that is always fulfilled
 
 
@@ -193,6 +194,8 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             for name, value in request.parameters.items()
             if name != EMPTY_FINAL
         }
+        if (microseconds := parameters.pop(TIMEOUT, 0)) and isinstance(microseconds, int):
+            parameters["time_limit_ms"] = -(-microseconds // 1000)
         try:
             given = json.loads(str(inputs.get(SAMPLING_PARAMETERS) or "{}"))
             fields = SamplingFields.model_validate({**given, **parameters})
@@ -203,7 +206,8 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             raise FieldError(SAMPLING_PARAMETERS, message) from error
         if fields.n not in (None, 1):
             raise FieldError("n", f"n is {fields.n}; {TEXT_OUTPUT} holds one answer, ask several times")
-        stream, with_input = bool(inputs.get(STREAM)), not inputs.get(EXCLUDE_INPUT, True)
+        stream = bool(inputs.get(STREAM))
+        with_input = not inputs.get(EXCLUDE_INPUT, stream)  # by default as in Triton's vLLM backend
         if stream and with_input:
             raise FieldError(EXCLUDE_INPUT, f"{EXCLUDE_INPUT} is false; a stream has new text only")
         return _Wish(str(inputs[TEXT_INPUT]), fields, stream, with_input)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from sharp import LLM, AsyncClient, Client, Guided, SamplingParams
+from sharp.serving.client.channel import channel_options
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.errors import (
@@ -221,6 +222,26 @@ def test_a_call_that_meets_a_closing_server_is_made_again(address):
             assert again.result(20) == ["bc"] * 20
             with pytest.raises(SharpError, match="CANCELLED"):
                 once.result(20)
+
+
+def test_a_large_request_is_made_again():
+    """gRPC keeps 256 KiB of a call by default, and does not send again what it has not kept."""
+    answers = iter([grpc.StatusCode.UNAVAILABLE, None])
+
+    def handle(_request, context):
+        if code := next(answers):
+            context.abort(code, "not yet")
+        return b"done"
+
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        methods = {"Ask": grpc.unary_unary_rpc_method_handler(handle)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", methods),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}", channel_options(2)) as channel:
+            assert channel.unary_unary("/test/Ask")(bytes(2**21), timeout=20) == b"done"
+        server.stop(0).wait()
 
 
 @contextmanager

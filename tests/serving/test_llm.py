@@ -54,6 +54,14 @@ def test_stop_string_over_token_borders(llm):
     assert completion.token_ids == tuple(b"bcdefgh")
 
 
+def test_a_stop_string_that_is_a_special_token_is_found_though_no_text_shows_it(llm):
+    params = SamplingParams(temperature=0, stop="<eos>", ignore_eos=True, max_tokens=9)
+    completion = llm.generate([[253]], params)[0]
+    assert (completion.finish_reason, completion.matched, completion.token_ids) == ("stop", "<eos>", (254, 255, 256))
+    later = llm.generate([[253]], replace(params, min_tokens=4))[0]
+    assert (later.finish_reason, len(later.token_ids)) == ("length", 9)
+
+
 def test_text_that_only_looked_like_a_stop_string_is_shown(llm):
     completion = llm.generate("a", SamplingParams(temperature=0, max_tokens=4, stop="ef!"))[0]
     assert (completion.text, completion.finish_reason) == ("bcde", "length")

@@ -47,6 +47,18 @@ def test_a_full_queue_is_an_event_with_a_time_to_come_back(start):
     assert seen[-1].error.retry_after > 0
 
 
+def test_a_request_that_the_engine_cannot_take_fails_alone(start, monkeypatch):
+    model, engine, thread = start()
+    events = queue.Queue()
+    add = engine.add
+    monkeypatch.setattr(engine, "add", lambda request: 1 / 0 if request.request_id == "a" else add(request))
+    for name in "ab":
+        thread.submit(model.prepare(name, "a", SamplingParams(max_tokens=2)), events.put)
+    thread.start()
+    seen = events_until(events, Finished, "b")
+    assert [str(one.error) for one in seen if isinstance(one, Failed)] == ["the request failed: division by zero"]
+
+
 def test_every_answer_of_a_request_arrives(start):
     model, _, thread = start()
     events = queue.Queue()
