@@ -12,6 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sharp.serving.errors import FieldError, InputError
+from sharp.serving.tool_calls import CALL_START
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -45,15 +46,19 @@ class ChatTemplate:
         self._for_tools = environment.from_string(for_tools or source)
         known = meta.find_undeclared_variables(environment.parse(for_tools or source))
         self._knows_tools = for_tools is not None or "tools" in known
+        self._calls_are_read = CALL_START in (for_tools or source)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The prompt that the model answers as the assistant, who may call the `tools`.
 
         Raises:
-            FieldError: the template refuses the messages or knows no tools.
+            FieldError: the template refuses the messages, knows no tools, or has calls in a form that nobody reads.
         """
         if tools and not self._knows_tools:
             raise FieldError("tools", "tools is set, and the model's chat template knows none; serve a model that does")
+        if tools and not self._calls_are_read:
+            message = f"tools is set, and the model writes calls in another form than {CALL_START}, the one read here"
+            raise FieldError("tools", message)
         template = self._for_tools if tools else self._template
         try:
             return template.render(messages=messages, tools=tools or None, add_generation_prompt=True)

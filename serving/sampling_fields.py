@@ -1,8 +1,9 @@
 """`SamplingFields`: the parameters of a request that comes as JSON, or as names with values."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
@@ -14,10 +15,27 @@ SAME = (
 )
 
 
-class StrictMessage(BaseModel):
-    """What is not known is refused: a parameter that silently does nothing is worse than an error."""
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):  # Python's are integers
+        raise PydanticCustomError("bool_as_number", "Input should be a number, not true or false")
+    return value
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+def _not_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_not_bool)]
+Number = Annotated[float, BeforeValidator(_not_bool)]
+NULL_IS_UNSET = BeforeValidator(_not_null)  # of a field whose default is a value
+
+
+class StrictMessage(BaseModel):
+    """What is not known or of another type is refused: what silently does something else is worse than an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class GuidedFields(StrictMessage):
@@ -31,27 +49,32 @@ class GuidedFields(StrictMessage):
 
 
 class SamplingFields(StrictMessage):
-    """The fields of `SamplingParams` and `Request` under their own names; their ranges are checked there."""
+    """The fields of `SamplingParams` and `Request` under their own names; their ranges are checked there.
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    Numbers may be written as strings, as Triton's clients do.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    temperature: Number | None = None
+    top_k: WholeNumber | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[int, Number] | None = None
+    seed: WholeNumber | None = None
+    n: WholeNumber | None = None
+    max_tokens: WholeNumber | None = None
+    min_tokens: WholeNumber | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[WholeNumber] | None = None
     ignore_eos: bool | None = None
-    time_limit_ms: int | None = None
+    time_limit_ms: WholeNumber | None = None
     guided: GuidedFields | None = None
-    priority: int = 0
-    cache_salt: str = ""
+    priority: Annotated[WholeNumber, NULL_IS_UNSET] = 0
+    cache_salt: Annotated[str, NULL_IS_UNSET] = ""
 
     def params(self) -> SamplingParams:
         """How to draw and when to stop.

@@ -16,6 +16,7 @@ from sharp.serving.http.errors import error_body, error_response
 from sharp.serving.http.generation import Generation
 from sharp.serving.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest
+from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.metrics import Metrics
 from sharp.serving.service import GenerationService
 from sharp.serving.tokens import Tokens
@@ -30,7 +31,7 @@ def make_app(
     tokens: Tokens | None = None,
 ) -> Starlette:
     """The application; `template` is None for a model that has no chat template, `tokens` where everyone may ask."""
-    name = service.model.manifest.name
+    name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
     entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sharp"}
 
     def state(_request: Request) -> Response:  # in a thread, too
@@ -63,7 +64,7 @@ def make_app(
         return JSONResponse(error_body(InputError(sentence))[1], status, getattr(error, "headers", None))
 
     def generation(path: str, kind: type[CompletionRequest] | type[ChatRequest]) -> Route:
-        return Route(path, Generation(service, kind, template, max_body_bytes), methods=["POST"])
+        return Route(path, Generation(service, kind, template, texts, max_body_bytes), methods=["POST"])
 
     return Starlette(
         routes=[

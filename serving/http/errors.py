@@ -16,9 +16,17 @@ from sharp.serving.errors import (
     SlowReaderError,
     StalledError,
     UnauthenticatedError,
+    UnavailableError,
 )
 
+
+class TooLargeError(InputError):
+    """The body of a request has too many bytes."""
+
+
+# The first that fits.
 STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
+    (TooLargeError, 413, "invalid_request_error"),
     (InputError, 400, "invalid_request_error"),
     (NotFoundError, 404, "invalid_request_error"),
     (AlreadyExistsError, 409, "invalid_request_error"),
@@ -26,6 +34,7 @@ STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
     (SlowReaderError, 429, "rate_limit_error"),
     (DrainingError, 503, "server_error"),
     (StalledError, 503, "server_error"),
+    (UnavailableError, 503, "server_error"),
     (UnauthenticatedError, 401, "invalid_request_error"),
 )
 
@@ -50,6 +59,6 @@ def error_response(error: SharpError) -> JSONResponse:
 
 
 def _headers(error: SharpError) -> dict[str, str] | None:
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError | UnavailableError):
         return {"Retry-After": str(math.ceil(error.retry_after))}
     return {"WWW-Authenticate": "Bearer"} if isinstance(error, UnauthenticatedError) else None

@@ -2,31 +2,32 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.completion import Answers
-from sharp.serving.engine.events import Delta, Event, Finished, PromptComputed, Usage
-from sharp.serving.errors import FieldError, InputError, SharpError
-from sharp.serving.http.errors import error_body, error_response
+from sharp.serving.engine.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
+from sharp.serving.errors import FieldError, SharpError, UnavailableError
+from sharp.serving.http.errors import TooLargeError, error_body, error_response
 from sharp.serving.http.openai_answer import Answer, ChatAnswer, TextAnswer, usage_of
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest, parse
-from sharp.serving.request import Prompt
+from sharp.serving.http.token_texts import TokenTexts
+from sharp.serving.request import MAX_PROMPT_LOGPROBS, Prompt
 from sharp.serving.request import Request as EngineRequest
 from sharp.serving.request_log import refusals_logged
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.served import Call
 from sharp.serving.service import EventStream, GenerationService, new_request_id
 
-logger = logging.getLogger(__name__)
-
+CUT_SHORT = "the server ended or the request was aborted before the answer was complete; ask again"
+RETRY_SECONDS = 1  # after that answer; another server may take it at once
+BODY_LEVELS = 5  # body, choices, choice, logprobs, their lists
 SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -41,9 +42,11 @@ class Generation:
         service: GenerationService,
         kind: type[CompletionRequest] | type[ChatRequest],
         template: ChatTemplate | None,
+        texts: TokenTexts,
         max_body_bytes: int,
     ) -> None:
         self._service = service
+        self._texts = texts
         self._kind = kind
         self._template = template
         self._max_body_bytes = max_body_bytes
@@ -65,45 +68,60 @@ class Generation:
         async for part in request.stream():
             body += part
             if len(body) > self._max_body_bytes:
-                raise InputError(f"the body has more than {self._max_body_bytes} bytes, the limit")
+                raise TooLargeError(f"the body has more than {self._max_body_bytes} bytes, the limit")
         return bytes(body)
 
     async def _answer(self, body: bytes, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         with refusals_logged(call, self._service.model.manifest.name):
             request = await asyncio.to_thread(parse, self._kind, body)
             self._service.check_model(request.model)
-            params = request.params()
+            try:
+                params = request.params()
+            except FieldError as error:
+                raise request.in_its_words(error) from error
             prompts = await asyncio.to_thread(self._prompts, request)
+        if params.logprobs is not None:
+            await asyncio.to_thread(self._texts.load)
         request_id = new_request_id()
         async with AsyncExitStack() as stack:
-            streams = []
+            streams: list[EventStream] = []
             for number, prompt in enumerate(prompts):
                 name = f"{request_id}-{number}"
                 prepare = self._preparation(request, name, prompt, params)
                 streams.append(await stack.enter_async_context(self._service.stream(call, prepare)))
+                _check_prompt_logprobs(streams)
             for stream in streams:
                 await anext(stream)  # accepted, or the error that says why not
             answer = self._shape(request, request_id, prompts, streams)
             if request.stream:
                 await _send_stream(request, params, answer, streams, send)
+                return
+            headers = dict(streams[0].headers)
+            try:
+                completions = await _completions(streams)
+            except UnavailableError as error:  # caught here: to the log it is cancelled, not failed
+                response: Response = error_response(error)
             else:
-                whole = answer.whole(await _completions(streams))
-                response = JSONResponse(whole, headers=dict(streams[0].headers))
-                await response(scope, receive, send)
+                if params.logprobs is None:
+                    response = JSONResponse(answer.whole(completions), headers=headers)
+                else:
+                    content = await asyncio.to_thread(lambda: _json(answer.whole(completions)))
+                    response = Response(content, headers=headers, media_type="application/json")
+            await response(scope, receive, send)
 
     def _shape(
         self, request: GenerationRequest, request_id: str, prompts: list[Prompt], streams: list[EventStream]
     ) -> Answer:
-        name, tokenizer = self._service.model.manifest.name, self._service.model.tokenizer
+        name, tokenizer, texts = self._service.model.manifest.name, self._service.model.tokenizer, self._texts
         if isinstance(request, ChatRequest):
             several = request.parallel_tool_calls
-            return ChatAnswer(request_id, name, tokenizer, tools=bool(request.callable), several=several)
+            return ChatAnswer(request_id, name, texts, tools=bool(request.callable), several=several)
         echo = []
         if isinstance(request, CompletionRequest) and request.echo and tokenizer is not None:
             for prompt, stream in zip(prompts, streams, strict=True):
                 text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
                 echo.append((text, stream.request.prompt_ids[0]))
-        return TextAnswer(request_id, name, tokenizer, echo)
+        return TextAnswer(request_id, name, texts, echo)
 
     def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         if isinstance(request, CompletionRequest):
@@ -125,9 +143,7 @@ class Generation:
                     special_tokens=not isinstance(request, ChatRequest),  # the template has written them
                 )
             except FieldError as error:
-                if error.field.startswith("guided") and isinstance(request, ChatRequest) and request.callable:
-                    raise FieldError("tools", f"tools cannot be required: {error}") from error
-                raise
+                raise request.in_its_words(error) from error
 
         return prepare
 
@@ -153,7 +169,7 @@ async def _send_stream(
                 chunks: list[dict[str, Any]] = []
                 if isinstance(event, PromptComputed):
                     for choice in range(first, first + params.n):
-                        chunks += answer.start(choice, number, event.logprobs)
+                        await _send_start(send, answer, choice, number, event)
                 elif isinstance(event, Delta):
                     chunks = answer.delta(first + event.index, event)
                 elif isinstance(event, Finished):
@@ -169,13 +185,59 @@ async def _send_stream(
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 
+async def _send_start(send: Send, answer: Answer, choice: int, prompt: int, event: PromptComputed) -> None:
+    if not event.logprobs:
+        for chunk in answer.start(choice, prompt, event.logprobs):
+            await _send_data(send, chunk)
+        return
+    # Those of a whole prompt take a while.
+    for chunk in await asyncio.to_thread(answer.start, choice, prompt, event.logprobs):
+        await _send_text(send, await asyncio.to_thread(_json, chunk))
+
+
 async def _send_data(send: Send, data: dict[str, Any]) -> None:
-    body = f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _send_text(send, _json(data, 0))
+
+
+async def _send_text(send: Send, text: str) -> None:
+    await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+
+
+def _json(value: Any, levels: int = BODY_LEVELS) -> str:
+    """Compact JSON.
+
+    So many `levels` are written part by part: inside one call of the encoder no other thread runs, and of a large body
+    that call would take as long as many steps.
+    """
+    if levels and isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_json(one, levels - 1)}" for name, one in value.items()) + "}"
+    if levels and isinstance(value, list):
+        return "[" + ",".join(_json(one, levels - 1) for one in value) + "]"
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _check_prompt_logprobs(streams: list[EventStream]) -> None:
+    """Each answer repeats those of its prompt, so all of them together have the limit of one prompt.
+
+    Raises:
+        FieldError: they are more.
+    """
+    params = streams[0].request.params
+    if params.prompt_logprobs is None:
+        return
+    tokens = sum(len(stream.request.prompt_ids) for stream in streams) * params.n
+    asked = tokens * (1 + params.prompt_logprobs)
+    if asked > MAX_PROMPT_LOGPROBS:
+        message = f"logprobs is {params.prompt_logprobs}, which with echo makes {asked} numbers for {tokens} tokens"
+        raise FieldError("logprobs", f"{message} of all prompts and answers; the limit is {MAX_PROMPT_LOGPROBS}")
 
 
 async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    """(number of the stream, event) of all streams as they come."""
+    """(number of the stream, event) of all streams as they come.
+
+    Raises:
+        UnavailableError: an answer was cancelled; OpenAI's API has no other way to say so.
+    """
 
     async def following(stream: EventStream) -> Event | None:
         return await anext(stream, None)
@@ -187,6 +249,8 @@ async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event
             for task in done:
                 number = pending.pop(task)
                 if event := task.result():
+                    if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
+                        raise UnavailableError(CUT_SHORT, RETRY_SECONDS)
                     pending[asyncio.ensure_future(following(streams[number]))] = number
                     yield number, event
     finally:

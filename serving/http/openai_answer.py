@@ -9,18 +9,16 @@ from typing import Any
 from sharp.serving.attention import AttentionSummary, json_numbers
 from sharp.serving.completion import Completion
 from sharp.serving.engine.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.http.logprobs import TextLogprobs, chat_logprobs
+from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.tool_calls import ToolCall, ToolCallParser
 
-# The API knows no other way to say that an answer was cut short.
+# The API knows no other way to say that a limit cut an answer short. One that was cancelled is an error.
 REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.TIME_LIMIT: "length",
-    FinishReason.CANCELLED: "length",
 }
-# Of a token that cannot come: JSON has no infinity. vLLM's number.
-LOWEST_LOGPROB = -9999.0
 
 
 class Answer(ABC):
@@ -30,9 +28,9 @@ class Answer(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, request_id: str, model: str, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request_id: str, model: str, texts: TokenTexts) -> None:
         self._base = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
-        self._tokenizer = tokenizer
+        self._texts = texts
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Everything at once; the completions of a request's prompts, each with its others."""
@@ -70,9 +68,6 @@ class Answer(ABC):
             entry["stop_reason"] = matched
         return {**self._base, "object": self.chunk_object, "choices": [entry]}
 
-    def _token(self, token_id: int) -> str:
-        return self._tokenizer.token(token_id) if self._tokenizer else f"token_id:{token_id}"
-
     @abstractmethod
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
         """The chunks of a choice before its first token, once the prompt of that number is computed."""
@@ -98,25 +93,28 @@ class TextAnswer(Answer):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def __init__(
-        self, request_id: str, model: str, tokenizer: Tokenizer | None, echo: Sequence[tuple[str, int]] = ()
-    ) -> None:
+    def __init__(self, request_id: str, model: str, texts: TokenTexts, echo: Sequence[tuple[str, int]] = ()) -> None:
         """`echo` has text and first token of each prompt."""
-        super().__init__(request_id, model, tokenizer)
+        super().__init__(request_id, model, texts)
         self._echo = echo
+        self._echoed: dict[int, dict[str, Any]] = {}  # the logprobs of prompts, made once for all their answers
+        self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # of choices
 
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
         """The prompt, if it is to be repeated."""
         if not self._echo:
             return []
-        text, first = self._echo[prompt]
-        return [self._chunk(choice, {"text": text}, self._logprobs(prompt_logprobs, first))]
+        text, _ = self._echo[prompt]
+        self._logprobs[choice] = TextLogprobs(self._texts, len(text))
+        logprobs = None if prompt_logprobs is None else self._of_prompt(prompt, prompt_logprobs)
+        return [self._chunk(choice, {"text": text}, logprobs)]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
         """Text, once there is some."""
         if not event.text and not event.logprobs:
             return []
-        return [self._chunk(choice, {"text": event.text}, self._logprobs(event.logprobs))]
+        logprobs = None if event.logprobs is None else self._logprobs[choice].of(event.logprobs)
+        return [self._chunk(choice, {"text": event.text}, logprobs)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
         """The reason."""
@@ -126,31 +124,18 @@ class TextAnswer(Answer):
     def _whole(
         self, answer: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
-        text, first, entries = "", None, answer.logprobs
-        if self._echo:
-            text, first = self._echo[prompt]
-            entries = None if entries is None else (*(prompt_logprobs or ()), *entries)
-        return {
-            "text": text + answer.text,
-            "logprobs": self._logprobs(entries, first),
-            "finish_reason": REASONS[answer.finish_reason],
-        }
+        text = self._echo[prompt][0] if self._echo else ""
+        logprobs = None if answer.logprobs is None else TextLogprobs(self._texts, len(text)).of(answer.logprobs)
+        if self._echo and logprobs is not None:
+            before = self._of_prompt(prompt, prompt_logprobs or ())
+            logprobs = {name: [*before[name], *values] for name, values in logprobs.items()}
+        return {"text": text + answer.text, "logprobs": logprobs, "finish_reason": REASONS[answer.finish_reason]}
 
-    def _logprobs(self, entries: Iterable[TokenLogprobs] | None, first: int | None = None) -> dict[str, Any] | None:
-        """The field `logprobs` of a choice; nothing predicts the `first` token of a prompt."""
-        if entries is None:
-            return None
-        entries = tuple(entries)
-        tokens = [self._token(entry.token_id) for entry in entries]
-        values: list[float | None] = [_finite(entry.logprob) for entry in entries]
-        tops = [{self._token(token): _finite(logprob) for token, logprob in entry.top} for entry in entries]
-        if first is None:
-            return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops}
-        return {
-            "tokens": [self._token(first), *tokens],
-            "token_logprobs": [None, *values],
-            "top_logprobs": [None, *tops],
-        }
+    def _of_prompt(self, prompt: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        if prompt not in self._echoed:
+            text, first = self._echo[prompt]
+            self._echoed[prompt] = TextLogprobs(self._texts).of_prompt(first, entries, text)
+        return self._echoed[prompt]
 
 
 class ChatAnswer(Answer):
@@ -161,10 +146,10 @@ class ChatAnswer(Answer):
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, request_id: str, model: str, tokenizer: Tokenizer | None, *, tools: bool = False, several: bool = True
+        self, request_id: str, model: str, texts: TokenTexts, *, tools: bool = False, several: bool = True
     ) -> None:
         """Unless `several` are wanted, an answer has one call at most."""
-        super().__init__(request_id, model, tokenizer)
+        super().__init__(request_id, model, texts)
         self._tools = tools
         self._several = several
         self._parsers: defaultdict[int, ToolCallParser] = defaultdict(self._parser)
@@ -191,7 +176,8 @@ class ChatAnswer(Answer):
         delta: dict[str, Any] = {"content": text} if text or not calls else {}
         if calls:
             delta["tool_calls"] = [{"index": known + place, **_call(call)} for place, call in enumerate(calls)]
-        return [self._chunk(choice, {"delta": delta}, self._logprobs(event.logprobs))]
+        logprobs = None if event.logprobs is None else chat_logprobs(self._texts, event.logprobs)
+        return [self._chunk(choice, {"delta": delta}, logprobs)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
         """What was held back, and the reason."""
@@ -218,31 +204,9 @@ class ChatAnswer(Answer):
             message["tool_calls"] = [_call(call) for call in calls]
         return {
             "message": message,
-            "logprobs": self._logprobs(answer.logprobs),
+            "logprobs": None if answer.logprobs is None else chat_logprobs(self._texts, answer.logprobs),
             "finish_reason": _reason(answer.finish_reason, calls),
         }
-
-    def _logprobs(self, entries: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
-        """The field `logprobs` of a choice."""
-        if entries is None:
-            return None
-        content = [
-            {
-                **self._entry(entry.token_id, entry.logprob),
-                "top_logprobs": [self._entry(token, logprob) for token, logprob in entry.top],
-            }
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._token(token_id)
-        whole = "\ufffd" not in text  # else a part of a character, and its bytes are not known here
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if whole else None}
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN is not greater, either
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -11,7 +11,7 @@ from sharp.serving.errors import FieldError, InputError
 from sharp.serving.guided import Guided
 from sharp.serving.http.tools import NamedTool, Tool, ToolChoice, callable_tools, calls_only
 from sharp.serving.request import Prompt
-from sharp.serving.sampling_fields import SamplingFields, StrictMessage, first_error
+from sharp.serving.sampling_fields import NULL_IS_UNSET, SamplingFields, StrictMessage, first_error
 from sharp.serving.tokenizer import Tokenizer
 
 # Where OpenAI's API has a limit of its own when the client says none.
@@ -24,28 +24,35 @@ FILL_MARKS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
 )
 Body = TypeVar("Body", bound="GenerationRequest")
+Flag = Annotated[bool, NULL_IS_UNSET]
 
 
 class StreamOptions(StrictMessage):
     """What a stream carries besides the answer."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: Flag = False
+    include_obfuscation: Flag = False
 
 
 class GenerationRequest(SamplingFields):
     """The fields of both APIs: OpenAI's, ours, and at the end those that mean something to OpenAI's servers only."""
 
+    model_config = ConfigDict(strict=True)
+
     model: str
-    stream: bool = False
+    stream: Flag = False
     stream_options: StreamOptions | None = None
-    attention_stats: bool = False
+    attention_stats: Flag = False
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    def in_its_words(self, error: FieldError) -> FieldError:
+        """An error about a field that a field of this request was turned into, as one about that."""
+        return error
 
 
 class CompletionRequest(GenerationRequest):
@@ -74,6 +81,10 @@ class CompletionRequest(GenerationRequest):
         if len(self.prompt) > MAX_PROMPTS:
             raise FieldError("prompt", f"prompt has {len(self.prompt)} prompts; the limit is {MAX_PROMPTS}")
         return self.prompt
+
+    def in_its_words(self, error: FieldError) -> FieldError:
+        """See `GenerationRequest`."""
+        return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else error
 
     def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
         """The prompt whose answer stands between `prompt` and `suffix`."""
@@ -166,7 +177,7 @@ class ChatRequest(GenerationRequest):
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: Flag = True
 
     @property
     def callable(self) -> list[Tool]:
@@ -194,6 +205,14 @@ class ChatRequest(GenerationRequest):
             raise FieldError("top_logprobs", f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    def in_its_words(self, error: FieldError) -> FieldError:
+        """See `GenerationRequest`."""
+        if self.guided is not None or not error.field.startswith("guided"):
+            return error
+        if self.callable:
+            return FieldError("tools", f"tools cannot be required: {error}")
+        return _renamed(error, "response_format")
+
     def guide(self) -> Guided | None:
         """What the answer must match: `guided`, OpenAI's own `response_format`, or calls of tools alone."""
         form = self.response_format
@@ -213,6 +232,10 @@ class ChatRequest(GenerationRequest):
         if schema is None:
             raise FieldError("response_format", "response_format.json_schema has no schema")
         return Guided(json=schema)
+
+
+def _renamed(error: FieldError, field: str) -> FieldError:
+    return FieldError(field, str(error).replace(error.field, field, 1))
 
 
 def parse(kind: type[Body], body: bytes) -> Body:

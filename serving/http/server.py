@@ -12,6 +12,9 @@ from sharp.serving.address import listen
 from sharp.serving.tls import Tls
 
 LAST_MESSAGES_SECONDS = 1
+# Longer than the 60 seconds for which proxies keep idle connections: the side that closes first must be theirs, or a
+# request that they send just then is lost.
+KEEP_ALIVE_SECONDS = 75
 
 
 class HttpServer:
@@ -33,6 +36,7 @@ class HttpServer:
             log_config=None,
             log_level="warning",
             access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=LAST_MESSAGES_SECONDS,
         )
         config.load()

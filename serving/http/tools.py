@@ -17,7 +17,11 @@ LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "
 
 
 class FunctionDefinition(StrictMessage):
-    """A function; `parameters` is the JSON schema of its arguments, none is any object."""
+    """A function; `parameters` is the JSON schema of its arguments, none is any object.
+
+    `strict` promises that calls obey the schema. Required ones do anyway; of a model that may choose between words and
+    calls nothing is constrained, as in vLLM, and the helpers of the package `openai` always set it.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None

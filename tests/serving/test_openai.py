@@ -2,6 +2,7 @@
 
 import json
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -210,6 +211,21 @@ def test_structured_output_and_our_own_parameters(client):
         ({"suffix": "z"}, "suffix", "suffix is set, and the model has no tokens to fill in the middle; leave it out"),
         ({"best_of": 3}, "best_of", "best_of is 3; only the value of n is supported"),
         ({"extra_body": {"typical_p": 1}}, "typical_p", "typical_p is not known here"),
+        ({"max_tokens": True}, "max_tokens", "max_tokens cannot be used: Input should be a number, not true or false"),
+        ({"n": "2"}, "n", "n cannot be used: Input should be a valid integer"),
+        ({"temperature": "1"}, "temperature", "temperature cannot be used: Input should be a valid number"),
+        ({"logprobs": True}, "logprobs", "logprobs cannot be used: Input should be a valid integer"),
+        ({"prompt": [97, True]}, "prompt", "cannot be used"),
+        ({"logit_bias": {"97": "1"}}, "logit_bias", "logit_bias.97 cannot be used: Input should be a valid number"),
+        ({"logit_bias": {"97": True}}, "logit_bias", "logit_bias.97 cannot be used: Input should be a number, not"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "cannot be used: Input should be a valid integer"),
+        ({"extra_body": {"stream": "yes"}}, "stream", "stream cannot be used: Input should be a valid boolean"),
+        ({"extra_body": {"stop_token_ids": [True]}}, "stop_token_ids", "stop_token_ids.0 cannot be used"),
+        (
+            {"stream_options": {"include_usage": 1}},
+            "stream_options",
+            "stream_options.include_usage cannot be used: Input should be a valid boolean",
+        ),
     ],
 )
 def test_a_bad_request_names_the_field(client, fields, param, message):
@@ -217,6 +233,42 @@ def test_a_bad_request_names_the_field(client, fields, param, message):
         complete(client, **fields)
     assert caught.value.param == param
     assert message in str(caught.value)
+
+
+def test_null_is_as_good_as_nothing(client):
+    unset = ["stream", "stream_options", "n", "stop", "seed", "logprobs", "top_p", "logit_bias", "user", "metadata"]
+    unset += ["attention_stats", "priority", "cache_salt", "guided"]
+    fields = {"model": "chatting", "temperature": 0, **dict.fromkeys(unset)}
+    text = {"prompt": "a", "max_tokens": 4, "echo": None, "best_of": None, "suffix": None}
+    assert client.post("/completions", body={**fields, **text}, cast_to=dict)["choices"][0]["text"] == "bcde"
+    unset = ("top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "max_tokens")
+    words = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, **dict.fromkeys(unset)}
+    answer = client.post("/chat/completions", body={**fields, **words}, cast_to=dict)
+    assert answer["choices"][0]["message"]["content"] == "bcde"
+
+
+def test_a_whole_number_is_a_number(client):
+    assert complete(client, temperature=0, top_p=1, logit_bias={"120": 100}).choices[0].text == "xxxx"
+
+
+@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"description": "x" * 70_000}])
+def test_a_form_that_cannot_be_names_response_format(client, schema):
+    form = {"type": "json_schema", "json_schema": {"name": "bad", "schema": schema}}
+    with pytest.raises(
+        openai.BadRequestError, match=r"response_format (cannot be used|has 70019 characters)"
+    ) as caught:
+        chat(client, response_format=form)
+    assert caught.value.param == "response_format"
+    assert "guided" not in str(caught.value)
+
+
+def test_a_body_that_is_too_large_is_413(start_server, chatting, server_settings):
+    small = replace(server_settings.server, max_message_bytes=1000)
+    with connect(start_server(chatting, server=small)) as client:
+        assert complete(client).choices[0].text == "bcde"
+        with pytest.raises(openai.APIStatusError, match="the body has more than 1000 bytes, the limit") as caught:
+            complete(client, "x" * 1000)
+    assert (caught.value.status_code, caught.value.type) == (413, "invalid_request_error")
 
 
 def test_what_is_not_served_is_an_error_of_openai(client):

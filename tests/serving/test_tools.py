@@ -17,7 +17,7 @@ from tests.serving.test_openai import TEMPLATE
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for message in messages %}"
     "{% for call in message.tool_calls or [] %}"
-    "[{{ call.function.name }}:{{ call.function.arguments.city }}]"
+    "<tool_call>{{ call.function.name }}:{{ call.function.arguments.city }}</tool_call>"
     "{% endfor %}"
     "{{ message.role[0] }}{{ message.content }}{% endfor %}"
 )
@@ -30,6 +30,7 @@ def tool(name, parameters=None):
     return {"type": "function", "function": function}
 
 
+STRICT = {"type": "function", "function": {"name": "s", "parameters": CITY, "strict": True}}
 TOOLS = [tool("w"), tool("time", {"type": "object", "additionalProperties": False})]
 
 
@@ -86,6 +87,19 @@ def test_a_streamed_call(client):
     assert message.tool_calls[0].function.name == "w"
 
 
+def test_a_strict_function_is_kept_to_where_calls_are_required(client):
+    for choice in ("required", {"type": "function", "function": {"name": "s"}}):
+        (call,) = (
+            chat(client, tools=[STRICT], tool_choice=choice, parallel_tool_calls=False).choices[0].message.tool_calls
+        )
+        assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+    for choice in ("none", "auto"):
+        assert (
+            chat(client, tools=[STRICT], tool_choice=choice, max_completion_tokens=3).choices[0].message.content
+            == "bcd"
+        )
+
+
 def test_auto_answers_in_words_or_calls(client):
     answer = chat(client, tool_choice="auto", max_completion_tokens=3)
     assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("bcd", None)
@@ -102,7 +116,7 @@ def test_results_of_tools_come_back_as_messages(client):
     ]
     answer = chat(client, messages, max_completion_tokens=3)
     assert answer.choices[0].message.content == "lmn"
-    assert answer.usage.prompt_tokens == len("wtime" + "ua" + "[w:Oslo]a" + "tk")
+    assert answer.usage.prompt_tokens == len("wtime" + "ua" + "<tool_call>w:Oslo</tool_call>a" + "tk")
     for arguments in ("{", "[" * 100_000):
         call["function"]["arguments"] = arguments
         with pytest.raises(openai.BadRequestError, match="messages has a call of 'w' whose arguments are no JSON"):
@@ -153,12 +167,22 @@ def test_a_model_that_knows_no_tools_says_so(start_server, tmp_path):
 
 
 def test_a_model_may_have_a_template_of_its_own_for_tools(tmp_path):
-    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+    templates = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].name }}{# <tool_call> #}"},
+    ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     template = load_chat_template(tmp_path)
     assert (template.render([]), template.render([], [{"name": "w"}])) == ("plain", "w")
     with pytest.raises(FieldError, match="knows none"):
         ChatTemplate("{{ messages }}", {}).render([], [{"name": "w"}])
+
+
+def test_calls_in_a_form_that_is_not_read_are_refused():
+    template = ChatTemplate("{{ tools }}[TOOL_CALLS]", {})
+    with pytest.raises(FieldError, match="tools is set, and the model writes calls in another form than <tool_call>"):
+        template.render([], [{"name": "w"}])
+    assert template.render([]) == "None[TOOL_CALLS]"
 
 
 def call_text(name, arguments):

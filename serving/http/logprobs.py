@@ -1,0 +1,72 @@
+"""The field `logprobs` of OpenAI's choices."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sharp.serving.engine.events import TokenLogprobs
+from sharp.serving.http.token_texts import TokenTexts
+
+# Of a token that cannot come: JSON has no infinity. vLLM's number.
+LOWEST_LOGPROB = -9999.0
+
+
+class TextLogprobs:
+    """Of a growing text of `/v1/completions`; `characters` are those that it has already."""
+
+    def __init__(self, texts: TokenTexts, characters: int = 0) -> None:
+        self._texts = texts
+        self._characters = characters
+
+    def of(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """Of the next tokens."""
+        entries = tuple(entries)
+        return {
+            "tokens": [self._texts.of(entry.token_id).text for entry in entries],
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [self._offset(entry.token_id) for entry in entries],
+        }
+
+    def of_prompt(self, first: int, entries: Iterable[TokenLogprobs], text: str) -> dict[str, Any]:
+        """Of a prompt; nothing predicts its `first` token."""
+        offset = self._offset(first)
+        others = self.of(entries)
+        # Some decoders leave out the space that a text begins with, which its first token has.
+        missing = self._characters - len(text)
+        return {
+            "tokens": [self._texts.of(first).text, *others["tokens"]],
+            "token_logprobs": [None, *others["token_logprobs"]],
+            "top_logprobs": [None, *others["top_logprobs"]],
+            "text_offset": [max(0, one - missing) for one in (offset, *others["text_offset"])],
+        }
+
+    def _offset(self, token_id: int) -> int:
+        token = self._texts.of(token_id)
+        offset = self._characters - (token.inside and self._characters > 0)
+        self._characters += token.characters
+        return offset
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The most likely tokens and the one that came. Several can have one text; the likeliest counts."""
+        top: dict[str, float] = {}
+        for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+            top.setdefault(self._texts.of(token).text, _finite(logprob))
+        return top
+
+
+def chat_logprobs(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+    """Of `/v1/chat/completions`."""
+
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        known = texts.of(token_id)
+        return {"token": known.text, "logprob": _finite(logprob), "bytes": known.utf8}
+
+    content = [
+        {**token(entry.token_id, entry.logprob), "top_logprobs": [token(*one) for one in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN is not greater, either

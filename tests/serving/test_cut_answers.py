@@ -1,0 +1,73 @@
+"""Answers over HTTP that are cut off: an error, not an end."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from sharp.serving.http import generation
+from sharp.serving.server import run_server
+from sharp.v1 import control_pb2
+from tests.serving.conftest import wait_for
+from tests.serving.grpc_client import Client
+
+MESSAGE = "the server ended or the request was aborted before the answer was complete; ask again"
+
+
+def ask(started, stream, n=1):
+    """The error that ends a long answer."""
+    with (
+        openai.OpenAI(base_url=f"http://{started.http_address}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.APIError) as caught,
+    ):
+        for _ in client.completions.create(
+            model="counting", prompt="a", max_tokens=120, temperature=0, n=n, stream=stream
+        ):
+            pass
+    return caught.value
+
+
+def check(error, stream):
+    assert MESSAGE in str(error)
+    assert error.type == "server_error"
+    if not stream:
+        assert (error.status_code, error.response.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_aborted_request(start_server, counting, steps, monkeypatch, caplog, stream):
+    caplog.set_level("INFO", "sharp.requests")
+    monkeypatch.setattr(generation, "new_request_id", lambda: "mine")
+    started = start_server(counting)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, started, stream, 2)
+        wait_for(lambda: len(steps) > 3)
+        client = Client(started.grpc_address)
+        client.control.Abort(control_pb2.AbortRequest(request_id="mine-0"))
+        client.channel.close()
+        check(asked.result(10), stream)
+    wait_for(lambda: "outcome=cancelled" in caplog.text)  # not failed
+
+
+def test_what_takes_longer_than_a_server_waits(counting, server_settings, steps):
+    def use(started, stop):
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(ask, started, stream) for stream in (False, True)]
+            wait_for(lambda: any(sequences == 2 for sequences, _ in steps))
+            stop()
+            return [one.result(10) for one in asked]
+
+    async def serve():
+        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
+
+        def on_start(started):
+            used.append(pool.submit(use, started, lambda: loop.call_soon_threadsafe(stop.set)))
+
+        await run_server(counting, server_settings, on_start, stop)
+        return used[0].result(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        whole, streamed = asyncio.run(serve())
+    check(whole, stream=False)
+    check(streamed, stream=True)

@@ -1,0 +1,144 @@
+"""Logprobs in OpenAI's answers: texts, bytes and places of tokens."""
+
+import openai
+import pytest
+from tokenizers import Tokenizer as FileTokenizer
+from tokenizers import decoders, models
+
+from sharp.serving.http.token_texts import TokenTexts
+from sharp.serving.tokenizer import Tokenizer
+from tests.serving.conftest import byte_tokenizer, write_folder
+from tests.serving.test_openai import TEMPLATE
+
+PART = "\ufffd"  # the text of a token that is no whole character
+
+
+@pytest.fixture(scope="module")
+def client(start_server, tmp_path_factory):
+    folder = write_folder(tmp_path_factory.mktemp("models") / "counting", hashing=0)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    address = start_server(folder).http_address
+    with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def complete(client, prompt, *, regex=None, stream=False, **fields):
+    """Text and logprobs of every choice, put together from the parts of a stream."""
+    body = {"guided": {"regex": regex}} if regex else {}
+    fields = {"temperature": 0, "max_tokens": 8, "logprobs": 1, **fields}
+    answer = client.completions.create(model="counting", prompt=prompt, stream=stream, extra_body=body, **fields)
+    choices = {}
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            text, logprobs = choices.setdefault(choice.index, ("", {}))
+            for name, values in (choice.logprobs or openai.types.completion_choice.Logprobs()).model_dump().items():
+                logprobs.setdefault(name, []).extend(values or ())
+            choices[choice.index] = (text + choice.text, logprobs)
+    return [choices[index] for index in range(len(choices))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_tokens_begin(client, stream):
+    ((text, logprobs),) = complete(client, "a", regex="xé€y", stream=stream)
+    assert text == "xé€y"
+    assert logprobs["tokens"] == ["x", PART, PART, PART, PART, PART, "y"]
+    assert logprobs["text_offset"] == [0, 1, 1, 2, 2, 2, 3]
+    for text, logprobs in complete(client, ["aé"], regex="x€", stream=stream, echo=True, n=2):
+        assert text == "aéx€"
+        assert logprobs["text_offset"] == [0, 1, 1, 2, 3, 3, 3]
+    ((text, logprobs),) = complete(client, [97, 256, 98], stream=stream, echo=True, max_tokens=1)
+    assert (text, logprobs["tokens"]) == ("abc", ["a", "<eos>", "b", "c"])
+    assert logprobs["text_offset"] == [0, 1, 1, 2]  # no text has the special token
+
+
+def test_the_token_that_came_is_among_the_most_likely(client):
+    ((_, logprobs),) = complete(client, "a", regex="x", logprobs=1)
+    (top,) = logprobs["top_logprobs"]
+    assert set(top) == {"b", "x"}
+    assert top["x"] == logprobs["token_logprobs"][0] < top["b"]
+    ((_, logprobs),) = complete(client, "a", logprobs=0, max_tokens=1)
+    assert list(logprobs["top_logprobs"][0]) == ["b"]
+
+
+def test_of_tokens_with_one_text_the_likeliest_counts(client):
+    fields = {"logit_bias": {"196": 100}, "max_tokens": 1}
+    ((_, logprobs),) = complete(client, [194], **fields)  # 195 was likely
+    assert logprobs["tokens"] == [PART]
+    assert logprobs["top_logprobs"][0][PART] > logprobs["token_logprobs"][0] + 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bytes_of_split_characters(client, stream):
+    answer = client.chat.completions.create(
+        model="counting",
+        messages=[{"role": "user", "content": "a"}],
+        temperature=0,
+        logprobs=True,
+        top_logprobs=1,
+        stream=stream,
+        extra_body={"guided": {"regex": "€x"}},
+    )
+    parts = [part.choices[0].logprobs for part in (answer if stream else [answer]) if part.choices]
+    entries = [entry for part in parts if part for entry in part.content]
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == "€x"
+    assert entries[1].top_logprobs[0].bytes == [0xE3]  # the model counts
+
+
+def test_echoed_logprobs_have_a_limit_for_all_prompts_and_answers(client):
+    fields = {"logprobs": 20, "max_tokens": 0, "echo": True}
+    message = "logprobs is 20, which with echo makes 275520 numbers for 13120 tokens of all prompts and answers"
+    for prompt, n in (([97] * 100, 128), ([[97] * 82] * 2, 80)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            complete(client, prompt, n=n, **fields)
+        assert caught.value.param == "logprobs"
+    assert f"{message}; the limit is 262144" in str(caught.value)
+
+
+def test_many_echoed_logprobs_are_one_json(client):
+    answers = complete(client, [[97] * 64] * 3, n=2, echo=True, logprobs=20, max_tokens=2)
+    assert [text for text, _ in answers] == ["a" * 64 + "bc"] * 6
+    assert all(logprobs == answers[0][1] for _, logprobs in answers)
+    assert [len(values) for values in answers[0][1].values()] == [66] * 4
+
+
+def texts_of(tmp_path, tokenizer):
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return TokenTexts(Tokenizer(tmp_path / "tokenizer.json"))
+
+
+def test_texts_of_tokenizers(tmp_path):
+    texts = texts_of(tmp_path, byte_tokenizer())
+    assert [texts.of(byte).utf8 for byte in range(256)] == [[byte] for byte in range(256)]
+    assert (texts.of(256).text, texts.of(256).utf8, texts.of(256).characters) == ("<eos>", list(b"<eos>"), 0)
+
+    vocabulary = ["<unk>", "<0xE2>", "<0x41>", "\u2581a", "\ufffd", "\u2581"]
+    sentencepiece = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    pairs = {token: number for number, token in enumerate(vocabulary)}
+    for model in (
+        models.BPE(pairs, [], unk_token="<unk>", byte_fallback=True),
+        models.Unigram([(token, -1.0) for token in vocabulary], unk_id=0, byte_fallback=True),
+    ):
+        tokenizer = FileTokenizer(model)
+        tokenizer.decoder = decoders.Sequence(sentencepiece)
+        texts = texts_of(tmp_path, tokenizer)
+        read = [
+            (texts.of(token).text, bytes(texts.of(token).utf8), texts.of(token).characters) for token in range(1, 6)
+        ]
+        assert read == [
+            (PART, b"\xe2", 1),
+            ("A", b"A", 1),
+            (" a", b" a", 2),
+            (PART, PART.encode(), 1),  # the character itself
+            (" ", b" ", 1),
+        ]
+
+    tokenizer = FileTokenizer(models.WordLevel({"\ufffd": 0, "a": 1}, unk_token="a"))
+    tokenizer.decoder = decoders.WordPiece()
+    texts = texts_of(tmp_path, tokenizer)
+    assert (texts.of(0).utf8, texts.of(1).utf8) == (None, list(b" a"))
+    assert (TokenTexts(None).of(7).text, TokenTexts(None).of(7).utf8) == ("token_id:7", None)
