@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ray.serve import Application
 from sharp.ray.replica import ModelServer
+from sharp.serving.errors import InputError
 from sharp.serving.settings import read_settings
 
 
@@ -34,8 +35,12 @@ def build(arguments: Arguments) -> Application:
     """The application.
 
     Raises:
-        InputError: a setting cannot be used.
+        InputError: a setting cannot be used, or is Serve's.
     """
-    read_settings(arguments.settings, None)
+    for name in ("grpc_port", "http_port"):
+        if name in arguments.settings:
+            raise InputError(f"{name}: ports are Serve's: grpc_options and http_options")
+    if read_settings(arguments.settings, None).server.tls is not None:
+        raise InputError("tls_cert: TLS is not Serve's: end it before the cluster")
     application: Application = ModelServer.bind(**arguments.model_dump())  # type: ignore[attr-defined]
     return application

@@ -126,10 +126,10 @@ SPECS: dict[tuple[str, str], Schema] = {
             ),
         ),
     ),
+    # Without serveService: KubeRay takes every port out of it but the one named serve.
     ("ray.io/v1", "RayService"): record(
         "serveConfigV2 rayClusterConfig",
         serveConfigV2=STRING,
-        serveService=POD_PART,
         rayClusterConfig=record(
             "headGroupSpec",
             rayVersion=STRING,

@@ -23,6 +23,7 @@ HTTP_ROUTES = {"/health", "/metrics"}
 VOLUMES = {
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
 }
+HEAD = "head"  # of a Ray cluster: the one group of pods without a name
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 UNITS = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 1e3, "M": 1e6, "G": 1e9}
 
@@ -64,12 +65,12 @@ def pods(documents: list[Document]) -> Iterator[Pod]:
     for service in of_kind(documents, "RayService"):
         cluster = service["spec"]["rayClusterConfig"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-            name, template = group.get("groupName", "head"), group["template"]
+            name, template = group.get("groupName", HEAD), group["template"]
             yield Pod(name, template["metadata"]["labels"], template["spec"], of_ray=True)
 
 
 def servers(documents: list[Document]) -> Iterator[Pod]:
-    """Pods that run sharp-serve. Those of Ray run `ray start`, and KubeRay gives them probes and their end."""
+    """Pods that run sharp-serve. Those of Ray run `ray start`; `rays_pods_have_probes` is for them."""
     return (pod for pod in pods(documents) if not pod.of_ray)
 
 
@@ -196,6 +197,18 @@ def probes_ask_the_server(documents: list[Document]) -> list[str]:
     return found
 
 
+def rays_pods_have_probes(documents: list[Document]) -> list[str]:
+    """KubeRay adds the probes that a container does not have, and those run wget, which the image does not hold."""
+    return [
+        f"{pod.name} has no {kind} of its own that needs no program"
+        for pod in pods(documents)
+        if pod.of_ray
+        for container in pod.containers
+        for kind in ("readinessProbe", "livenessProbe")
+        if not {"httpGet", "grpc"} & container.get(kind, {}).keys()
+    ]
+
+
 def the_end_has_time(documents: list[Document]) -> list[str]:
     """The kubelet kills after the grace period, in which preStop, the drain and the last step must fit."""
     found = []
@@ -276,8 +289,11 @@ def _selectors(document: Document) -> Iterator[dict[str, Any]]:
         yield spec["selector"].get("matchLabels", {})
     elif kind == "NetworkPolicy":
         yield spec["podSelector"].get("matchLabels", {})
-    if kind == "Deployment":
-        for constraint in spec["template"]["spec"].get("topologySpreadConstraints", []):
+        for source in (one for rule in spec["ingress"] for one in rule["from"]):
+            if source.get("podSelector"):
+                yield source["podSelector"]["matchLabels"]
+    for pod in pods([document]) if kind in ("Deployment", "RayService") else ():
+        for constraint in pod.spec.get("topologySpreadConstraints", []):
             yield constraint["labelSelector"].get("matchLabels", {})
 
 
@@ -345,6 +361,23 @@ def one_owner_of_replicas(documents: list[Document]) -> list[str]:
     return found
 
 
+def busy_servers_are_kept(documents: list[Document]) -> list[str]:
+    """KEDA counts running requests, too, and asks for more servers before all of them are full."""
+    found = []
+    for scaler in of_kind(documents, "ScaledObject"):
+        asked = {one["metadata"]["query"]: one["metadata"]["threshold"] for one in scaler["spec"]["triggers"]}
+        running = [float(threshold) for query, threshold in asked.items() if "sharp_requests_running" in query]
+        if not running:
+            found.append(f"{scaler['metadata']['name']} takes busy servers away when nothing waits")
+        for pod in servers(documents):
+            most = settings(documents, pod).max_sequences
+            if any(threshold >= most for threshold in running):
+                found.append(
+                    f"{pod.name} runs at most {most} requests together, which the autoscaler does not call busy"
+                )
+    return found
+
+
 def prometheus_can_read(documents: list[Document]) -> list[str]:
     """A PodMonitor asks in the server's own scheme, under the job that the alerts name, and is let in."""
     found = []
@@ -401,6 +434,39 @@ def images_are_pinned(documents: list[Document]) -> list[str]:
     return found
 
 
+def gpus_are_used(documents: list[Document]) -> list[str]:
+    """With another device than cuda a server may take a GPU and compute on processors."""
+    found = []
+    for pod in servers(documents):
+        gpu = any(name.startswith("nvidia.com/") for name in pod.server["resources"]["limits"])
+        device = settings(documents, pod).device
+        if gpu and device != "cuda":
+            found.append(f"{pod.name} has a GPU and SHARP_DEVICE={device}")
+    return found
+
+
+def workers_of_ray_are_kept(documents: list[Document]) -> list[str]:
+    """Some of Ray's workers stay when nodes are drained.
+
+    A RayCluster does not say how many pods it should have, so only a budget of minAvailable lets any of them go. The
+    head is one pod, which no budget could let go.
+    """
+    found = []
+    for pod in (one for one in pods(documents) if one.of_ray):
+        budgets = [
+            budget["spec"]
+            for budget in of_kind(documents, "PodDisruptionBudget")
+            if budget["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
+        ]
+        if pod.name == HEAD and budgets:
+            found.append("the budget includes the head, whose node could not be drained")
+        if pod.name != HEAD and not budgets:
+            found.append(f"all {pod.name} may be taken away together")
+        if any(not isinstance(budget.get("minAvailable"), int) for budget in budgets):
+            found.append(f"the budget of {pod.name} lets no node be drained: it needs a number in minAvailable")
+    return found
+
+
 def interruptions_are_limited(documents: list[Document]) -> list[str]:
     """Every Deployment has a disruption budget that can be met, a network policy, and is spread over nodes."""
     found = []
@@ -433,6 +499,7 @@ POLICIES = {
         resources_are_set,
         copies_fit_the_disk,
         probes_ask_the_server,
+        rays_pods_have_probes,
         the_start_has_time,
         the_end_has_time,
         settings_exist,
@@ -440,9 +507,12 @@ POLICIES = {
         selectors_find_the_pods,
         references_exist,
         one_owner_of_replicas,
+        busy_servers_are_kept,
         prometheus_can_read,
         queries_name_the_namespace,
         images_are_pinned,
+        gpus_are_used,
+        workers_of_ray_are_kept,
         interruptions_are_limited,
     )
 }

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+
+from tests.missing_tools import missing
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -35,12 +36,10 @@ COMBINATIONS += [["cpu", "model-from-pvc", *parts, alone] for parts in OPERATION
 
 
 def kubectl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run kubectl; without a recent one the test is skipped."""
+    """Run kubectl; `missing` says what happens without it."""
     found = shutil.which("kubectl")
     if found is None:
-        pytest.skip(
-            "kubectl is not there; get it (1.27 or newer, Debian 12's is older) as Kubernetes' documentation says"
-        )
+        missing("kubectl is not there; get it (1.27 or newer, Debian 12's is older) as Kubernetes' documentation says")
     return subprocess.run([found, *arguments], capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -92,10 +92,8 @@ def test_pods_of_kserve_are_pods(overlays, schemas_in_memory):
 
 
 def test_what_a_ray_service_holds_is_valid(overlays, schemas_in_memory):
-    (service,) = of_kind(overlays["ray"], "RayService")
     parts = [{"kind": "Pod", "metadata": {"name": pod.name}, "spec": pod.spec} for pod in pods(overlays["ray"])]
-    parts.append({"kind": "Service"} | service["spec"]["serveService"])
-    assert len(parts) == 3
+    assert len(parts) == 2
     for part in parts:
         for version in VERSIONS:
             kubernetes_validate.validate({"apiVersion": "v1"} | part, version, strict=True)
@@ -132,6 +130,7 @@ def test_custom_resources_have_the_fields_of_their_definitions(unlike):
         ("kserve", "InferenceService", "spec.predictor.model.modelFormat", "sharp"),
         ("ray", "RayService", "spec.rayClusterConfig.workerGroupSpecs.0.maxReplicas", "4"),
         ("ray", "RayService", "spec.rayClusterConfig.headGroupSpec.rayStartParams.num-cpus", 0),
+        ("ray", "RayService", "spec.serveService", {"spec": {"ports": [{"name": "grpc", "port": 50051}]}}),
         ("inference-pool", "InferencePool", "spec.targetPorts.0.number", "http"),
         ("inference-pool", "HTTPRoute", "spec.rules.0.backendRefs.0.port", 8000),
     ],
@@ -207,6 +206,19 @@ def test_two_models_live_in_one_namespace(tmp_path):
         assert len(selectors_find_the_pods([*deployment, *alien])) == len(alien)
         (scaler,) = of_kind(mine, "HorizontalPodAutoscaler")
         assert scaler["spec"]["scaleTargetRef"]["name"] == deployment[0]["metadata"]["name"]
+
+
+@pytest.mark.parametrize("other", ["cpu", "gpu", "inference-pool"])
+def test_ray_and_another_overlay_live_in_one_namespace(overlays, other):
+    """Neither selects the pods of the other, and none of their names is the same."""
+    both = [overlays["ray"], overlays[other]]
+    names = [{(one["kind"], one["metadata"]["name"]) for one in documents} for documents in both]
+    assert names[0] & names[1] == {("Namespace", "sharp")}
+    for mine, alien in (both, reversed(both)):
+        holders = of_kind(mine, "Deployment", "RayService")
+        selecting = of_kind(alien, "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "InferencePool")
+        named = {problem.removesuffix(" selects no pod") for problem in selectors_find_the_pods([*holders, *selecting])}
+        assert named == {f"{one['kind']} {one['metadata']['name']}" for one in selecting}
 
 
 def test_keda_follows_a_prefixed_name(tmp_path):

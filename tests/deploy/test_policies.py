@@ -97,6 +97,8 @@ COUNTEREXAMPLES = [
     ("one_owner_of_replicas", set_at("Deployment", "spec/replicas", 2), "every apply would reset"),
     ("one_owner_of_replicas", lambda documents: documents.extend(of_kind(documents, "ScaledObject")), "several"),
     ("one_owner_of_replicas", set_at("ScaledObject", "spec/scaleTargetRef/name", "other"), "has one replica"),
+    ("busy_servers_are_kept", setting("SHARP_MAX_SEQUENCES", "48"), "at most 48 requests"),
+    ("busy_servers_are_kept", set_at("ScaledObject", "spec/triggers/1", None), "when nothing waits"),
     ("prometheus_can_read", set_at("PodMonitor", "spec/jobLabel", None), "SharpDown would never fire"),
     ("prometheus_can_read", set_at("PodMonitor", "spec/podMetricsEndpoints/0/scheme", "http"), "answers https"),
     ("prometheus_can_read", set_at("PodMonitor", "spec/podMetricsEndpoints/0/path", "/stats"), "asks for /stats"),
@@ -110,6 +112,7 @@ COUNTEREXAMPLES = [
     ("images_are_pinned", server("image", "sharp:latest"), "not of version"),
     ("images_are_pinned", server("image", "registry.example.com:5000/sharp"), "not of version"),
     ("images_are_pinned", server("image", f"sharp:{VERSION}-cpu"), "with a GPU"),
+    ("gpus_are_used", setting("SHARP_DEVICE", None), "has a GPU and SHARP_DEVICE=auto"),
     ("interruptions_are_limited", set_at("PodDisruptionBudget", "spec/maxUnavailable", 0), "no node be drained"),
     ("interruptions_are_limited", set_at("PodDisruptionBudget", "kind", "Other"), "no PodDisruptionBudget"),
     ("interruptions_are_limited", set_at("NetworkPolicy", "spec/policyTypes", ["Ingress"]), "is open"),
@@ -122,9 +125,45 @@ COUNTEREXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "expected"), COUNTEREXAMPLES)
-def test_a_policy_finds(name, damage, expected, overlays):
-    documents = copy.deepcopy(overlays["gpu"])
+def of_ray(group, path, value):
+    return set_at("RayService", f"spec/rayClusterConfig/{group}/template/{path}", value)
+
+
+HEAD, WORKERS = "headGroupSpec", "workerGroupSpecs/0"
+COUNTEREXAMPLES_OF_RAY = [
+    ("rays_pods_have_probes", of_ray(HEAD, "spec/containers/0/livenessProbe", None), "head has no livenessProbe"),
+    (
+        "rays_pods_have_probes",
+        of_ray(WORKERS, "spec/containers/0/readinessProbe", {"exec": {"command": ["wget"]}}),
+        "replicas has no readinessProbe",
+    ),
+    ("selectors_find_the_pods", of_ray(WORKERS, "metadata/labels/app.kubernetes.io~component", "x"), "selects no pod"),
+    (
+        "selectors_find_the_pods",
+        set_at("NetworkPolicy", "spec/ingress/0/from/0/podSelector/matchLabels/app.kubernetes.io~name", "sharp"),
+        "selects no pod",
+    ),
+    (
+        "prometheus_can_read",
+        of_ray(WORKERS, "metadata/labels/app.kubernetes.io~component", "sharp"),
+        "SharpDown would fire when Ray",
+    ),
+    (
+        "workers_of_ray_are_kept",
+        set_at("PodDisruptionBudget", "spec/selector/matchLabels/app.kubernetes.io~component", None),
+        "includes the head",
+    ),
+    ("workers_of_ray_are_kept", set_at("PodDisruptionBudget", "kind", "Other"), "all replicas may be taken away"),
+    ("workers_of_ray_are_kept", set_at("PodDisruptionBudget", "spec/minAvailable", "50%"), "in minAvailable"),
+]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "name", "damage", "expected"),
+    [("gpu", *one) for one in COUNTEREXAMPLES] + [("ray", *one) for one in COUNTEREXAMPLES_OF_RAY],
+)
+def test_a_policy_finds(overlay, name, damage, expected, overlays):
+    documents = copy.deepcopy(overlays[overlay])
     assert POLICIES[name](documents) == []
     damage(documents)
     problems = POLICIES[name](documents)
@@ -132,13 +171,7 @@ def test_a_policy_finds(name, damage, expected, overlays):
 
 
 def test_every_policy_has_a_counterexample():
-    assert {name for name, _, _ in COUNTEREXAMPLES} == set(POLICIES)
-
-
-def test_a_pod_of_ray_may_have_no_replica(overlays):
-    documents = copy.deepcopy(overlays["ray"])
-    set_at("PodMonitor", "spec/jobLabel", "app.kubernetes.io/name")(documents)
-    assert "SharpDown would fire" in POLICIES["prometheus_can_read"](documents)[0]
+    assert {name for name, _, _ in (*COUNTEREXAMPLES, *COUNTEREXAMPLES_OF_RAY)} == set(POLICIES)
 
 
 def test_the_wrong_order_of_components_is_found(tmp_path):

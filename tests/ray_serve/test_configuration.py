@@ -5,6 +5,8 @@ from importlib.metadata import version
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
+from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.serve.schema import ServeDeploySchema
 
 from sharp.ray.application import Arguments, build
@@ -22,6 +24,7 @@ CONFIGURATIONS = {
 }
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 (WORKERS,) = CLUSTER["workerGroupSpecs"]
+TLS = {"tls_cert": "tls.crt", "tls_key": "tls.key"}
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -49,14 +52,35 @@ def test_the_replicas_fit_the_pods():
     assert deployment["autoscaling_config"]["max_replicas"] <= WORKERS["maxReplicas"]
     models = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert set(application["args"]["models"]) <= models
-    # A drain is over before the kubelet loses its patience.
-    assert deployment["graceful_shutdown_timeout_s"] < WORKERS["template"]["spec"]["terminationGracePeriodSeconds"]
+    # A replica's drain is over before the node's, and that before the kubelet loses its patience.
+    node = int(IMAGE["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+    assert deployment["graceful_shutdown_timeout_s"] < node
+    assert node < WORKERS["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_ray_answers_the_probes():
+    serve = ServeDeploySchema.model_validate(yaml.safe_load(CONFIGURATIONS["RayService"]))
+    for group in (CLUSTER["headGroupSpec"], WORKERS):
+        (container,) = group["template"]["spec"]["containers"]
+        for kind in ("livenessProbe", "readinessProbe"):
+            if asked := container[kind].get("httpGet"):
+                assert asked["port"] == DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
+                assert asked["path"] in PUBLIC_EXACT_PATHS  # the kubelet has no token
+            else:
+                assert container[kind]["grpc"]["port"] == serve.grpc_options.port
+
+
+def test_a_replica_may_leave_a_drained_node():
+    (application,) = yaml.safe_load(CONFIGURATIONS["RayService"])["applications"]
+    (deployment,) = application["deployments"]
+    budget = yaml.safe_load((KUBERNETES / "overlays" / "ray" / "pod-disruption-budget.yaml").read_text())
+    assert 0 < budget["spec"]["minAvailable"] < deployment["autoscaling_config"]["min_replicas"]
 
 
 def test_the_page_says_what_the_image_sets():
     page = (ROOT / "docs" / "deploy.md").read_text()
     settings = [f"{name}={value}" for name, value in IMAGE.items() if name.startswith("RAY_")]
-    assert len(settings) == 6
+    assert len(settings) == 7
     assert all(setting in page for setting in settings)
 
 
@@ -77,8 +101,19 @@ def test_the_version_is_the_tested_one():
         ({"models": ["a"], "models_per_replica": 0}, ValidationError, "models_per_replica"),
         ({"models": ["a"], "settings": {"grpc_prot": 1}}, InputError, "grpc_prot: there is no such setting"),
         ({"models": ["a"], "settings": {"max_sequences": 0}}, InputError, "max_sequences is 0"),
+        ({"models": ["a"], "settings": {"grpc_port": 50052}}, InputError, "grpc_port: ports are Serve's: grpc_options"),
+        ({"models": ["a"], "settings": {"http_port": 8001}}, InputError, "http_port: ports are Serve's"),
+        ({"models": ["a"], "settings": TLS}, InputError, "TLS is not Serve's"),
+        ({"models": ["a"], "settings": TLS | {"tls_client_ca": "ca.crt"}}, InputError, "TLS is not Serve's"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         build(Arguments(**arguments))
+
+
+def test_tls_of_the_environment_is_refused(monkeypatch):
+    for name, value in TLS.items():
+        monkeypatch.setenv(f"SHARP_{name.upper()}", value)
+    with pytest.raises(InputError, match="TLS is not Serve's"):
+        build(Arguments(models=["a"]))
