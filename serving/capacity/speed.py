@@ -11,7 +11,7 @@ from sharp.serving.errors import InputError
 # Shares of the data sheet's numbers that a good runtime reaches; ours, and not measured on any of these devices.
 BANDWIDTH_SHARE = 0.6
 COMPUTE_SHARE = 0.4
-FILE = "generation.json"
+FILES = "generation*.json"
 # The rows of bench/generation.py, by the quantization of their weights.
 ROWS = {None: "sharp float32", "int8": "sharp int8", "int4": "sharp int4"}
 
@@ -32,8 +32,11 @@ def speed_of(name: str, device: Device, quantization: str | None, results: Path 
     Raises:
         InputError: the file of results cannot be used.
     """
-    found = None if results is None or device.machine is None else _measured(results / FILE, device, quantization)
-    return found or Speed(
+    if results is not None and device.machine is not None:
+        for file in sorted(results.glob(FILES)):
+            if found := _measured(file, device, quantization):
+                return found
+    return Speed(
         device.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE,
         device.tflops * 1e12 * COMPUTE_SHARE,
         measured=False,
@@ -43,14 +46,13 @@ def speed_of(name: str, device: Device, quantization: str | None, results: Path 
 
 
 def _measured(file: Path, device: Device, quantization: str | None) -> Speed | None:
-    """What bench/generation.py found on this machine; None where it found nothing."""
-    if not file.is_file():
-        return None
+    """What bench/generation.py found on this machine; None where it found nothing, also about float32."""
     try:
         results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        same_machine = results["machine"] == device.machine
         rows = {row["runtime"]: row for row in results["rows"]}
-        row, plain = rows.get(ROWS[quantization]), rows[ROWS[None]]
-        if results["machine"] != device.machine or row is None:
+        row, plain = rows.get(ROWS[quantization]), rows.get(ROWS[None])
+        if not same_machine or row is None or plain is None:
             return None
         weights = plain["weight_bytes"] / 4  # float32
         return Speed(

@@ -118,6 +118,8 @@ def test_what_was_not_measured_is_called_an_estimate(quantization):
     here = speed_of("x86-2-cores", devices["x86-2-cores"], quantization, RESULTS)
     assert here.measured
     assert not speed_of("x86-2-cores", devices["x86-2-cores"], quantization, None).measured
+    # Its file has float32 alone.
+    assert speed_of("epyc-2-cores", devices["epyc-2-cores"], quantization, RESULTS).measured == (quantization is None)
 
 
 def test_every_device_has_a_source_and_a_date():
