@@ -2,10 +2,11 @@
 
 import asyncio
 import re
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
@@ -25,6 +26,7 @@ from sharp.serving.errors import (
     NotFoundError,
     QueueFullError,
     SharpError,
+    UnavailableError,
 )
 from tests.serving.conftest import SETTINGS
 
@@ -222,6 +224,35 @@ def test_a_call_that_meets_a_closing_server_is_made_again(address):
             assert again.result(20) == ["bc"] * 20
             with pytest.raises(SharpError, match="CANCELLED"):
                 once.result(20)
+
+
+def test_a_stream_whose_server_is_lost_says_when_to_ask_again(address, steps):
+    """A connection that breaks: nobody is left to send RetryInfo."""
+    ends = []
+
+    def relay():
+        host, _, port = address.rpartition(":")
+        ends.extend((listening.accept()[0], socket.create_connection((host, int(port)))))
+        for one, other in (ends, ends[::-1]):
+            threading.Thread(target=forward, args=(one, other), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=relay, daemon=True).start()
+        with (
+            Client(f"127.0.0.1:{listening.getsockname()[1]}", attempts=1) as client,
+            pytest.raises(UnavailableError, match="went away before the answer was complete") as lost,
+        ):
+            for number, _ in enumerate(client.stream("a", SamplingParams(temperature=0, max_tokens=100))):
+                if number == 2:
+                    for end in ends:
+                        end.shutdown(socket.SHUT_RDWR)
+    assert lost.value.retry_after == 1
+
+
+def forward(one, other):
+    with suppress(OSError):  # the test breaks it
+        while received := one.recv(65536):
+            other.sendall(received)
 
 
 def test_a_large_request_is_made_again():
