@@ -1,7 +1,6 @@
 #include "store.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "half.h"
 
@@ -31,47 +30,68 @@ void store_token(const Problem& problem, int64_t token) {
   }
 }
 
+// Rounded to even; of a NaN the scale tells. Loops over it become vector instructions, as a call of nearbyint would
+// not.
 int8_t quantize(float value, float inverse) {
-  const float scaled = std::min(std::max(std::nearbyint(value * inverse), -127.0f), 127.0f);
-  return scaled == scaled ? static_cast<int8_t>(scaled) : 0;  // of a NaN the scale tells
+  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer
+  const float scaled = value * inverse, upper = scaled > 127.0f ? 127.0f : scaled;
+  const float bounded = upper < -127.0f ? -127.0f : upper;
+  return static_cast<int8_t>(static_cast<int32_t>((bounded == bounded ? bounded : 0.0f) + kRounder - kRounder));
 }
 
-// One vector of `channels` numbers, `stride` apart, into a block of `size` numbers. A NaN makes the scale NaN, and with
-// it all that the block holds, until offset 0 starts it anew.
-void store_int8(const float* from, int64_t channels, bool starts_block, int8_t* block, int64_t size, int8_t* to,
-                int64_t stride, float& scale) {
-  float largest = 0;
-  for (int64_t channel = 0; channel < channels; ++channel) {
-    const float size = std::fabs(from[channel]);
-    if (!(size <= largest) && largest == largest) largest = size;
-  }
-  const float needed = largest / 127.0f;
-  if (starts_block) {
-    scale = needed;
-  } else if (!(needed <= scale) && scale == scale) {
-    const float ratio = scale / needed;
-    for (int64_t index = 0; index < size; ++index) block[index] = quantize(block[index], ratio);
-    scale = needed;
-  }
-  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-  for (int64_t channel = 0; channel < channels; ++channel) to[channel * stride] = quantize(from[channel], inverse);
+// The largest magnitude; NaN if there is one.
+float largest_of(const float* numbers, int64_t count) {
+  uint32_t largest = 0;  // magnitudes are in the order of their bits, and NaN comes last
+  for (int64_t index = 0; index < count; ++index)
+    largest = std::max(largest, detail::bits_of_float(numbers[index]) & 0x7fffffff);
+  return detail::float_of_bits(largest);
 }
 
-// In the order of the tokens: a token may change the scale of those before it.
-void store_head_int8(const Problem& problem, int64_t head) {
-  const int64_t key_size = problem.head_dim * problem.block_size, value_size = problem.block_size * problem.value_dim;
+// Keys or values of one head, [blocks, kv_heads, ...]: where a token's numbers come from, where they go, and their
+// scale.
+struct Int8Store {
+  const float* from;  // [tokens, kv_heads, channels]
+  int8_t* cache;
+  float* scale;  // [blocks, kv_heads]
+  int64_t channels;
+  bool by_channel;  // a block is [channels, block_size]; else [block_size, channels]
+};
+
+// In the order of the tokens: a token may change the scale of those before it in its block. A NaN makes the scale NaN,
+// and with it all that the block holds, until offset 0 starts it anew.
+void store_int8(const Problem& problem, const Int8Store& store, int64_t head) {
+  const int64_t channels = store.channels, size = channels * problem.block_size;
   for (int64_t token = 0; token < problem.tokens; ++token) {
     const int64_t slot = problem.slot_mapping[token];
     if (slot < 0) continue;
-    const int64_t offset = slot % problem.block_size, from = token * problem.kv_heads + head;
-    const int64_t block = slot / problem.block_size * problem.kv_heads + head;
-    int8_t* keys = static_cast<int8_t*>(problem.key_cache) + block * key_size;
-    int8_t* values = static_cast<int8_t*>(problem.value_cache) + block * value_size;
-    store_int8(problem.key + from * problem.head_dim, problem.head_dim, offset == 0, keys, key_size, keys + offset,
-               problem.block_size, problem.key_scale[block]);
-    store_int8(problem.value + from * problem.value_dim, problem.value_dim, offset == 0, values, value_size,
-               values + offset * problem.value_dim, 1, problem.value_scale[block]);
+    const int64_t offset = slot % problem.block_size;
+    const int64_t number = slot / problem.block_size * problem.kv_heads + head;
+    const float* from = store.from + (token * problem.kv_heads + head) * channels;
+    int8_t* block = store.cache + number * size;
+    float& scale = store.scale[number];
+    const float needed = largest_of(from, channels) / 127.0f;
+    if (offset == 0) {
+      scale = needed;
+    } else if (!(needed <= scale) && scale == scale) {
+      const float ratio = scale / needed;
+      for (int64_t index = 0; index < size; ++index) block[index] = quantize(block[index], ratio);
+      scale = needed;
+    }
+    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    if (store.by_channel)
+      for (int64_t channel = 0; channel < channels; ++channel)
+        block[channel * problem.block_size + offset] = quantize(from[channel], inverse);
+    else
+      for (int64_t channel = 0; channel < channels; ++channel)
+        block[offset * channels + channel] = quantize(from[channel], inverse);
   }
+}
+
+void store_all_int8(const Problem& problem, const ParallelFor& parallel_for) {
+  const Int8Store stores[] = {
+      {problem.key, static_cast<int8_t*>(problem.key_cache), problem.key_scale, problem.head_dim, true},
+      {problem.value, static_cast<int8_t*>(problem.value_cache), problem.value_scale, problem.value_dim, false}};
+  parallel_for(2 * problem.kv_heads, [&](int64_t task) { store_int8(problem, stores[task % 2], task / 2); });
 }
 
 template <typename Element>
@@ -91,7 +111,7 @@ void store_tokens(const Problem& problem, const ParallelFor& parallel_for) {
     case CacheType::kBfloat16:
       return store_elements<Bfloat16>(problem, parallel_for);
     case CacheType::kInt8:
-      return parallel_for(problem.kv_heads, [&](int64_t head) { store_head_int8(problem, head); });
+      return store_all_int8(problem, parallel_for);
     default:
       return store_elements<float>(problem, parallel_for);
   }
