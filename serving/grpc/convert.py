@@ -4,13 +4,19 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from sharp.plugins.manifest import Manifest
+from sharp.plugins.manifest import Manifest, NormValue
 from sharp.serving.attention import AttentionSummary
 from sharp.serving.engine.events import Delta, Finished, FinishReason, PromptComputed, TokenLogprobs
 from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
 from sharp.serving.request import Prompt, Request
-from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
 from sharp.v1 import control_pb2, inference_pb2
 
 REASONS = {
@@ -142,7 +148,7 @@ def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats
 
 def model_message(manifest: Manifest, context_limit: int) -> control_pb2.GetModelInfoResponse:
     """What a model is."""
-    norm = manifest.norm
+    norm, text = manifest.norm, manifest.tokenizer.file is not None
     return control_pb2.GetModelInfoResponse(
         name=manifest.name,
         source=manifest.source.name,
@@ -152,6 +158,10 @@ def model_message(manifest: Manifest, context_limit: int) -> control_pb2.GetMode
             normalizer=norm.normalizer,
             trained=norm.trained,
             alpha=norm.alpha if norm.normalizer == "entmax" else None,
+            parameters=[
+                control_pb2.NormParameter(name=one.name, values=_values(one.value), origin=one.origin)
+                for one in norm.parameters
+            ],
         ),
         layers=manifest.layers,
         q_heads=manifest.q_heads,
@@ -162,6 +172,20 @@ def model_message(manifest: Manifest, context_limit: int) -> control_pb2.GetMode
         max_context=context_limit,
         trained_context=manifest.trained_context,
         positions=manifest.positions,
-        tokenizer=manifest.tokenizer.file is not None,
+        tokenizer=text,
         eos_token_ids=manifest.tokenizer.eos_token_ids,
+        accepts=control_pb2.Accepts(
+            text=text,
+            guided=text and bool(manifest.tokenizer.eos_token_ids),
+            n=MAX_SAMPLES,
+            logprobs=MAX_LOGPROBS,
+            stop_strings=MAX_STOP_STRINGS if text else 0,
+            logit_bias=MAX_LOGIT_BIAS,
+        ),
     )
+
+
+def _values(value: NormValue) -> tuple[float, ...]:
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)

@@ -199,6 +199,14 @@ def test_server_and_model_info(client):
     model = client.control.GetModelInfo(control_pb2.GetModelInfoRequest())
     assert (model.name, model.norm.name, model.q_heads, model.max_context) == ("counting", "softmax", 2, 128)
     assert (model.tokenizer, list(model.eos_token_ids)) == (True, [256])
+    accepts = model.accepts
+    assert (accepts.text, accepts.guided, accepts.n, accepts.logprobs, accepts.stop_strings) == (
+        True,
+        True,
+        128,
+        20,
+        64,
+    )
     other = control_pb2.GetModelInfoRequest(model="other")
     assert status(lambda: client.control.GetModelInfo(other))[0] == grpc.StatusCode.NOT_FOUND
 
