@@ -45,6 +45,7 @@ LAYERS_BYTES = 600e6  # key-value cache of all layers of a subject; more than th
 READ_BYTES = 1 << 30
 LONG_PROMPT = 32768  # tokens from which a pass takes seconds, and one layer is enough
 WARM_SECONDS = 0.1  # threads that were asleep wake up on one core and are slow until they are moved apart
+LONG_STEP_SECONDS = 10.0  # a longer step needs no warm-up: the one that its memory is taken from is its first time too
 Clock = Callable[[], float]
 
 
@@ -93,12 +94,14 @@ def matrix_peak(threads: int, clock: Clock, size: int = 2048) -> float:
     return best
 
 
-def extra_mb(step: Step) -> float:
-    """Peak resident memory of one step above what was resident before, in MB."""
+def first_step(step: Step, clock: Clock) -> tuple[float, float]:
+    """Peak resident memory of one step above what was resident before, in MB, and its seconds."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
     before = _status_kb("VmRSS")
+    began = clock()
     step(0)
-    return max(_status_kb("VmHWM") - before, 0) / 1e3
+    seconds = clock() - began
+    return max(_status_kb("VmHWM") - before, 0) / 1e3, seconds
 
 
 def _status_kb(field: str) -> int:
@@ -162,13 +165,19 @@ def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], fl
     """Rows of all subjects on one workload, with the read bandwidth and the matrix peak of the same minutes."""
     chosen = list(subjects(work, options))
     read, layers = read_bandwidth(options.threads, options.clock), len(work.layers)
-    memory = [extra_mb(step) for _, _, step in chosen]
+    memory: list[float] = []
     reads: list[list[float]] = [[] for _ in chosen]
     times: list[list[float]] = [[] for _ in chosen]
-    for _ in track(range(options.repetitions), f"{work.name} {phase} {work.context}", transient=True):
+    for turn in track(range(options.repetitions), f"{work.name} {phase} {work.context}", transient=True):
         for index, (_, _, step) in enumerate(chosen):
             pause()
             reads[index].append(read())
+            if turn == 0:
+                needed, took = first_step(step, options.clock)
+                memory.append(needed)
+                if layers == 1 and took > LONG_STEP_SECONDS:
+                    times[index].append(took)
+                    continue
             times[index].append(time_pass(step, layers, options.clock))
     bandwidth = statistics.median(itertools.chain(*reads))
     peak = matrix_peak(options.threads, options.clock)

@@ -3,7 +3,8 @@
 python bench/engine_step.py FOLDER [--streams 16] [--output bench/results/engine_step.json]
 
 "engine_ms" is the processor time of the engine's thread outside the model, the median over steps in which `streams`
-requests each get one token; "step_ms" is the whole step by the clock. "first_token_s" is for a prompt that nobody has
+requests each get one token; "step_ms" is the whole step by the clock. "times_one_stream" is the throughput of so many
+greedy streams beside that of one, whose step takes "one_stream_ms". "first_token_s" is for a prompt that nobody has
 asked before and for one that shares all but its last token with it.
 """
 
@@ -88,16 +89,19 @@ def main(folder: str, streams: int, steps: int, prefix: int, output: Path | None
     """Measure every case and write the results."""
     llm = LLM(folder, engine=EngineConfig(attention_interval=0, max_sequences=max(64, streams)))
     measure_steps(llm, streams, 4, {"temperature": 0})  # the first steps take memory from the system
+    alone = measure_steps(llm, 1, steps, {"temperature": 0})["step_ms"]
     rows = []
     for name, params in CASES.items():
         rows.append({"case": name, **measure_steps(llm, streams, steps, params)})
         click.echo(rows[-1])
     prefix_row = measure_prefix(llm, min(prefix, llm.model.context_limit - 2))
     click.echo(prefix_row)
-    result = {
+    result: dict[str, Any] = {
         **header("engine_step"),
         "model": Path(folder).name,
         "streams": streams,
+        "one_stream_ms": alone,
+        "times_one_stream": round(streams * alone / rows[0]["step_ms"], 2),
         "rows": rows,
         "prefix": prefix_row,
     }
