@@ -8,6 +8,8 @@ from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.sequence import PROMPT_LOGPROBS_TOKENS, Sequence
 
 ORDER = attrgetter("order")
+SHORT = 4  # times a prompt must be shorter than the first one to be computed beside it
+MOST_OVERTAKEN = 16  # prompts that a short one may pass in the queue
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Scheduler:
     Neither decoding nor prompts wait for the other: in every step each decoding sequence computes its one token, and
     prompts, in chunks, get the rest of the budget, at most `prefill_chunk_tokens` where others decode so that a long
     prompt does not hold up their next token. `max_batch_tokens` is at least `max_sequences`, so something is left.
-    Nobody joins before the prompts that go first are done.
+    Nobody joins before the prompts that go first are done, but for short ones: those that have at most a quarter of
+    what the first prompt has left, with the same priority, get half of the prompts' budget, or they would wait for all
+    of a long one. It keeps the other half, so it takes at most twice its time.
 
     When blocks run out, the last in order gives its blocks back and computes its tokens again later, from what the
     prefix cache still has of them. The first in order is never preempted and every request fits an empty cache, so
@@ -67,14 +71,14 @@ class Scheduler:
         preempted = self._make_room()
         admitted: list[Sequence] = []
         while self.waiting and not preempted:
-            sequence = self.waiting[0]
-            if self._prompt_budget_before(sequence) <= 0:
+            sequence = self._next()
+            if sequence is None:
                 break
             preempted += self._make_way(sequence)
             shared = self._blocks.cached(sequence.cacheable)
             if not self._fits(sequence, shared):
                 break
-            self.waiting.pop(0)
+            self.waiting.remove(sequence)
             insort(self.running, sequence, key=ORDER)
             self._blocks.share(sequence.number, shared)
             # All tokens of a prompt get their blocks at once: half-computed prompts cannot starve each other.
@@ -122,6 +126,25 @@ class Scheduler:
         # One spare block per running sequence, or the newcomer would soon be preempted again.
         return missing + len(self.running) <= self._blocks.free_without(shared)
 
+    def _next(self) -> Sequence | None:
+        """The waiting sequence that may join now."""
+        if self._prompt_budget_before(self.waiting[0]) > 0:
+            return self.waiting[0]
+        prompts = self._prompts()
+        if sum(one.remaining for one in prompts[1:]) >= self._short_budget():  # nothing is left for another one
+            return None
+        for sequence in self.waiting[: MOST_OVERTAKEN + 1]:
+            cached = len(self._blocks.cached(sequence.cacheable)) * self._blocks.block_size
+            if _short_beside(prompts[0], sequence, len(sequence.token_ids) - cached):
+                return sequence
+        return None
+
+    def _prompts(self) -> list[Sequence]:
+        return [one for one in self.running if one.remaining > 1]
+
+    def _short_budget(self) -> int:
+        return self._prompt_budget() // 2
+
     def _prompt_budget(self) -> int:
         """How many tokens of prompts the step may compute."""
         decoding = sum(sequence.remaining == 1 for sequence in self.running)
@@ -134,15 +157,35 @@ class Scheduler:
         return self._prompt_budget() - sum(min(sequence.remaining, sequence.largest_chunk) for sequence in before)
 
     def _chunks(self) -> list[Chunk]:
-        """Share out the budget: a token for everyone who decodes, and what is left to prompts in order."""
-        budget, with_logprobs = self._prompt_budget(), PROMPT_LOGPROBS_TOKENS
+        """Share out the budget: a token for everyone who decodes, and what is left to prompts."""
+        shares, with_logprobs = self._shares(), PROMPT_LOGPROBS_TOKENS
         chunks = []
         for sequence in self.running:
-            tokens = 1 if sequence.remaining == 1 else min(sequence.remaining, sequence.largest_chunk, budget)
+            tokens = shares.get(sequence.number, 1)
             if sequence.missing_prompt_logprobs:
                 tokens = min(tokens, with_logprobs)
                 with_logprobs -= tokens
             if tokens:
                 chunks.append(Chunk(sequence, tokens))
-                budget -= tokens if sequence.remaining > 1 else 0
         return chunks
+
+    def _shares(self) -> dict[int, int]:
+        """Tokens for every prompt, by its sequence's number: half for short ones, the rest in order."""
+        prompts, budget, shares = self._prompts(), self._prompt_budget(), {}
+        short = [one for one in prompts[1:] if _short_beside(prompts[0], one, one.remaining)]
+        left = self._short_budget()
+        for sequence in sorted(short, key=attrgetter("remaining")):
+            shares[sequence.number] = min(sequence.remaining, sequence.largest_chunk, left)
+            left -= shares[sequence.number]
+        left = budget - sum(shares.values())
+        for sequence in prompts:
+            share = shares.get(sequence.number, 0)
+            more = min(min(sequence.remaining, sequence.largest_chunk) - share, left)
+            shares[sequence.number] = share + more
+            left -= more
+        return shares
+
+
+def _short_beside(first: Sequence, other: Sequence, tokens: int) -> bool:
+    """Whether a prompt of which so many `tokens` are left need not wait for the `first` one."""
+    return other.request.priority == first.request.priority and SHORT * tokens <= first.remaining

@@ -91,6 +91,28 @@ def test_a_long_prompt_takes_small_chunks_while_others_decode_and_large_ones_alo
     assert running.chunks() == [[1], [1, 3], [1, 3], [1, 3], [16], [15]]
 
 
+def test_a_short_prompt_is_computed_beside_a_long_one(start):
+    """Half of the budget is for short ones, also behind another long one; the other half is the first one's."""
+    running = start(prefill_chunk_tokens=4)
+    running.add("decoding", [1], 30)
+    running.step()
+    for name, tokens in (("first", 40), ("second", 35), ("short", 6), ("shorter", 3)):
+        running.add(name, range(tokens), 1)
+    running.run()
+    assert running.order() == ["short", "shorter", "first", "second", "decoding"]
+    assert running.chunks()[1:7] == [[1, 2, 2], [1, 2, 2], [1, 2, 2], [1, 2, 2], [1, 4, 1], [1, 4]]
+
+
+def test_a_short_prompt_of_a_worse_priority_waits(start):
+    running = start(prefill_chunk_tokens=4)
+    running.add("decoding", [1], 30)
+    running.step()
+    running.add("first", range(40), 1)
+    running.add("short", [1, 2], 1, priority=1)
+    running.run()
+    assert running.order() == ["first", "short", "decoding"]
+
+
 def test_short_prompts_share_a_step(start):
     running = start()
     for number in range(3):
