@@ -20,6 +20,8 @@ class Tokenizer:
         # The file may pad or cut to the training length; a server does neither.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self._special = {token.content: token_id for token_id, token in added if token.special}
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """The token ids of a prompt, with the special tokens that the tokenizer file puts around it if wanted."""
@@ -47,8 +49,7 @@ class Tokenizer:
 
     def special_tokens(self, texts: Sequence[str]) -> dict[int, str]:
         """Those of the texts that are special tokens, which `decode` leaves out, by their ids."""
-        special = self._tokenizer.get_added_tokens_decoder().items()
-        return {token_id: token.content for token_id, token in special if token.special and token.content in texts}
+        return {self._special[text]: text for text in texts if text in self._special}
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer file."""

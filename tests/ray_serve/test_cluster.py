@@ -159,10 +159,10 @@ def test_triton_clients_are_answered(sharp):
     got = json.loads(result.stdout)
     assert got["ready"] == [True, True, True]
     assert (got["server"], got["metadata"]["name"]) == ("sharp", "counting")
-    assert (got["whole"], got["with_input"], got["parameters"]) == ("bcde", "abcde", "bc")
+    assert (got["whole"], got["without_input"], got["parameters"]) == ("abcde", "bcde", "abc")
     parts = [(text, final) for name, text, final, _ in got["stream"] if name == "parts"]
     assert parts == [("b", False), ("c", False), ("d", False), ("", True)]
-    assert [text for name, text, _, _ in got["stream"] if name == "whole"] == ["lmn"]
+    assert [text for name, text, _, _ in got["stream"] if name == "whole"] == ["klmn"]
     assert [error for *_, error in got["stream"] if error] == ["prompt has 0 tokens; it must have at least 1"]
     assert got["no_model"][0] == "StatusCode.NOT_FOUND"
     assert got["bad_value"] == [

@@ -97,8 +97,9 @@ def test_dashboards_name_what_exists(expression):
 
 def test_autoscalers_name_what_exists():
     queries = list(autoscaler_queries())
-    assert [problems(query, POD_LABELS) for query in queries] == [[]]
+    assert [problems(query, POD_LABELS) for query in queries] == [[], []]
     assert "sharp_requests_waiting" in queries[0]
+    assert "sharp_requests_running" in queries[1]
     # A label that a PodMonitor does not give, and one that needs it.
     assert problems('sum(sharp_requests_waiting{deployment="sharp"})', POD_LABELS)
     assert problems('sum(sharp_requests_waiting{namespace="sharp"})')
