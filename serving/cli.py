@@ -18,7 +18,7 @@ from sharp.serving.client import Client
 from sharp.serving.client.channel import CUT_SHORT, MOST_ATTEMPTS
 from sharp.serving.client.options import connection_options
 from sharp.serving.engine.events import Delta, Finished, FinishReason
-from sharp.serving.errors import InputError, SharpError
+from sharp.serving.errors import InputError, NotFoundError, SharpError
 from sharp.serving.llm import LLM
 from sharp.serving.request import Prompt
 from sharp.serving.request_log import set_up_logging
@@ -113,6 +113,8 @@ def generate(
             if model is not None or any(connection.values()):
                 raise InputError(f"{source} is a folder; --model, --token and TLS are for a server")
             events: Iterator[Delta | Finished] = LLM(source).stream(asked, sampling, attention=attention)
+        elif "/" in source and ":" not in source.partition("/")[0]:  # no host has one; dns:///sharp and unix:/sharp do
+            raise NotFoundError(f"there is no folder {source}; give a model folder, or a server as host:port")
         else:
             client = open_while_read.enter_context(Client(source, attempts=attempts, **connection))
             events = client.stream(asked, sampling, model=model, attention=attention)

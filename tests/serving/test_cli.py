@@ -84,6 +84,12 @@ def test_generate_from_a_folder(counting):
     assert "From the sharpest head" in result.stderr
 
 
+def test_generate_from_a_folder_that_is_not_there(tmp_path):
+    result = run(generate, tmp_path / "smollm", "a")
+    assert result.exit_code == 2
+    assert f"there is no folder {tmp_path / 'smollm'}; give a model folder, or a server as host:port" in result.stderr
+
+
 def test_generate_from_a_folder_takes_nothing_that_is_a_servers(counting):
     result = run(generate, counting, "a", "--token", "secret")
     assert result.exit_code == 2
