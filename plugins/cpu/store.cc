@@ -30,8 +30,7 @@ void store_token(const Problem& problem, int64_t token) {
   }
 }
 
-// Rounded to even; of a NaN the scale tells. Loops over it become vector instructions, as a call of nearbyint would
-// not.
+// Rounded to even; of a NaN the scale tells. Loops over it become vector instructions; with nearbyint they would not.
 int8_t quantize(float value, float inverse) {
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer
   const float scaled = value * inverse, upper = scaled > 127.0f ? 127.0f : scaled;
@@ -47,8 +46,7 @@ float largest_of(const float* numbers, int64_t count) {
   return detail::float_of_bits(largest);
 }
 
-// Keys or values of one head, [blocks, kv_heads, ...]: where a token's numbers come from, where they go, and their
-// scale.
+// Keys or values, [blocks, kv_heads, ...]: where a token's numbers come from, where they go, and their scale.
 struct Int8Store {
   const float* from;  // [tokens, kv_heads, channels]
   int8_t* cache;
