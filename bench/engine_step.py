@@ -87,7 +87,7 @@ def measure_prefix(llm: LLM, length: int) -> dict[str, float]:
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(folder: str, streams: int, steps: int, prefix: int, output: Path | None) -> None:
     """Measure every case and write the results."""
-    llm = LLM(folder, engine=EngineConfig(attention_interval=0, max_sequences=max(64, streams)))
+    llm = LLM(folder, engine=EngineConfig(attention_interval=0, max_sequences=max(64, streams), speculative_tokens=0))
     measure_steps(llm, streams, 4, {"temperature": 0})  # the first steps take memory from the system
     alone = measure_steps(llm, 1, steps, {"temperature": 0})["step_ms"]
     rows = []

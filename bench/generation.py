@@ -1,9 +1,12 @@
 """One stream in Sharp and in its peers: decoding speed and time to the first token, in turns, in one process.
 
 python bench/generation.py --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
+python bench/generation.py --sharp FOLDER --genai FOLDER --texts --answer-tokens 192
 
-Every runtime reads the same drawn prompt and generates as many tokens greedily, past any end-of-sequence token;
-rounds go round the runtimes, so that they share the machine's good and bad minutes, and medians are compared.
+Every runtime reads the same prompt and generates as many tokens greedily, past any end-of-sequence token; rounds go
+round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. The prompt is drawn
+tokens, and nothing is guessed ahead; with --texts they are requests to a chat model (`generation_texts.py`), and ours
+guesses ahead as it does by default, since what that is worth depends on the text.
 FOLDER of --genai is one of onnxruntime-genai's own model builder, or a contiguous one of sharp-export. "limit" is
 the share of the time that reading the weights once would take, at the plain read of the same minutes.
 
@@ -24,6 +27,7 @@ import click
 import numpy as np
 import torch  # noqa: F401 - before attention.py tells OpenMP's threads to sleep: llama.cpp's would, 4 times slower
 from attention import read_bandwidth
+from generation_texts import prompts_of
 from result_file import header, write
 from turns import pause
 
@@ -51,10 +55,15 @@ def run_of(stamps: list[float], began: float) -> Run:
     return Run(stamps[0] - began, (len(stamps) - 1) / (stamps[-1] - stamps[0]))
 
 
-def sharp(folder: Path, threads: int, context: int) -> Runtime:
+def sharp(folder: Path, threads: int, context: int, speculative_tokens: int | None) -> Runtime:
     """Our engine in this process."""
     engine = EngineConfig(
-        attention_interval=0, prefix_cache=False, cache_tokens=context, prefill_chunk_tokens=2048, max_sequences=1
+        attention_interval=0,
+        prefix_cache=False,
+        cache_tokens=context,
+        prefill_chunk_tokens=2048,
+        max_sequences=1,
+        speculative_tokens=speculative_tokens,
     )
     llm = LLM(folder, backend=BackendConfig(threads=threads), engine=engine)
 
@@ -125,7 +134,8 @@ def weight_bytes(path: Path) -> int:
 @click.option("--genai", "genais", type=click.Path(path_type=Path), multiple=True)
 @click.option("--llama", "llamas", type=click.Path(path_type=Path), multiple=True)
 @click.option("--threads", default=len(os.sched_getaffinity(0)), show_default=True)
-@click.option("--prompt-tokens", default=261, show_default=True)
+@click.option("--prompt-tokens", default=261, show_default=True, help="Of the drawn prompt.")
+@click.option("--texts", is_flag=True, help="Requests to a chat model instead of drawn tokens.")
 @click.option("--answer-tokens", default=64, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
@@ -135,36 +145,41 @@ def main(
     llamas: tuple[Path, ...],
     threads: int,
     prompt_tokens: int,
+    texts: bool,
     answer_tokens: int,
     rounds: int,
     output: Path | None,
 ) -> None:
     """Measure every runtime and compare it with the first."""
-    context = -(-(prompt_tokens + answer_tokens + 1) // 64) * 64
+    drawn = {"drawn": np.random.default_rng(0).integers(100, 10_000, prompt_tokens).tolist()}
+    prompts = prompts_of(sharps[0]) if texts else drawn
+    context = -(-(max(map(len, prompts.values())) + answer_tokens + 1) // 64) * 64
     subjects: list[tuple[str, Path, Runtime]] = [
-        *((f"sharp {path.name}", path, sharp(path, threads, context)) for path in sharps),
+        *((f"sharp {path.name}", path, sharp(path, threads, context, None if texts else 0)) for path in sharps),
         *((f"genai {path.name}", path, genai(path, threads, context)) for path in genais),
         *((f"llama.cpp {path.name}", path, llama(path, threads, context)) for path in llamas),
     ]
-    prompt = np.random.default_rng(0).integers(100, 10_000, prompt_tokens).tolist()
     read, reads = read_bandwidth(threads, time.perf_counter), []
-    runs: dict[str, list[Run]] = {name: [] for name, _, _ in subjects}
+    runs: dict[tuple[str, str], list[Run]] = {(name, prompt): [] for name, _, _ in subjects for prompt in prompts}
     for _, _, run in subjects:
-        run(prompt, 4)
+        run(next(iter(prompts.values())), 4)
     for _ in range(rounds):
-        for name, _, run in subjects:
-            pause()
-            runs[name].append(run(prompt, answer_tokens))
-        reads.append(read())
+        for prompt, tokens in prompts.items():
+            for name, _, run in subjects:
+                pause()
+                runs[name, prompt].append(run(tokens, answer_tokens))
+            reads.append(read())
     bandwidth = statistics.median(reads)
     rows: list[dict[str, Any]] = []
     for name, path, _ in subjects:
-        decode = statistics.median(one.decode for one in runs[name])
-        first = statistics.median(one.first_token for one in runs[name])
+        decodes = {prompt: statistics.median(one.decode for one in runs[name, prompt]) for prompt in prompts}
+        decode = statistics.harmonic_mean(decodes.values())  # all tokens over all the time: answers are equally long
+        first = statistics.fmean(statistics.median(one.first_token for one in runs[name, prompt]) for prompt in prompts)
         rows.append(
             {
                 "runtime": name,
                 "decode_tokens_per_second": round(decode, 2),
+                "decode_of_each": {prompt: round(of_it, 2) for prompt, of_it in decodes.items()},
                 "first_token_ms": round(1000 * first, 1),
                 "weight_bytes": weight_bytes(path),
                 "limit": round(decode * weight_bytes(path) / bandwidth, 3),
@@ -172,12 +187,16 @@ def main(
         )
     for row in rows:
         row["decode_ratio"] = round(rows[0]["decode_tokens_per_second"] / row["decode_tokens_per_second"], 3)
+        row["decode_ratio_of_each"] = {
+            prompt: round(rows[0]["decode_of_each"][prompt] / speed, 3)
+            for prompt, speed in row["decode_of_each"].items()
+        }
         row["first_token_ratio"] = round(rows[0]["first_token_ms"] / row["first_token_ms"], 3)
         click.echo(row)
     result = {
         **header("generation", PACKAGES),
         "threads": threads,
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": round(statistics.fmean(map(len, prompts.values()))),
         "answer_tokens": answer_tokens,
         "rounds": rounds,
         "read_bytes_per_second": bandwidth,

@@ -80,7 +80,7 @@ def main(folder: str, streams: int, context: int, steps: int, threads: int, outp
     llm = LLM(
         folder,
         backend=BackendConfig(threads=threads),
-        engine=EngineConfig(tokens, max_sequences=max(64, streams), attention_interval=2),
+        engine=EngineConfig(tokens, max_sequences=max(64, streams), attention_interval=2, speculative_tokens=0),
     )
     manifest = llm.model.manifest
     metrics = Metrics()

@@ -104,7 +104,8 @@ def prompt_of(llm: LLM, length: int) -> list[int]:
 
 def load(folder: Path, context: int, threads: int) -> LLM:
     """A model with a cache for one stream."""
-    engine = EngineConfig(attention_interval=0, max_sequences=1, cache_tokens=context + MARGIN)
+    # Nothing is guessed ahead: under some norms the model repeats itself more than under others.
+    engine = EngineConfig(attention_interval=0, max_sequences=1, cache_tokens=context + MARGIN, speculative_tokens=0)
     return LLM(folder, engine=engine, backend=BackendConfig(threads=threads))
 
 

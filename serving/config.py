@@ -58,6 +58,8 @@ class EngineConfig:
         max_waiting_requests: most answers that wait for their first step; more requests are refused.
         max_waiting_tokens: most prompt tokens of such answers.
         prefix_cache: keep computed blocks for later requests that start with the same tokens.
+        speculative_tokens: most tokens that a step guesses ahead, for all its requests together, where a text repeats
+            itself; the model checks them, so answers stay as they are. 0 guesses none; None is 8 on a CPU, else 0.
     """
 
     cache_tokens: int | None = None
@@ -68,6 +70,7 @@ class EngineConfig:
     max_waiting_tokens: int = 2**20
     prefix_cache: bool = True
     prefill_chunk_tokens: int = 64
+    speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.cache_tokens is not None:
@@ -79,6 +82,8 @@ class EngineConfig:
         _at_least("prefill_chunk_tokens", self.prefill_chunk_tokens, 1)
         _at_least("max_waiting_requests", self.max_waiting_requests, 1)
         _at_least("max_waiting_tokens", self.max_waiting_tokens, 1)
+        if self.speculative_tokens is not None:
+            _at_least("speculative_tokens", self.speculative_tokens, 0)
         for name in ("max_batch_tokens", "prefill_chunk_tokens", "max_waiting_requests", "max_waiting_tokens"):
             if getattr(self, name) > MOST:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at most {MOST}")

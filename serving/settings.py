@@ -77,6 +77,11 @@ class ServeSettings(BaseSettings):
     prefill_chunk_tokens: int = Field(
         64, description="Most tokens of prompts that a step computes while other requests decode."
     )
+    speculative_tokens: int | None = Field(
+        None,
+        description="Most tokens that a step guesses ahead where a text repeats itself; the model checks them, so "
+        "answers stay the same.  [default: 8 on a CPU, else 0]",
+    )
     prefix_cache: bool = Field(True, description="Keep computed blocks for prompts that start with the same tokens.")
     max_waiting_requests: int = Field(1024, description="Most requests that wait; more are refused.")
     max_waiting_tokens: int = Field(2**20, description="Most prompt tokens of requests that wait.")
@@ -181,6 +186,7 @@ def _settings(found: ServeSettings) -> Settings:
             found.max_waiting_tokens,
             prefix_cache=found.prefix_cache,
             prefill_chunk_tokens=found.prefill_chunk_tokens,
+            speculative_tokens=found.speculative_tokens,
         ),
         MetricsConfig(
             found.attention_metrics,

@@ -16,19 +16,25 @@ class Outputs:
     """Which logits a step wants.
 
     Attributes:
-        sampling: the chunks that get a new token from the logits of their last token; these rows come first.
+        sampling: (chunk, rows): those that get a new token from the logits of their last one, and more where these
+            and the tokens of their draft agree; these rows come first.
         prompt: (chunk, tokens of it) whose logits tell how likely the next token of the prompt was; they follow.
         indices: the rows as places in the packed tokens, int64 [outputs].
     """
 
-    sampling: tuple[int, ...]
+    sampling: tuple[tuple[int, int], ...]
     prompt: tuple[tuple[int, int], ...]
     indices: NDArray[np.int64]
+
+    @property
+    def sampled_rows(self) -> int:
+        """How many rows `sampling` has."""
+        return sum(rows for _, rows in self.sampling)
 
 
 def wanted_outputs(chunks: Rows[Chunk]) -> Outputs:
     """The logits that the sequences of `chunks` need."""
-    sampling: list[int] = []
+    sampling: list[tuple[int, int]] = []
     prompt: list[tuple[int, int]] = []
     last: list[int] = []  # these two are places in the packed tokens
     following: list[int] = []
@@ -36,8 +42,8 @@ def wanted_outputs(chunks: Rows[Chunk]) -> Outputs:
     for row, chunk in enumerate(chunks):
         sequence = chunk.sequence
         if chunk.tokens == sequence.remaining and sequence.request.max_new_tokens:
-            sampling.append(row)
-            last.append(start + chunk.tokens - 1)
+            sampling.append((row, 1 + len(chunk.draft)))
+            last += range(start + chunk.tokens - 1, start + chunk.width)
         if sequence.missing_prompt_logprobs:
             # The token at position p tells about the one at p + 1; those before `known` have told.
             known = len(sequence.prompt_logprobs) - sequence.computed
@@ -45,7 +51,7 @@ def wanted_outputs(chunks: Rows[Chunk]) -> Outputs:
             if count > 0:
                 prompt.append((row, count))
                 following += range(start + known, start + known + count)
-        start += chunk.tokens
+        start += chunk.width
     return Outputs(tuple(sampling), tuple(prompt), np.array(last + following, np.int64))
 
 
@@ -62,10 +68,11 @@ def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect
     slots: list[int] = []
     query_start = [0]
     for chunk, table, row in zip(chunks, tables, block_table, strict=True):
-        start, end = chunk.sequence.computed, chunk.sequence.computed + chunk.tokens
+        start, end = chunk.sequence.computed, chunk.sequence.computed + chunk.width
         row[: len(table)] = table
         held = table[start // size : -(-end // size)].tolist()
-        input_ids += chunk.sequence.token_ids[start:end]
+        input_ids += chunk.sequence.token_ids[start : start + chunk.tokens]
+        input_ids += chunk.draft
         positions += range(start, end)
         slots += [held[position // size - start // size] * size + position % size for position in range(start, end)]
         query_start.append(len(input_ids))

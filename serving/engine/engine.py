@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,8 @@ from sharp.serving.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+SPECULATIVE_TOKENS = 8
+
 
 @dataclass
 class _Answers:
@@ -55,8 +58,8 @@ class _Result:
 
     output: StepOutput
     positions: NDArray[np.int64]  # [tokens]
-    tokens: dict[int, int]  # chunk -> new token
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # chunk -> those of the new token
+    tokens: dict[int, list[int]]  # chunk -> new tokens
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # chunk -> those of the new tokens
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # chunk -> those of its tokens
 
 
@@ -74,7 +77,11 @@ class Engine:
         backend.allocate_cache(blocks)
         self.blocks = BlockManager(blocks, manifest.cache.block_size)
         self.scheduler = Scheduler(
-            self.blocks, config.max_batch_tokens, config.max_sequences, config.prefill_chunk_tokens
+            self.blocks,
+            config.max_batch_tokens,
+            config.max_sequences,
+            config.prefill_chunk_tokens,
+            _speculative_tokens(config, backend),
         )
         self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)
         self._backend = backend
@@ -195,19 +202,20 @@ class Engine:
         outputs = wanted_outputs(plan.chunks)
         batch = pack(plan.chunks, self.blocks, outputs, collect_stats=bool(sampled or wanted))
         output = self._backend.step(batch)
-        sequences = [plan.chunks[row].sequence for row in outputs.sampling]
-        tokens = sample(output.logits[: len(sequences)], sequences).tolist()
+        sequences = [plan.chunks[row].sequence for row, rows in outputs.sampling for _ in range(rows)]
+        drawn = iter(sample(output.logits[: len(sequences)], sequences).tolist())
+        tokens = {row: _agreed(plan.chunks[row], [*islice(drawn, rows)]) for row, rows in outputs.sampling}
         return _Result(
             output,
             batch.positions,
-            dict(zip(outputs.sampling, tokens, strict=True)),
+            tokens,
             answer_logprobs(plan.chunks, outputs, output.logits, tokens),
             prompt_logprobs(plan.chunks, outputs, output.logits),
         )
 
     def _commit(self, plan: Plan, result: _Result, began: float) -> list[Event]:
         if result.output.stats is not None:
-            self._observe(plan.chunks, AttentionRows(result.output.stats, result.positions, self._windows))
+            self._observe(plan.chunks, result, AttentionRows(result.output.stats, result.positions, self._windows))
         events: list[Event] = []
         now = time.perf_counter()
         for row, chunk in enumerate(plan.chunks):
@@ -218,16 +226,18 @@ class Engine:
         return events
 
     def _commit_chunk(self, row: int, chunk: Chunk, result: _Result, now: float) -> list[Event]:
-        sequence, token = chunk.sequence, result.tokens.get(row)
-        if token == NO_TOKEN:
+        sequence, tokens = chunk.sequence, result.tokens.get(row, [])
+        if NO_TOKEN in tokens:
             return [self._fail(sequence.request_id, self._why_no_token(sequence))]
         events: list[Event] = []
         self.blocks.remember(sequence.number, *sequence.advance(chunk.tokens))
         sequence.prompt_logprobs += result.prompt_logprobs.get(row, [])
         if not sequence.prompt_read and sequence.computed >= len(sequence.request.prompt_ids):
             events += self._prompt_read(sequence)
-        if token is not None:
-            events += self._append(sequence, token, result.logprobs.get(row), now)
+        if tokens:
+            self._tally.draft_tokens += len(chunk.draft)
+            self._tally.accepted_tokens += len(tokens) - 1
+            events += self._append(sequence, tokens, result.logprobs.get(row), now)
         elif sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
             events.append(self._finish(sequence, FinishReason.LENGTH))
         return events
@@ -257,35 +267,47 @@ class Engine:
         chunks = tuple(sequence.prompt_chunks)
         return [PromptComputed(sequence.request_id, sequence.cached_tokens or 0, chunks, logprobs)]
 
-    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
-        self._tally.generated_tokens += 1
-        if sequence.first_token is None or sequence.last_token is None:
-            sequence.first_token = now
-            self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
-        else:
-            self._tally.inter_token.append(Timed(now - sequence.last_token, sequence.request_id))
-        sequence.last_token = now
-        text, ending = sequence.append(token)
-        delta = Delta(sequence.request_id, text, (token,), sequence.index, (logprobs,) if logprobs else None)
-        return [delta, self._finish(sequence, *ending)] if ending else [delta]
+    def _append(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float
+    ) -> list[Event]:
+        """Add the tokens of a step: one, and those after it that were guessed and so are computed already."""
+        began = sequence.last_token
+        events: list[Event] = []
+        for place, token in enumerate(tokens):
+            if place:
+                self.blocks.remember(sequence.number, *sequence.advance(1))
+            self._tally.generated_tokens += 1
+            if began is None:
+                sequence.first_token = now
+                self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
+            else:
+                self._tally.inter_token.append(Timed((now - began) / len(tokens), sequence.request_id))
+            sequence.last_token = now
+            text, ending = sequence.append(token)
+            of_token = (logprobs[place],) if logprobs else None
+            events.append(Delta(sequence.request_id, text, (token,), sequence.index, of_token))
+            if ending:
+                return [*events, self._finish(sequence, *ending)]
+        return events
 
-    def _observe(self, chunks: Iterable[Chunk], rows: AttentionRows) -> None:
-        """Hand on the statistics of the tokens that were computed for the first time.
+    def _observe(self, chunks: Iterable[Chunk], result: _Result, rows: AttentionRows) -> None:
+        """Hand on the statistics of the tokens that were computed for the first time and are part of the text.
 
         Tokens that the prefix cache had are not computed, so they count for the request that computed them.
         """
-        seen_before = np.zeros(len(rows.positions), bool)
+        observed = np.ones(len(rows.positions), bool)
         start = 0
-        for chunk in chunks:
+        for row, chunk in enumerate(chunks):
             sequence = chunk.sequence
             repeated = min(max(sequence.observed - sequence.computed, 0), chunk.tokens)
-            seen_before[start : start + repeated] = True
-            new = slice(start + repeated, start + chunk.tokens)
+            right = max(len(result.tokens.get(row, [])) - 1, 0)
+            observed[start : start + repeated] = False
+            observed[start + chunk.tokens + right : start + chunk.width] = False
             if sequence.request.attention and repeated < chunk.tokens:
-                sequence.observe(rows.of(new))
-            start += chunk.tokens
-        if seen_before.any():
-            rows = rows.of(~seen_before)
+                sequence.observe(rows.of(slice(start + repeated, start + chunk.tokens + right)))
+            start += chunk.width
+        if not observed.all():
+            rows = rows.of(observed)
         self._tally.attention.append(rows)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, matched: str | int | None = None) -> Event:
@@ -317,3 +339,21 @@ class Engine:
         tally, self._tally = self._tally, Tally()
         held = sum(len(answers.held) for answers in self._answers.values())
         return tally.report(len(self.scheduler.running), len(self.scheduler.waiting) + held, self.blocks.usage)
+
+
+def _speculative_tokens(config: EngineConfig, backend: Backend) -> int:
+    """How many tokens a step may guess.
+
+    A GPU computes several tokens of a sequence by the kernels of prompts, which do not share out a long context.
+    """
+    if config.speculative_tokens is not None:
+        return config.speculative_tokens
+    return SPECULATIVE_TOKENS if backend.device == "cpu" else 0
+
+
+def _agreed(chunk: Chunk, drawn: list[int]) -> list[int]:
+    """The tokens drawn from the logits of a chunk, up to the first that was guessed wrongly or ends the answer."""
+    for place, (token, guessed) in enumerate(zip(drawn, chunk.draft, strict=False)):
+        if token != guessed or token in chunk.sequence.stop_token_ids:
+            return drawn[: place + 1]
+    return drawn

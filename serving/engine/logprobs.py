@@ -23,19 +23,28 @@ def token_logprobs(
 
 
 def answer_logprobs(
-    chunks: Rows[Chunk], outputs: Outputs, logits: NDArray[np.float32], tokens: list[int]
-) -> dict[int, TokenLogprobs]:
-    """Those of the new tokens, by chunk, where they are asked for."""
-    wanted = [
-        (place, row, top)
-        for place, (row, token) in enumerate(zip(outputs.sampling, tokens, strict=True))
-        if (top := chunks[row].sequence.request.params.logprobs) is not None and token != NO_TOKEN
-    ]
-    if not wanted:
-        return {}
-    places = [place for place, _, _ in wanted]
-    found = token_logprobs(logits, places, [tokens[place] for place in places], [top for _, _, top in wanted])
-    return dict(zip([row for _, row, _ in wanted], found, strict=True))
+    chunks: Rows[Chunk], outputs: Outputs, logits: NDArray[np.float32], tokens: dict[int, list[int]]
+) -> dict[int, list[TokenLogprobs]]:
+    """Those of the new `tokens` of each chunk, by chunk, where they are asked for."""
+    places: list[int] = []
+    chosen: list[int] = []
+    tops: list[int] = []
+    of: list[int] = []
+    start = 0
+    for row, rows in outputs.sampling:
+        top = chunks[row].sequence.request.params.logprobs
+        if top is not None and NO_TOKEN not in tokens[row]:
+            count = len(tokens[row])
+            places += range(start, start + count)
+            chosen += tokens[row]
+            tops += [top] * count
+            of += [row] * count
+        start += rows
+    found: dict[int, list[TokenLogprobs]] = {}
+    if places:
+        for row, one in zip(of, token_logprobs(logits, places, chosen, tops), strict=True):
+            found.setdefault(row, []).append(one)
+    return found
 
 
 def prompt_logprobs(
@@ -43,7 +52,7 @@ def prompt_logprobs(
 ) -> dict[int, list[TokenLogprobs]]:
     """Those of the prompts' tokens, by chunk, where they are asked for."""
     found = {}
-    start = len(outputs.sampling)
+    start = outputs.sampled_rows
     for row, count in outputs.prompt:
         sequence = chunks[row].sequence
         known = len(sequence.prompt_logprobs)

@@ -32,6 +32,8 @@ class EngineReport:
     cache_usage: float
     prompt_tokens: int
     generated_tokens: int
+    draft_tokens: int  # tokens that were guessed ahead
+    accepted_tokens: int  # those of them that were right
     preemptions: int
     prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
     prefix_cache_hits: int  # those that it had
@@ -49,6 +51,8 @@ class Tally:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0

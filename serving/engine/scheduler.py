@@ -14,10 +14,16 @@ MOST_OVERTAKEN = 16  # prompts that a short one may pass in the queue
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next `tokens` tokens of a sequence."""
+    """The next `tokens` tokens of a sequence, and guesses at those that follow them."""
 
     sequence: Sequence
     tokens: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Tokens that the model computes."""
+        return self.tokens + len(self.draft)
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,18 @@ class Scheduler:
     prefix cache still has of them. The first in order is never preempted and every request fits an empty cache, so
     there is always progress. A waiting sequence of a better priority preempts as well; with the same priority nobody
     overtakes.
+
+    Where all sequences decode, the step guesses up to `speculative_tokens` tokens ahead, shared out evenly. A guess
+    costs little while few sequences decode, as the weights are read anyway; for many there is nothing to share out.
     """
 
     def __init__(
-        self, blocks: BlockManager, max_batch_tokens: int, max_sequences: int, prefill_chunk_tokens: int
+        self,
+        blocks: BlockManager,
+        max_batch_tokens: int,
+        max_sequences: int,
+        prefill_chunk_tokens: int,
+        speculative_tokens: int = 0,
     ) -> None:
         self.waiting: list[Sequence] = []  # both in order
         self.running: list[Sequence] = []
@@ -54,6 +68,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_sequences = max_sequences
         self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._speculative_tokens = speculative_tokens
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -159,6 +174,7 @@ class Scheduler:
     def _chunks(self) -> list[Chunk]:
         """Share out the budget: a token for everyone who decodes, and what is left to prompts."""
         shares, with_logprobs = self._shares(), PROMPT_LOGPROBS_TOKENS
+        guesses = 0 if shares else self._guesses()
         chunks = []
         for sequence in self.running:
             tokens = shares.get(sequence.number, 1)
@@ -166,8 +182,22 @@ class Scheduler:
                 tokens = min(tokens, with_logprobs)
                 with_logprobs -= tokens
             if tokens:
-                chunks.append(Chunk(sequence, tokens))
+                chunks.append(Chunk(sequence, tokens, self._draft(sequence, guesses)))
         return chunks
+
+    def _guesses(self) -> int:
+        """How many tokens each sequence may guess where all decode."""
+        decoding = len(self.running)
+        return min(self._speculative_tokens, self._max_batch_tokens - decoding) // max(decoding, 1)
+
+    def _draft(self, sequence: Sequence, guesses: int) -> tuple[int, ...]:
+        """What a sequence guesses, as far as there are free blocks for it: nobody gives up blocks for a guess."""
+        draft = sequence.draft(guesses) if guesses else []
+        tokens = len(sequence.token_ids)
+        while draft and self._blocks.missing(sequence.number, tokens + len(draft)) > self._blocks.free:
+            draft.pop()
+        self._blocks.grow(sequence.number, tokens + len(draft))
+        return tuple(draft)
 
     def _shares(self) -> dict[int, int]:
         """Tokens for every prompt, by its sequence's number: half for short ones, the rest in order."""

@@ -1,6 +1,7 @@
 """`Sequence`: one answer to a request and how far it has come."""
 
 import time
+from collections import deque
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from sharp.serving.engine.answer import AnswerText
 from sharp.serving.engine.events import Finished, FinishReason, PromptChunk, Timing, TokenLogprobs, Usage
 from sharp.serving.engine.prefix import PrefixChain
 from sharp.serving.engine.token_counts import TokenCounts
+from sharp.serving.engine.token_history import TokenHistory
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
 
@@ -50,9 +52,11 @@ class Sequence:
         # No text shows special tokens, so a stop string that is one is looked for by its id.
         self._stop_strings = tokenizer.special_tokens(params.stop) if tokenizer and params.stop else {}
         # One generator per answer: its draws depend on seed and index and on nothing else in the batch.
-        self.random = np.random.Generator(
+        self._random = np.random.Generator(
             np.random.Philox(np.random.SeedSequence(params.seed, spawn_key=(index,) if index else ()))
         )
+        self._drawn: deque[float] = deque()  # the numbers of the next tokens
+        self._history: TokenHistory | None = None
         self.counts = TokenCounts(request.prompt_ids) if params.has_penalties else None
         self.guide = request.guide.copy() if request.guide else None
         self.prompt_read = False
@@ -108,6 +112,25 @@ class Sequence:
         tokens = len(self.prompt_logprobs) if self.missing_prompt_logprobs else len(self.token_ids) - 1
         return self._chain.upto(self.token_ids, tokens)
 
+    def draft(self, most: int) -> list[int]:
+        """Guess what follows the tokens that there are, at most `most` tokens.
+
+        Only where a token is drawn in the same way whatever was drawn before it: no guide, no penalties.
+        """
+        params = self.request.params
+        most = min(most, self.request.max_new_tokens - self.generated - 1)
+        if most < 1 or not self.generated or self.guide or self.counts or self.generated < params.min_tokens:
+            return []
+        if self._history is None:
+            self._history = TokenHistory(self.token_ids)
+        return self._history.guess(most)
+
+    def uniform(self, ahead: int) -> float:
+        """The random number from 0 to below 1 of the token that comes after `ahead` others."""
+        while len(self._drawn) <= ahead:
+            self._drawn.append(self._random.random())
+        return self._drawn[ahead]
+
     def join(self, shared_blocks: int, block_size: int) -> None:
         """Begin to run with blocks of the prefix cache."""
         self.computed = shared_blocks * block_size
@@ -126,6 +149,10 @@ class Sequence:
     def append(self, token_id: int) -> tuple[str, tuple[FinishReason, str | int | None] | None]:
         """Add a generated token; return the text to show now, and why and by what the answer ended."""
         self.token_ids.append(token_id)
+        if self._drawn:
+            self._drawn.popleft()
+        if self._history:
+            self._history.append(token_id)
         if self.counts:
             self.counts.add(token_id)
         if token_id in self.stop_token_ids:

@@ -53,6 +53,12 @@ class RequestFamilies:
             "tokens",
         )
         self.generated_tokens = counter("sharp_generated_tokens_total", "Generated tokens.", "tokens")
+        self.draft_tokens = counter(
+            "sharp_draft_tokens_total", "Tokens that were guessed ahead where a text repeats itself.", "tokens"
+        )
+        self.accepted_tokens = counter(
+            "sharp_accepted_draft_tokens_total", "Guessed tokens that were right and so cost no step.", "tokens"
+        )
         self.preemptions = counter("sharp_preemptions_total", "Requests that gave back their blocks for others.")
         self.cache_queries = counter(
             "sharp_prefix_cache_queries_total", "Prompt tokens that were looked up in the prefix cache."
@@ -89,6 +95,8 @@ class RequestMetrics:
         self._cache_usage = families.cache_usage.labels(model)
         self._prompt_tokens = families.prompt_tokens.labels(model)
         self._generated_tokens = families.generated_tokens.labels(model)
+        self._draft_tokens = families.draft_tokens.labels(model)
+        self._accepted_tokens = families.accepted_tokens.labels(model)
         self._preemptions = families.preemptions.labels(model)
         self._cache_queries = families.cache_queries.labels(model)
         self._cache_hits = families.cache_hits.labels(model)
@@ -109,6 +117,8 @@ class RequestMetrics:
         self._cache_usage.set(report.cache_usage)
         self._prompt_tokens.inc(report.prompt_tokens)
         self._generated_tokens.inc(report.generated_tokens)
+        self._draft_tokens.inc(report.draft_tokens)
+        self._accepted_tokens.inc(report.accepted_tokens)
         self._preemptions.inc(report.preemptions)
         self._cache_queries.inc(report.prefix_cache_queries)
         self._cache_hits.inc(report.prefix_cache_hits)

@@ -8,6 +8,8 @@ FAMILIES = {
     "sharp_requests": ("counter", "", ("model", "finish_reason")),
     "sharp_prompt_tokens": ("counter", "tokens", MODEL),
     "sharp_generated_tokens": ("counter", "tokens", MODEL),
+    "sharp_draft_tokens": ("counter", "tokens", MODEL),
+    "sharp_accepted_draft_tokens": ("counter", "tokens", MODEL),
     "sharp_preemptions": ("counter", "", MODEL),
     "sharp_prefix_cache_queries": ("counter", "", MODEL),
     "sharp_prefix_cache_hits": ("counter", "", MODEL),

@@ -1,0 +1,162 @@
+"""Tokens that are guessed ahead: what is guessed, and that answers stay as they are."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharp.serving import SamplingParams
+from sharp.serving.engine.events import Delta, Finished
+from sharp.serving.engine.token_history import TokenHistory
+from tests.serving.test_scheduling import GREEDY, start  # noqa: F401 - a fixture
+
+COUNTED = [*range(10, 30), *range(10, 14)]  # the tiny model counts, so this goes on as before
+
+
+def by_definition(tokens, most):
+    """The longest match of the end, the latest of equals, and what followed it."""
+    best, following = 0, None
+    for end in range(len(tokens) - 1):
+        length = 0
+        while length <= min(end, most) and tokens[end - length] == tokens[len(tokens) - 1 - length]:
+            length += 1
+        if length and length >= best:
+            best, following = length, end + 1
+    guess = []
+    while len(guess) < min(best - 1, most):
+        at = following + len(guess)
+        guess.append(tokens[at] if at < len(tokens) else guess[at - len(tokens)])
+    return guess
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(1, 9)
+)
+def test_what_followed_the_longest_match_is_guessed(prompt, answer, most):
+    history = TokenHistory(prompt)
+    for token in answer:
+        history.append(token)
+    assert history.guess(most) == by_definition([*prompt, *answer], most)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "guess"),
+    [
+        ([1, 2, 3, 4, 5, 1, 2, 3], [4, 5]),
+        ([1, 2, 3, 4, 5, 9, 3], []),  # one token that agrees means nothing
+        ([2, 3, 7, 2, 3, 8, 2, 3], [8]),  # the latest
+        ([1, 2, 3, 7, 2, 3, 8, 1, 2, 3], [7, 2]),  # but first the longest
+        ([5, 6, 5, 6, 5, 6, 5], [6, 5, 6, 5]),  # a loop goes on
+        ([4], []),
+    ],
+)
+def test_guesses(tokens, guess):
+    assert TokenHistory(tokens).guess(4) == guess
+
+
+def test_right_guesses_save_steps(start):  # noqa: F811
+    running = start(speculative_tokens=4)
+    running.add("a", COUNTED, 12)
+    running.run()
+    assert running.tokens("a") == list(range(14, 26))
+    # The prompt, a token whose four guesses are right, the same, and the one that is left.
+    assert running.chunks()[1:] == [[8], [5], [5], [1]]
+    report = running.engine.report()
+    assert (report.generated_tokens, report.draft_tokens, report.accepted_tokens) == (12, 8, 8)
+    assert len(running.of(Delta)) == len(report.first_token) + len(report.inter_token) == 12
+
+
+def test_wrong_guesses_cost_tokens_and_change_nothing(start):  # noqa: F811
+    running = start(speculative_tokens=4)
+    running.add("a", [5, 6, 7, 9, 9, 5, 6], 6)  # 7 was followed by 9
+    running.run()
+    assert running.tokens("a") == list(range(7, 13))
+    report = running.engine.report()
+    assert report.draft_tokens > report.accepted_tokens == 0
+
+
+def test_a_stop_token_among_the_guesses_ends_the_answer(start):  # noqa: F811
+    running = start(speculative_tokens=8, attention_interval=1)
+    running.add("a", COUNTED, 12, SamplingParams(temperature=0, stop_token_ids=(18,)), attention=True)
+    running.run()
+    assert running.tokens("a") == [14, 15, 16, 17, 18]
+    (finished,) = running.of(Finished)
+    assert (finished.reason, finished.matched) == ("stop", 18)
+    # The last token ends the answer: it is not computed.
+    assert finished.attention.tokens == len(COUNTED) + 4
+    assert sum(len(rows.positions) for rows in running.engine.report().attention) == len(COUNTED) + 4
+
+
+def test_a_stop_string_among_the_guesses_ends_the_answer(start):  # noqa: F811
+    running = start(speculative_tokens=8)
+    text = [*b"abcdefghijklmn", *b"abcd"]
+    running.add("a", text, 12, SamplingParams(temperature=0, stop=("gh",)))
+    running.run()
+    (finished,) = running.of(Finished)
+    assert "".join(one.text for one in running.of(Delta)) == "ef"
+    assert (finished.reason, finished.matched, finished.usage.completion_tokens) == ("stop", "gh", 4)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"min_tokens": 12}],
+    ids=lambda params: next(iter(params)),
+)
+def test_what_depends_on_earlier_tokens_is_not_guessed(start, params):  # noqa: F811
+    running = start(speculative_tokens=4)
+    running.add("a", COUNTED, 12, SamplingParams(temperature=0, **params))
+    running.run()
+    assert len(running.tokens("a")) == 12
+    assert running.engine.report().draft_tokens == 0
+
+
+def test_guesses_are_shared_out_and_prompts_come_first(start):  # noqa: F811
+    running = start(speculative_tokens=4, max_batch_tokens=32)
+    for name in "ab":
+        running.add(name, COUNTED, 30)
+    running.step(3)
+    running.add("c", [99] * 6, 1)
+    running.step(2)
+    assert running.chunks()[2:] == [[3, 3], [1, 1, 6], [3, 3]]
+
+
+def test_nobody_gives_up_blocks_for_a_guess(start):  # noqa: F811
+    running = start(blocks=7, speculative_tokens=8)  # of 4 tokens: room for four more
+    running.add("a", COUNTED, 4)
+    running.run()
+    assert running.tokens("a") == [14, 15, 16, 17]
+    assert max(max(widths) for widths in running.chunks()[2:]) <= 3
+
+
+def test_logprobs_are_those_of_every_token(start):  # noqa: F811
+    def logprobs(speculative_tokens):
+        running = start(speculative_tokens=speculative_tokens)
+        running.add("a", COUNTED, 12, SamplingParams(temperature=0, logprobs=2))
+        running.run()
+        return [one.logprobs for one in running.of(Delta)]
+
+    assert logprobs(4) == logprobs(0)
+    assert all(len(one) == 1 for one in logprobs(4))
+
+
+def test_a_drawn_answer_is_the_same(start):  # noqa: F811
+    def tokens(speculative_tokens):
+        running = start(speculative_tokens=speculative_tokens)
+        for seed in range(4):
+            # Sharp enough that guesses are right now and then, and wrong as often.
+            running.add(str(seed), COUNTED, 40, SamplingParams(temperature=0.8, seed=seed, n=2))
+        running.run()
+        report = running.engine.report()
+        return [running.tokens(str(seed), index) for seed in range(4) for index in range(2)], report
+
+    alone, _ = tokens(0)
+    guessed, report = tokens(8)
+    assert guessed == alone
+    assert 0 < report.accepted_tokens < report.draft_tokens
+
+
+def test_zero_guesses_none_and_a_processor_guesses_by_itself(start):  # noqa: F811
+    for settings, guesses in (({"speculative_tokens": 0}, False), ({}, True)):
+        running = start(**settings)
+        running.add("a", COUNTED, 12, GREEDY)
+        running.run()
+        assert bool(running.engine.report().draft_tokens) is guesses
