@@ -1,7 +1,7 @@
 """`Guide`: which tokens may come next where the answer must match a schema, an expression or a grammar."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -46,14 +46,22 @@ class Guide:
         """One sentence, if the grammar became too costly to follow; else empty."""
         return _sentence(self._matcher.get_error())
 
-    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
-        """The tokens that may come next, bool [vocab_size]; none after an error."""
+    def allowed(self, vocab_size: int, after: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """The tokens that may come next, or `after` some more, bool [vocab_size]; none after an error."""
         bits = np.zeros(-(-vocab_size // 32), np.int32)
-        if not self._matcher.is_error():
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if self._matcher.is_error():
+        matcher = self._matcher
+        if after:
+            matcher = matcher.deep_copy()
+            matcher.consume_tokens(list(after))
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if matcher.is_error():
             return np.zeros(vocab_size, np.bool_)
         return np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+
+    def accepts(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after the other."""
+        return self._matcher.validate_tokens(list(tokens))
 
     def accept(self, token_id: int) -> bool:
         """Go on past an allowed token; return whether the answer is complete: nothing more may come."""

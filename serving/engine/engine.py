@@ -29,6 +29,7 @@ from sharp.serving.engine.events import (
     TokenLogprobs,
 )
 from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
+from sharp.serving.engine.place import Place
 from sharp.serving.engine.prefix import PrefixChain, chain_start
 from sharp.serving.engine.queue_limit import QueueLimit
 from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
@@ -202,8 +203,12 @@ class Engine:
         outputs = wanted_outputs(plan.chunks)
         batch = pack(plan.chunks, self.blocks, outputs, collect_stats=bool(sampled or wanted))
         output = self._backend.step(batch)
-        sequences = [plan.chunks[row].sequence for row, rows in outputs.sampling for _ in range(rows)]
-        drawn = iter(sample(output.logits[: len(sequences)], sequences).tolist())
+        places = [
+            Place(chunk.sequence, chunk.draft[:guessed])
+            for chunk, rows in ((plan.chunks[row], rows) for row, rows in outputs.sampling)
+            for guessed in range(rows)
+        ]
+        drawn = iter(sample(output.logits[: len(places)], places).tolist())
         tokens = {row: _agreed(plan.chunks[row], [*islice(drawn, rows)]) for row, rows in outputs.sampling}
         return _Result(
             output,
@@ -245,7 +250,7 @@ class Engine:
     def _why_no_token(self, sequence: Sequence) -> SharpError:
         if sequence.guide and sequence.guide.error:
             return InputError(f"the answer cannot follow guided: {sequence.guide.error}")
-        if leaves_none(sequence, self._manifest.vocab_size):
+        if leaves_none(Place(sequence), self._manifest.vocab_size):
             return InputError("min_tokens is not reached, and every token that may follow ends the answer")
         self.blocks.forget(sequence.number)  # who shares them would fail as well
         return EngineError("the model gave logits that are not finite for this request")
@@ -355,5 +360,7 @@ def _agreed(chunk: Chunk, drawn: list[int]) -> list[int]:
     """The tokens drawn from the logits of a chunk, up to the first that was guessed wrongly or ends the answer."""
     for place, (token, guessed) in enumerate(zip(drawn, chunk.draft, strict=False)):
         if token != guessed or token in chunk.sequence.stop_token_ids:
+            return drawn[: place + 1]
+        if drawn[place + 1] == NO_TOKEN:  # without a guess the next step finds out why
             return drawn[: place + 1]
     return drawn

@@ -113,17 +113,14 @@ class Sequence:
         return self._chain.upto(self.token_ids, tokens)
 
     def draft(self, most: int) -> list[int]:
-        """Guess what follows the tokens that there are, at most `most` tokens.
-
-        Only where a token is drawn in the same way whatever was drawn before it: no guide, no penalties.
-        """
-        params = self.request.params
+        """Guess what follows the tokens that there are, at most `most` tokens."""
         most = min(most, self.request.max_new_tokens - self.generated - 1)
-        if most < 1 or not self.generated or self.guide or self.counts or self.generated < params.min_tokens:
+        if most < 1 or not self.generated:
             return []
         if self._history is None:
             self._history = TokenHistory(self.token_ids)
-        return self._history.guess(most)
+        guess = self._history.guess(most)
+        return guess[: self.guide.accepts(guess)] if self.guide else guess
 
     def uniform(self, ahead: int) -> float:
         """The random number from 0 to below 1 of the token that comes after `ahead` others."""

@@ -1,6 +1,6 @@
 """`TokenCounts`: which tokens a sequence has, for the penalties on repeating them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,3 +26,14 @@ class TokenCounts:
             self.token_ids = np.append(self.token_ids, token_id)
             self.counts = np.append(self.counts, np.float32(0))
         self.counts[place] += 1
+
+    def after(self, tokens: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """`token_ids` and `counts` as they would be with these tokens more."""
+        if not tokens:
+            return self.token_ids, self.counts
+        new = [token for token in dict.fromkeys(tokens) if token not in self._place]
+        token_ids = np.append(self.token_ids, np.array(new, np.int64))
+        counts = np.append(self.counts, np.zeros(len(new), np.float32))
+        for token in tokens:
+            counts[self._place[token] if token in self._place else len(self._place) + new.index(token)] += 1
+        return token_ids, counts

@@ -7,6 +7,7 @@ from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving import SamplingParams
 from sharp.serving.engine.adjust import adjust
 from sharp.serving.engine.logprobs import token_logprobs
+from sharp.serving.engine.place import Place
 from sharp.serving.engine.prefix import PrefixChain
 from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.sequence import Sequence
@@ -26,8 +27,8 @@ def sequence(prompt=(0,), eos=(), **params):
 
 def shares(**params) -> np.ndarray:
     """How often each token is drawn."""
-    one = sequence(seed=1, **params)
-    drawn = sample(np.tile(LOGITS, (DRAWS, 1)), [one] * DRAWS)
+    places = [Place(sequence(seed=seed, **params)) for seed in range(DRAWS)]
+    drawn = sample(np.tile(LOGITS, (DRAWS, 1)), places)
     return np.bincount(drawn, minlength=5) / DRAWS
 
 
@@ -81,7 +82,7 @@ def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, see
         several = [sequence(eos=(5,), **params[row]) for row in rows]
         drawn = []
         for step in logits:
-            drawn.append(sample(step[rows], several).tolist())
+            drawn.append(sample(step[rows], [Place(one) for one in several]).tolist())
             for one, token in zip(several, drawn[-1], strict=True):
                 one.append(token)
         return drawn
@@ -89,6 +90,17 @@ def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, see
     together = draw(list(range(len(params))))
     for row in range(len(params)):
         assert draw([row]) == [[step[row]] for step in together]
+
+
+@settings(max_examples=100, deadline=None)
+@given(PARAMS, st.lists(st.integers(6, 30), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+def test_a_token_behind_guesses_is_drawn_as_if_they_had_been_drawn(params, guesses, seed):
+    logits = np.random.default_rng(seed).normal(0, 3, (len(guesses) + 1, 40)).astype(np.float32)
+    one, other = sequence(eos=(5,), **params), sequence(eos=(5,), **params)
+    ahead = sample(logits.copy(), [Place(one, tuple(guesses[:place])) for place in range(len(logits))])
+    for row, guess in zip(range(len(logits)), [*guesses, 0], strict=True):
+        assert sample(logits[row : row + 1].copy(), [Place(other)]).tolist() == [ahead[row]]
+        other.append(guess)
 
 
 def by_definition(logits, temperature, top_k, top_p, min_p):
@@ -116,8 +128,8 @@ def by_definition(logits, temperature, top_k, top_p, min_p):
 def test_only_tokens_that_the_limits_keep_are_drawn(seed, spread, temperature, top_k, top_p, min_p):
     logits = np.random.default_rng(seed).normal(0, spread, 3000).astype(np.float32)
     expected = by_definition(logits, temperature, top_k, top_p, min_p)
-    one = sequence(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    drawn = sample(np.tile(logits, (64, 1)), [one] * 64)
+    params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    drawn = sample(np.tile(logits, (64, 1)), [Place(sequence(seed=seed + draw, **params)) for draw in range(64)])
     # At a limit the last bit may decide: the share of what is next to it is all that may differ.
     allowed = expected > 0
     allowed[np.argsort(-logits, kind="stable")[: allowed.sum() + 1]] = True
@@ -131,21 +143,23 @@ def test_penalties_by_their_formulas():
         one.append(token)
     # Repetition: prompt and answer. Presence and frequency: the answer only.
     expected = [2 / 2, -2 * 2 - 0.25 - 0.125, 1, 1 / 2 - 0.25 - 2 * 0.125, 1]
-    adjust(logits, [one])
+    adjust(logits, [Place(one)])
     np.testing.assert_allclose(logits[0], expected)
 
 
 @pytest.mark.parametrize(("penalty", "best"), [(1e-300, 0), (1e300, 2)])
 def test_a_repetition_penalty_beyond_float32_leaves_logits_finite(penalty, best):
     logits = np.array([[2.0, 0.0, 1.0, -np.inf]], np.float32)
-    assert sample(logits, [sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty)]).tolist() == [best]
+    assert sample(logits, [Place(sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty))]).tolist() == [
+        best
+    ]
 
 
 def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_wanted():
     logits = np.array([[1.0, 2, 3], [3, 2, 1]], np.float32)
     before = logits.copy()
     biased = [sequence(temperature=0, logit_bias={0: 100}, logprobs=0), sequence(temperature=0, logit_bias={2: 100})]
-    assert sample(logits, biased).tolist() == [0, 2]
+    assert sample(logits, [Place(one) for one in biased]).tolist() == [0, 2]
     np.testing.assert_array_equal(logits, before)
 
 
@@ -154,7 +168,7 @@ def test_min_tokens_keeps_the_end_away():
     one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
     answer = []
     for _ in range(3):
-        answer.append(int(sample(logits.copy(), [one])[0]))
+        answer.append(int(sample(logits.copy(), [Place(one)])[0]))
         one.append(answer[-1])
     assert answer == [1, 1, 0]
 
@@ -173,20 +187,20 @@ def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
 
 
 def test_greedy_takes_the_first_of_equals():
-    assert sample(np.array([[1, 3, 3]], np.float32), [sequence(temperature=0)]).tolist() == [1]
+    assert sample(np.array([[1, 3, 3]], np.float32), [Place(sequence(temperature=0))]).tolist() == [1]
 
 
 def test_masked_tokens_are_never_drawn():
     logits = np.tile(np.array([-np.inf, 0, -np.inf], np.float32), (200, 1))
-    assert set(sample(logits, [sequence(seed=0)] * 200).tolist()) == {1}
+    assert set(sample(logits, [Place(sequence(seed=seed)) for seed in range(200)]).tolist()) == {1}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
     logits = np.array([[0, bad], [0, 1]], np.float32)
     for temperature in (0.0, 1e-6):
-        rows = [sequence(temperature=temperature), sequence(temperature=temperature)]
-        assert sample(logits, rows).tolist() == [NO_TOKEN, 1]
+        places = [Place(sequence(temperature=temperature)) for _ in range(2)]
+        assert sample(logits, places).tolist() == [NO_TOKEN, 1]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.engine.events import Delta, Finished
 from sharp.serving.engine.token_history import TokenHistory
+from sharp.serving.guide import GuideCompiler
+from sharp.serving.guided import Guided
+from sharp.serving.tokenizer import Tokenizer
 from tests.serving.test_scheduling import GREEDY, start  # noqa: F401 - a fixture
 
 COUNTED = [*range(10, 30), *range(10, 14)]  # the tiny model counts, so this goes on as before
@@ -98,15 +102,36 @@ def test_a_stop_string_among_the_guesses_ends_the_answer(start):  # noqa: F811
 
 @pytest.mark.parametrize(
     "params",
-    [{"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"min_tokens": 12}],
-    ids=lambda params: next(iter(params)),
+    [
+        {"repetition_penalty": 1.1, "temperature": 0.8},
+        {"frequency_penalty": 1.5, "temperature": 0.8},
+        {"min_tokens": 9, "stop_token_ids": (16, 17)},
+    ],
+    ids=["repetition", "frequency", "min_tokens"],
 )
-def test_what_depends_on_earlier_tokens_is_not_guessed(start, params):  # noqa: F811
-    running = start(speculative_tokens=4)
-    running.add("a", COUNTED, 12, SamplingParams(temperature=0, **params))
+def test_what_depends_on_earlier_tokens_is_guessed_too(start, params):  # noqa: F811
+    def tokens(speculative_tokens):
+        running = start(speculative_tokens=speculative_tokens)
+        running.add("a", COUNTED, 60, SamplingParams(**{"temperature": 0, "seed": 3, **params}))
+        running.run()
+        return running.tokens("a"), running.engine.report()
+
+    (expected, _), (answer, report) = tokens(0), tokens(4)
+    assert answer == expected
+    assert 0 < report.accepted_tokens < report.draft_tokens
+
+
+def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start, counting):  # noqa: F811
+    manifest, tokenizer = read_manifest(counting), Tokenizer(counting / "tokenizer.json")
+    # After "l" the guide wants "x" where the text went on with "m".
+    guide = GuideCompiler(manifest, tokenizer).compile(Guided(regex="[e-l]{8}x[a-z]{3}"))
+    running = start(speculative_tokens=8)
+    running.add("a", [*b"abcdefghijklmnopqrstuv", *b"abcd"], 40, guide=guide)
     running.run()
-    assert len(running.tokens("a")) == 12
-    assert running.engine.report().draft_tokens == 0
+    assert "".join(one.text for one in running.of(Delta)) == "efghijklxyza"
+    report = running.engine.report()
+    assert report.accepted_tokens > 0
+    assert running.of(Finished)[0].reason == "stop"
 
 
 def test_guesses_are_shared_out_and_prompts_come_first(start):  # noqa: F811
