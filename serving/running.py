@@ -77,6 +77,7 @@ async def run_model(
         prefix_cache=settings.engine.prefix_cache,
         max_waiting_requests=settings.engine.max_waiting_requests,
         max_waiting_tokens=settings.engine.max_waiting_tokens,
+        speculative_tokens=engine.speculative_tokens,
     )
     model_metrics = metrics.add_model(model.manifest, settings.metrics)
 

@@ -32,6 +32,9 @@ def print_startup(started: Started) -> None:
         "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",
         "prompts": f"at most {engine.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
         + ("on" if engine.prefix_cache else "off"),
+        "guesses": f"up to {info.speculative_tokens} tokens a step where a text repeats itself"
+        if info.speculative_tokens
+        else "none",
         "queue": f"at most {engine.max_waiting_requests} requests and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)")

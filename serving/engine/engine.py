@@ -76,13 +76,14 @@ class Engine:
     ) -> None:
         """Serve the model of `backend` with a cache of `blocks` blocks."""
         backend.allocate_cache(blocks)
+        self.speculative_tokens = _speculative_tokens(config, backend)
         self.blocks = BlockManager(blocks, manifest.cache.block_size)
         self.scheduler = Scheduler(
             self.blocks,
             config.max_batch_tokens,
             config.max_sequences,
             config.prefill_chunk_tokens,
-            _speculative_tokens(config, backend),
+            self.speculative_tokens,
         )
         self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)
         self._backend = backend
