@@ -140,22 +140,34 @@ class Engine:
         """Compute one step; return what happened to the requests in it. A failure is an event too."""
         began = time.perf_counter()
         events = self._end_late(began)
-        plan = self.scheduler.schedule()
-        self._tally.preemptions += len(plan.preempted)
-        for sequence in plan.admitted:
-            self._admit(sequence, began)
+        try:
+            plan = self._plan(began)
+        except Exception as error:
+            # Who is to blame is not known. Where nobody runs it is the first that waits: it would be tried for ever.
+            return events + self._lose(self.scheduler.running or self.scheduler.waiting[:1], error)
         if not plan.chunks:
             return events
         try:
             result = self._compute(plan)
         except Exception as error:  # whatever a runtime raises must not end the engine
-            logger.exception("a step of %d sequences failed", len(plan.chunks))
-            failure = EngineError(f"a step of the engine failed: {error}")
-            failed = dict.fromkeys(chunk.sequence.request_id for chunk in plan.chunks)
-            return events + [self._fail(request_id, failure) for request_id in failed]
+            return events + self._lose([chunk.sequence for chunk in plan.chunks], error)
         events += self._commit(plan, result, began)
         self._tally.step_seconds.append(time.perf_counter() - began)
         return events
+
+    def _plan(self, now: float) -> Plan:
+        plan = self.scheduler.schedule()
+        self._tally.preemptions += len(plan.preempted)
+        for sequence in plan.admitted:
+            self._admit(sequence, now)
+        return plan
+
+    def _lose(self, sequences: Iterable[Sequence], error: Exception) -> list[Event]:
+        """Fail the requests of a step that failed."""
+        failed = dict.fromkeys(sequence.request_id for sequence in sequences)
+        logger.exception("a step of %d requests failed", len(failed))
+        failure = EngineError(f"a step of the engine failed: {error}")
+        return [self._fail(request_id, failure) for request_id in failed]
 
     def _end_late(self, now: float) -> list[Event]:
         """End the answers whose time is over, running or not."""

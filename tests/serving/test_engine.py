@@ -10,8 +10,10 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.events import Delta, Failed, Finished, PromptComputed
+from sharp.serving.engine.sequence import Sequence
 from sharp.serving.engine.token_history import TokenHistory
 from sharp.serving.errors import AlreadyExistsError, EngineError
 from sharp.serving.request import Request
@@ -250,6 +252,36 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(harness, monkeypatch)
     assert sorted(some.finished) == ["waiting 1", "waiting 2", "waiting 3"]
     reasons = [ended.reason for report in some.reports for ended in report.finished]
     assert sorted(reasons) == ["error"] * 2 + ["length"] * 3
+
+
+def test_a_step_that_cannot_be_planned_loses_what_runs_and_nothing_else(harness, monkeypatch):
+    """Nobody knows who is to blame; what waits goes on."""
+    several = harness(config=replace(LIMITS, max_sequences=2))
+    for name in ("first", "second", "waiting"):
+        several.add(name, [5, 6, 7], 4)
+    several.step(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockManager, "missing", lambda *_: 1 / 0)
+        several.step()
+    assert set(several.failed) == {"first", "second"}
+    assert "a step of the engine failed: division by zero" in str(several.failed["first"])
+    several.run()
+    assert len(several.tokens["waiting"]) == 4
+
+
+def test_a_request_that_can_never_be_planned_does_not_hold_up_the_others(harness, monkeypatch):
+    cacheable = Sequence.cacheable.fget
+
+    def fails_for_one(sequence):
+        return 1 / 0 if sequence.request_id == "bad" else cacheable(sequence)
+
+    monkeypatch.setattr(Sequence, "cacheable", property(fails_for_one))
+    several = harness()
+    several.add("bad", [5, 6, 7], 4)
+    several.add("good", [5, 6, 7], 4)
+    several.run()
+    assert set(several.failed) == {"bad"}
+    assert len(several.tokens["good"]) == 4
 
 
 def test_a_request_whose_logits_are_no_numbers_fails_alone(harness, monkeypatch):
