@@ -1,8 +1,10 @@
 """`ChatTemplate`: a conversation as the text that a model was trained on."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,10 +14,21 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sharp.serving.errors import FieldError, InputError
-from sharp.serving.tool_calls import CALL_START
+from sharp.serving.tool_calls import CALL_END, CALL_START, ToolCallParser
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
+CALL_FORM = f'{CALL_START}{{"name": ..., "arguments": ...}}{CALL_END}'
+# As the instructions of templates show the form; with other fields first it would be no JSON that is read here.
+SHOWN_CALL = re.compile(CALL_START + r"""\s*\{\s*["'](name|arguments)["']""")
+# A conversation with a call: what a template makes of it is what its model writes.
+SAMPLE_TOOL = {
+    "type": "function",
+    "function": {"name": "sample", "description": "A sample.", "parameters": {"type": "object", "properties": {}}},
+}
+SAMPLE_CALL = {"id": "call00000", "type": "function", "function": {"name": "sample", "arguments": {}}}
+SAMPLE_QUESTION = {"role": "user", "content": "a"}
+SAMPLE_ANSWER = {"role": "assistant", "content": "", "tool_calls": [SAMPLE_CALL]}
 
 
 class _Generation(Extension):
@@ -46,7 +59,20 @@ class ChatTemplate:
         self._for_tools = environment.from_string(for_tools or source)
         known = meta.find_undeclared_variables(environment.parse(for_tools or source))
         self._knows_tools = for_tools is not None or "tools" in known
-        self._calls_are_read = CALL_START in (for_tools or source)
+
+    @cached_property
+    def _calls_are_read(self) -> bool:
+        """Whether calls as the template writes them, or tells the model to, are those that are read here.
+
+        `<tool_call>` alone says nothing: Qwen3-Coder and GLM have XML in it.
+        """
+        for messages in ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION]):
+            try:
+                text = self._for_tools.render(messages=messages, tools=[SAMPLE_TOOL], add_generation_prompt=True)
+            except Exception:  # noqa: S112  # a template can fail like any program
+                continue
+            return bool(ToolCallParser().push(text)[1] or SHOWN_CALL.search(text))
+        return False
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The prompt that the model answers as the assistant, who may call the `tools`.
@@ -57,8 +83,8 @@ class ChatTemplate:
         if tools and not self._knows_tools:
             raise FieldError("tools", "tools is set, and the model's chat template knows none; serve a model that does")
         if tools and not self._calls_are_read:
-            message = f"tools is set, and the model writes calls in another form than {CALL_START}, the one read here"
-            raise FieldError("tools", message)
+            message = f"tools is set, and the model writes calls in another form than {CALL_FORM}, the one read here"
+            raise FieldError("tools", f"{message}; leave tools out, or serve a model of that form")
         template = self._for_tools if tools else self._template
         try:
             return template.render(messages=messages, tools=tools or None, add_generation_prompt=True)

@@ -1,7 +1,8 @@
 """`Guide`: which tokens may come next where the answer must match a schema, an expression or a grammar."""
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -77,6 +78,8 @@ class GuideCompiler:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
+        # Tokens that an answer shows and the library takes for no text: added to a vocabulary, and written like tags.
+        self._tags: dict[str, int] = {}
         # Most servers see the same few schemas again and again; the oldest goes first.
         self._compiled: dict[Guided, Guide] = {}
 
@@ -98,8 +101,10 @@ class GuideCompiler:
 
     def _compile(self, guided: Guided) -> Guide:
         name = f"guided.{guided.kind}"
+        vocabulary = self._loaded()
+        text = "\n".join([guided.text, *mark_rules(guided.marks, self._tags)])
         try:
-            matcher = LLMatcher(self._loaded(), GRAMMARS[guided.kind](guided.text), log_level=0, limits=LIMITS)
+            matcher = LLMatcher(vocabulary, GRAMMARS[guided.kind](text), log_level=0, limits=LIMITS)
         except ValueError as error:  # text that is no JSON
             raise FieldError(name, f"{name} cannot be used: {_sentence(str(error))}") from error
         guide = Guide(matcher)
@@ -117,10 +122,35 @@ class GuideCompiler:
             raise FieldError("guided", f"guided needs text that can end, and {manifest.name} has no tokenizer for that")
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = LLTokenizer(
-                    tokenizer.to_json(), n_vocab=manifest.vocab_size, eos_token=list(manifest.tokenizer.eos_token_ids)
-                )
+                file, ends = tokenizer.to_json(), manifest.tokenizer.eos_token_ids
+                vocabulary = LLTokenizer(file, n_vocab=manifest.vocab_size, eos_token=list(ends))
+                for token in json.loads(file).get("added_tokens") or ():
+                    token_id = token["id"]
+                    if not token["special"] and token_id not in ends and vocabulary.is_special_token(token_id):
+                        self._tags[token["content"]] = token_id
+                self._vocabulary = vocabulary
             return self._vocabulary
+
+
+def mark_rules(marks: Sequence[str], tags: Mapping[str, int]) -> list[str]:
+    """The rules of `Guided.marks`, for a vocabulary with these `tags`.
+
+    A tag is no text to the library, so a text may have tags between its parts. A model can also spell a mark that it
+    has a token for; `lazy` ends the text there, too, as it matches as soon as it can.
+    """
+    rules = [r"MARK_TEXT: /(.|\n)+/"] if marks else []
+    for number, mark in enumerate(marks):
+        own = tags.get(mark)
+        others = ",".join(str(token_id) for text, token_id in tags.items() if text != mark)
+        before = f"(MARK_TEXT? <[{others}]>)* " if others else ""
+        spelled = f"spelled_mark_{number}"
+        rules += [
+            f"mark_{number}: " + (json.dumps(mark) if own is None else f"<[{own}]>"),
+            f"to_mark_{number}: {before}" + (spelled if own is None else f"({spelled} | MARK_TEXT? <[{own}]>)"),
+            rf"{spelled}[lazy]: /(.|\n)*/ {json.dumps(mark)}",
+            f"without_mark_{number}: {before}MARK_TEXT?",
+        ]
+    return rules
 
 
 def _sentence(error: str) -> str:

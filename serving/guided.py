@@ -18,6 +18,8 @@ class Guided:
         json: a JSON schema, as text or as what `json.loads` gives; text is kept.
         regex: a regular expression that the whole answer matches.
         grammar: a Lark grammar with the rule `start`.
+        marks: texts that many models have a token for, such as `<tool_call>`. Of the first the grammar can name the
+            rules `mark_0`, `to_mark_0` (what comes before it, and it) and `without_mark_0` (a text without it).
 
     Raises:
         FieldError: not exactly one is set, or it is too long or no text.
@@ -26,6 +28,7 @@ class Guided:
     json: str | Mapping[str, Any] | bool | None = None
     regex: str | None = None
     grammar: str | None = None
+    marks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.json is not None and not isinstance(self.json, str):

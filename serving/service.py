@@ -16,6 +16,8 @@ from sharp.serving.request_log import log_prompt, log_request
 from sharp.serving.served import Call, ServedRequest
 from sharp.serving.tracing import Tracing
 
+# A client that takes nothing of what waits for it has gone, whatever its connection says: its call is ended.
+UNREAD_SECONDS = 60.0
 DRAINING = "the server ends and takes no more requests; ask another one"
 
 
@@ -61,6 +63,7 @@ class EventStream:
             self.stop()  # now: whoever reads this stream may wait for the client for ever
             error = SlowReaderError(f"the client left {self._limit} messages unread; the request was stopped")
             event = Failed(self.request.request_id, error)
+            self._served.take(event, now)
         self._events.put_nowait(event)
 
     def __aiter__(self) -> AsyncIterator[Event]:

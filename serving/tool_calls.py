@@ -21,13 +21,15 @@ class ToolCall:
 class ToolCallParser:
     """Takes the calls out of a growing text: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
-    What stands between the marks and is no call stays text. Unless `several` are wanted, only the first call counts.
+    What stands between the marks and is no call stays text; a mark in a string of the call is a part of it. Unless
+    `several` are wanted, only the first call counts.
     """
 
     def __init__(self, *, several: bool = True) -> None:
         self._several = several
         self.calls: list[ToolCall] = []
         self._held = ""
+        self._inside = 0  # so many characters of the call that began have marks of an end in strings only
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
         """Add `text`; return what is surely no part of a call, and the calls that became complete."""
@@ -35,12 +37,18 @@ class ToolCallParser:
         shown: list[str] = []
         known = len(self.calls)
         while (start := self._held.find(CALL_START)) >= 0:
-            end = self._held.find(CALL_END, start)
+            end = self._held.find(CALL_END, start + self._inside)
             if end < 0:
                 break
-            whole = self._held[: end + len(CALL_END)]
-            self._held = self._held[len(whole) :]
-            call = _read(whole[start + len(CALL_START) : end])
+            text = self._held[start + len(CALL_START) : end]
+            if _ends_in_string(text):
+                self._inside = end + len(CALL_END) - start
+                continue
+            call = _read(text)
+            if call is None:
+                end = self._held.find(CALL_END, start)
+            end += len(CALL_END)
+            whole, self._held, self._inside = self._held[:end], self._held[end:], 0
             if call is None:
                 shown.append(whole)
             else:
@@ -59,6 +67,17 @@ class ToolCallParser:
         """The text that was held back, once no more will come."""
         held, self._held = self._held, ""
         return held if held.strip() or not self.calls else ""
+
+
+def _ends_in_string(text: str) -> bool:
+    """Whether `text` is JSON up to its end, and that is inside a string."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except RecursionError:
+        pass
+    return False
 
 
 def _read(text: str) -> ToolCall | None:

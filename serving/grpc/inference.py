@@ -13,7 +13,7 @@ from sharp.serving.grpc.convert import (
     prompt_of,
     sampling_params_of,
 )
-from sharp.serving.grpc.status import Context, reports_errors
+from sharp.serving.grpc.status import Context, reports_errors, write
 from sharp.serving.request import Request, tokenize
 from sharp.serving.service import EventStream, GenerationService, new_request_id
 from sharp.v1 import inference_pb2, inference_pb2_grpc
@@ -66,12 +66,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if not informed:
                 # An answer that ends while it waits has no computed prompt to tell of.
                 computed = event if isinstance(event, PromptComputed) else None
-                await context.write(prompt_info(request, model, computed))
+                if computed and computed.logprobs:  # those of a whole prompt take a while
+                    info = await asyncio.to_thread(prompt_info, request, model, computed)
+                else:
+                    info = prompt_info(request, model, computed)
+                await write(context, info)
                 informed = True
             if isinstance(event, Delta):
-                await context.write(delta_message(event))
+                await write(context, delta_message(event))
             elif isinstance(event, Finished):
-                await context.write(finished_message(event))
+                await write(context, finished_message(event))
 
     @reports_errors
     async def Tokenize(  # noqa: N802

@@ -1,6 +1,7 @@
 """The gRPC server: our services, health and reflection on one port."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,6 +15,7 @@ from sharp.serving.errors import InputError
 from sharp.serving.grpc.authentication import TokenInterceptor
 from sharp.serving.grpc.control import ControlService
 from sharp.serving.grpc.inference import InferenceService
+from sharp.serving.grpc.status import Context
 from sharp.serving.kserve.service import KServeService
 from sharp.serving.service import GenerationService
 from sharp.serving.tls import Tls
@@ -37,6 +39,24 @@ KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
+
+
+class _Health(health.HealthServicer):  # type: ignore[misc]
+    """Answers with what a request would meet just then; who watches hears of a change within `HEALTH_SECONDS`.
+
+    What was known before the event loop was busy for a while is no answer: the engine may have ended meanwhile.
+    """
+
+    def __init__(self, update: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._update = update
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """See `grpc.health.v1`."""
+        await self._update()
+        return await super().Check(request, context)
 
 
 class GrpcServer:
@@ -77,7 +97,7 @@ class GrpcServer:
         grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             KServeService(service, info.version), self._server
         )
-        self._health = health.HealthServicer()
+        self._health = _Health(self._update_health)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),

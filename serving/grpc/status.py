@@ -1,5 +1,6 @@
 """Our errors as gRPC status codes, with the details of google.rpc."""
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from sharp.serving.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from sharp.serving.service import UNREAD_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,26 @@ async def abort(context: Context, error: SharpError) -> Any:
     trailing = ended.trailing_metadata
     if isinstance(error, QueueFullError | UnavailableError):
         trailing = (*trailing, (RETRY_PUSHBACK, str(round(error.retry_after * 1000))))
-    return await context.abort(ended.code, ended.details, trailing)
+    try:
+        async with asyncio.timeout(UNREAD_SECONDS):
+            return await context.abort(ended.code, ended.details, trailing)
+    except TimeoutError:
+        # Messages that nobody reads are before it: gRPC will send it after them, and nothing here has to wait for that.
+        raise asyncio.CancelledError from error
+
+
+async def write(context: Context, message: Any) -> None:
+    """Write a message of a stream.
+
+    Raises:
+        SlowReaderError: the client reads nothing of what gRPC holds for it; gRPC itself would wait without end.
+    """
+    try:
+        async with asyncio.timeout(UNREAD_SECONDS):
+            await context.write(message)
+    except TimeoutError as error:
+        message = f"the client read nothing for {UNREAD_SECONDS:g} s; the request was stopped"
+        raise SlowReaderError(message) from error
 
 
 def reports_errors(

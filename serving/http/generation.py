@@ -2,23 +2,23 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from sharp.serving.chat_template import ChatTemplate
-from sharp.serving.completion import Answers
+from sharp.serving.completion import Answers, Completion
 from sharp.serving.engine.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
 from sharp.serving.errors import FieldError, SharpError, UnavailableError
 from sharp.serving.http.errors import TooLargeError, error_body, error_response
+from sharp.serving.http.logprobs import LogprobLimit
 from sharp.serving.http.openai_answer import Answer, ChatAnswer, TextAnswer, usage_of
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest, parse
 from sharp.serving.http.token_texts import TokenTexts
-from sharp.serving.request import MAX_PROMPT_LOGPROBS, Prompt
+from sharp.serving.request import Prompt
 from sharp.serving.request import Request as EngineRequest
 from sharp.serving.request_log import refusals_logged
 from sharp.serving.sampling_params import SamplingParams
@@ -28,7 +28,8 @@ from sharp.serving.service import EventStream, GenerationService, new_request_id
 CUT_SHORT = "the server ended or the request was aborted before the answer was complete; ask again"
 RETRY_SECONDS = 1  # after that answer; another server may take it at once
 BODY_LEVELS = 5  # body, choices, choice, logprobs, their lists
-SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+PIECE_BYTES = 2**16  # handed over at once; the next waits until the client has taken what was before
+SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 class Generation:
@@ -83,31 +84,25 @@ class Generation:
         if params.logprobs is not None:
             await asyncio.to_thread(self._texts.load)
         request_id = new_request_id()
+        limit = LogprobLimit(whole=not request.stream)
         async with AsyncExitStack() as stack:
             streams: list[EventStream] = []
             for number, prompt in enumerate(prompts):
                 name = f"{request_id}-{number}"
-                prepare = self._preparation(request, name, prompt, params)
+                prepare = self._preparation(request, name, prompt, params, limit)
                 streams.append(await stack.enter_async_context(self._service.stream(call, prepare)))
-                _check_prompt_logprobs(streams)
             for stream in streams:
                 await anext(stream)  # accepted, or the error that says why not
             answer = self._shape(request, request_id, prompts, streams)
             if request.stream:
                 await _send_stream(request, params, answer, streams, send)
                 return
-            headers = dict(streams[0].headers)
             try:
                 completions = await _completions(streams)
             except UnavailableError as error:  # caught here: to the log it is cancelled, not failed
-                response: Response = error_response(error)
+                await error_response(error)(scope, receive, send)
             else:
-                if params.logprobs is None:
-                    response = JSONResponse(answer.whole(completions), headers=headers)
-                else:
-                    content = await asyncio.to_thread(lambda: _json(answer.whole(completions)))
-                    response = Response(content, headers=headers, media_type="application/json")
-            await response(scope, receive, send)
+                await _send_whole(answer, completions, streams[0].headers, send)
 
     def _shape(
         self, request: GenerationRequest, request_id: str, prompts: list[Prompt], streams: list[EventStream]
@@ -130,10 +125,12 @@ class Generation:
             raise TypeError(f"{type(request).__name__} has no prompt")
         return [request.prompt(self._template)]
 
-    def _preparation(self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams) -> Any:
+    def _preparation(
+        self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams, limit: LogprobLimit
+    ) -> Callable[[], EngineRequest]:
         def prepare() -> EngineRequest:
             try:
-                return self._service.model.prepare(
+                prepared = self._service.model.prepare(
                     request_id,
                     prompt,
                     params,
@@ -142,13 +139,15 @@ class Generation:
                     cache_salt=request.cache_salt,
                     special_tokens=not isinstance(request, ChatRequest),  # the template has written them
                 )
+                limit.add(prepared)
             except FieldError as error:
                 raise request.in_its_words(error) from error
+            return prepared
 
         return prepare
 
 
-async def _completions(streams: list[EventStream]) -> list[Any]:
+async def _completions(streams: list[EventStream]) -> list[Completion]:
     answers = [Answers(stream.request.params) for stream in streams]
     async with aclosing(_merged(streams)) as events:
         async for number, event in events:
@@ -156,11 +155,19 @@ async def _completions(streams: list[EventStream]) -> list[Any]:
     return [one.completion() for one in answers]
 
 
+async def _send_whole(answer: Answer, completions: list[Completion], trace: Mapping[str, str], send: Send) -> None:
+    """An answer in one body. One of many logprobs takes seconds to write, and the event loop serves everyone."""
+    body = await asyncio.to_thread(lambda: _json(answer.whole(completions)).encode())
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **trace}
+    await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
+    await _send_pieces(send, body)
+    await send({"type": "http.response.body", "more_body": False})
+
+
 async def _send_stream(
     request: GenerationRequest, params: SamplingParams, answer: Answer, streams: list[EventStream], send: Send
 ) -> None:
-    trace = [(name.encode(), value.encode()) for name, value in streams[0].headers.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": [*SSE_HEADERS, *trace]})
+    await send({"type": "http.response.start", "status": 200, "headers": _raw({**SSE_HEADERS, **streams[0].headers})})
     try:
         usages: dict[int, Usage] = {}
         async with aclosing(_merged(streams)) as events:
@@ -200,7 +207,16 @@ async def _send_data(send: Send, data: dict[str, Any]) -> None:
 
 
 async def _send_text(send: Send, text: str) -> None:
-    await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+    await _send_pieces(send, f"data: {text}\n\n".encode())
+
+
+async def _send_pieces(send: Send, body: bytes) -> None:
+    for start in range(0, len(body), PIECE_BYTES):
+        await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 def _json(value: Any, levels: int = BODY_LEVELS) -> str:
@@ -214,22 +230,6 @@ def _json(value: Any, levels: int = BODY_LEVELS) -> str:
     if levels and isinstance(value, list):
         return "[" + ",".join(_json(one, levels - 1) for one in value) + "]"
     return json.dumps(value, separators=(",", ":"))
-
-
-def _check_prompt_logprobs(streams: list[EventStream]) -> None:
-    """Each answer repeats those of its prompt, so all of them together have the limit of one prompt.
-
-    Raises:
-        FieldError: they are more.
-    """
-    params = streams[0].request.params
-    if params.prompt_logprobs is None:
-        return
-    tokens = sum(len(stream.request.prompt_ids) for stream in streams) * params.n
-    asked = tokens * (1 + params.prompt_logprobs)
-    if asked > MAX_PROMPT_LOGPROBS:
-        message = f"logprobs is {params.prompt_logprobs}, which with echo makes {asked} numbers for {tokens} tokens"
-        raise FieldError("logprobs", f"{message} of all prompts and answers; the limit is {MAX_PROMPT_LOGPROBS}")
 
 
 async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:

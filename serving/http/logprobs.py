@@ -4,10 +4,49 @@ from collections.abc import Iterable
 from typing import Any
 
 from sharp.serving.engine.events import TokenLogprobs
+from sharp.serving.errors import FieldError
 from sharp.serving.http.token_texts import TokenTexts
+from sharp.serving.request import MAX_PROMPT_LOGPROBS, Request
 
 # Of a token that cannot come: JSON has no infinity. vLLM's number.
 LOWEST_LOGPROB = -9999.0
+
+
+class LogprobLimit:
+    """Holds all logprobs of one response to the limit of one prompt's.
+
+    Every answer repeats those of its prompt, and a response that is no stream (`whole`) is held in memory until it is
+    complete. The new ones of a stream are bounded by what may wait for its reader.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._tokens = 0
+        self._numbers = 0
+
+    def add(self, request: Request) -> None:
+        """Count what the answers to a prompt may have.
+
+        Raises:
+            FieldError: with those before they are too many.
+        """
+        params = request.params
+        if params.prompt_logprobs is not None:
+            self._count(len(request.prompt_ids) * params.n, params.prompt_logprobs)
+        if params.logprobs is not None and self._whole:
+            self._count(request.max_new_tokens * params.n, params.logprobs)
+        if self._numbers > MAX_PROMPT_LOGPROBS:
+            echo = " with echo" if params.prompt_logprobs is not None else ""
+            message = (
+                f"logprobs is {params.logprobs}, which{echo} makes {self._numbers} numbers for {self._tokens} tokens "
+                f"of all prompts and answers; the limit is {MAX_PROMPT_LOGPROBS}"
+            )
+            what = "; ask for fewer tokens or answers, or for a stream" if self._whole else ""
+            raise FieldError("logprobs", message + what)
+
+    def _count(self, tokens: int, top: int) -> None:
+        self._tokens += tokens
+        self._numbers += tokens * (1 + top)
 
 
 class TextLogprobs:

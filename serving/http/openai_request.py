@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.errors import FieldError, InputError
 from sharp.serving.guided import Guided
-from sharp.serving.http.tools import NamedTool, Tool, ToolChoice, callable_tools, calls_only
+from sharp.serving.http.tools import NamedTool, Tool, ToolChoice, callable_tools, calls_only, calls_or_words
 from sharp.serving.request import Prompt
 from sharp.serving.sampling_fields import NULL_IS_UNSET, SamplingFields, StrictMessage, first_error
+from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.tokenizer import Tokenizer
 
 # Where OpenAI's API has a limit of its own when the client says none.
@@ -49,6 +50,12 @@ class GenerationRequest(SamplingFields):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    def params(self) -> SamplingParams:
+        """See `SamplingFields`."""
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
+        return super().params()
 
     def in_its_words(self, error: FieldError) -> FieldError:
         """An error about a field that a field of this request was turned into, as one about that."""
@@ -184,6 +191,10 @@ class ChatRequest(GenerationRequest):
         """The tools that the answer may call."""
         return callable_tools(self.tools or (), self.tool_choice)
 
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
     def prompt(self, template: ChatTemplate | None) -> str:
         """The conversation as a text with its special tokens."""
         if template is None:
@@ -207,10 +218,13 @@ class ChatRequest(GenerationRequest):
 
     def in_its_words(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
+        if self.top_logprobs is not None and error.field == "logprobs":
+            return _renamed(error, "top_logprobs")
         if self.guided is not None or not error.field.startswith("guided"):
             return error
         if self.callable:
-            return FieldError("tools", f"tools cannot be required: {error}")
+            what = "required" if self._must_call else "strict"
+            return FieldError("tools", f"tools cannot be {what}: {error}")
         return _renamed(error, "response_format")
 
     def guide(self) -> Guided | None:
@@ -219,9 +233,11 @@ class ChatRequest(GenerationRequest):
         tools = self.callable
         if tools and (self.guided is not None or (form is not None and form.type != "text")):
             raise FieldError("tools", "tools and a form of the answer are both set; with tool_choice none they can be")
-        if tools and (self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)):
+        if tools and self._must_call:
             one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
             return calls_only(tools, several=not one)
+        if any(tool.function.strict for tool in tools):
+            return calls_or_words(tools, several=self.parallel_tool_calls)
         if form is None or form.type == "text":
             return super().guide()
         if self.guided is not None:

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sharp.serving.address import listen
+from sharp.serving.service import UNREAD_SECONDS
 from sharp.serving.tls import Tls
 
 LAST_MESSAGES_SECONDS = 1
@@ -30,7 +32,7 @@ class HttpServer:
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -58,6 +60,41 @@ class HttpServer:
         if self._serving:
             await self._serving
         self._socket.close()
+
+
+class _Protocol(H11Protocol):
+    """Cuts a connection whose client takes nothing for `UNREAD_SECONDS`.
+
+    uvicorn itself waits for a reader without end: a request that was stopped long ago would keep its handler and its
+    connection, and closing the connection would wait for the same reader.
+    """
+
+    _cut: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=1, low=0)  # pause at whatever does not leave, until all of it has left
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._cut = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        self._keep()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+            self._cut = None
 
 
 class _Server(uvicorn.Server):

@@ -19,8 +19,7 @@ LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "
 class FunctionDefinition(StrictMessage):
     """A function; `parameters` is the JSON schema of its arguments, none is any object.
 
-    `strict` promises that calls obey the schema. Required ones do anyway; of a model that may choose between words and
-    calls nothing is constrained, as in vLLM, and the helpers of the package `openai` always set it.
+    `strict` promises that calls obey the schema. Required ones do anyway.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -75,20 +74,38 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Too
 def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
     """An answer that is nothing but calls of these tools, their arguments as the schemas say.
 
-    Every function has a rule of its own, so `$ref` in its schema means what it says.
+    Raises:
+        FieldError: the schemas are too long.
+    """
+    start = "start: call" + (r' ("\n" call)*' if several else "")
+    schemas = [tool.function.parameters or {} for tool in tools]
+    return _guided([start, "call: mark_0 in_call", *_rules(tools, schemas)], "required")
+
+
+def calls_or_words(tools: Sequence[Tool], *, several: bool) -> Guided:
+    """An answer in words, in which every call is of one of these tools, a strict one's arguments as its schema says.
 
     Raises:
         FieldError: the schemas are too long.
     """
-    rules = ["start: call" + (r' ("\n" call)*' if several else "")]
+    start = "start: " + ("call* without_mark_0" if several else "call | without_mark_0")
+    schemas = [(tool.function.parameters or {}) if tool.function.strict else {} for tool in tools]
+    return _guided([start, "call: to_mark_0 in_call", *_rules(tools, schemas)], "strict")
+
+
+def _rules(tools: Sequence[Tool], schemas: Sequence[dict[str, Any]]) -> list[str]:
+    """What stands in a call: every function has a rule of its own, so `$ref` in its schema means what it says."""
     functions = " | ".join(f"call_{number}" for number in range(len(tools)))
-    rules.append(f'call: "{CALL_START}\\n" ({functions}) "\\n{CALL_END}"')
-    for number, tool in enumerate(tools):
+    rules = [rf'in_call: "\n" ({functions}) "\n" mark_1']
+    for number, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
         opening = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
-        schema = {"type": "object", **(tool.function.parameters or {}), **LAYOUT}
         rules.append(f'call_{number}: {opening} arguments_{number} "}}"')
-        rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
+        rules.append(f"arguments_{number}: %json {json.dumps({'type': 'object', **schema, **LAYOUT})}")
+    return rules
+
+
+def _guided(rules: list[str], what: str) -> Guided:
     try:
-        return Guided(grammar="\n".join(rules))
+        return Guided(grammar="\n".join(rules), marks=(CALL_START, CALL_END))
     except FieldError as error:
-        raise FieldError("tools", f"tools are too long to be required: {error}") from error
+        raise FieldError("tools", f"tools are too long to be {what}: {error}") from error

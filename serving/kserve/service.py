@@ -1,58 +1,41 @@
 """`GRPCInferenceService`: Triton's clients, unchanged."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
-
-from pydantic import ValidationError
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
-from sharp.serving.completion import Answers
 from sharp.serving.engine.events import Delta, Finished
 from sharp.serving.errors import SERVER_FAILED, FieldError, NotFoundError, SharpError
 from sharp.serving.grpc.call import call_of
-from sharp.serving.grpc.status import Context, reports_errors
-from sharp.serving.kserve.tensors import (
-    EXCLUDE_INPUT,
-    INPUT_TYPES,
-    SAMPLING_PARAMETERS,
-    STREAM,
-    TEXT_INPUT,
-    TEXT_OUTPUT,
-    read_inputs,
-    text_response,
-)
+from sharp.serving.grpc.status import Context, reports_errors, write
+from sharp.serving.kserve.answer import Answer
+from sharp.serving.kserve.statistics import Statistics
+from sharp.serving.kserve.tensors import FINISH_REASON, INPUT_TYPES, OUTPUT_TYPES, STREAM, TEXT_INPUT, response
+from sharp.serving.kserve.wish import Wish, read_wish
 from sharp.serving.request import Request
 from sharp.serving.request_log import refusals_logged
-from sharp.serving.sampling_fields import SamplingFields, first_error
 from sharp.serving.served import Call
 from sharp.serving.service import GenerationService, new_request_id
 
 logger = logging.getLogger(__name__)
 Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 VERSION = "1"
 # Requests of one ModelStreamInfer call that run together; the next is read when one of them is complete.
 MAX_TOGETHER = 64
+CONFIG_TYPES = {
+    "BYTES": messages.TYPE_STRING,
+    "BOOL": messages.TYPE_BOOL,
+    "FP32": messages.TYPE_FP32,
+    "UINT32": messages.TYPE_UINT32,
+}
 FINAL = "triton_final_response"
-TIMEOUT = "timeout"  # of the clients' infer, in microseconds
-EMPTY_FINAL = "triton_enable_empty_final_response"  # a wish that is always fulfilled
-
-
-@dataclass(frozen=True)
-class _Wish:
-    """What a request asks for."""
-
-    text: str
-    fields: SamplingFields
-    stream: bool
-    with_input: bool
 
 
 class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -62,6 +45,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._service = service
         self._version = version
         self._model = service.model.manifest.name
+        self._statistics = Statistics()
 
     @reports_errors
     async def ServerLive(  # noqa: N802
@@ -104,8 +88,38 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             versions=[VERSION],
             platform="sharp",
             inputs=[tensor(name=name, datatype=datatype, shape=[1]) for name, datatype in INPUT_TYPES.items()],
-            outputs=[tensor(name=TEXT_OUTPUT, datatype="BYTES", shape=[1])],
+            outputs=[tensor(name=name, datatype=datatype, shape=[1]) for name, datatype in OUTPUT_TYPES.items()],
         )
+
+    @reports_errors
+    async def ModelConfig(  # noqa: N802
+        self, request: messages.ModelConfigRequest, _context: Context
+    ) -> messages.ModelConfigResponse:
+        """The tensors of the model, and that a request may have several responses."""
+        self._check_model(request.name, request.version)
+        config = messages.ModelConfig(
+            name=self._model,
+            platform="sharp",
+            backend="sharp",
+            input=[
+                messages.ModelInput(name=name, data_type=CONFIG_TYPES[kind], dims=[1], optional=name != TEXT_INPUT)
+                for name, kind in INPUT_TYPES.items()
+            ],
+            output=[
+                messages.ModelOutput(name=name, data_type=CONFIG_TYPES[kind], dims=[1])
+                for name, kind in OUTPUT_TYPES.items()
+            ],
+            model_transaction_policy=messages.ModelTransactionPolicy(decoupled=True),
+        )
+        return messages.ModelConfigResponse(config=config)
+
+    @reports_errors
+    async def ModelStatistics(  # noqa: N802
+        self, request: messages.ModelStatisticsRequest, _context: Context
+    ) -> messages.ModelStatisticsResponse:
+        """How many requests came by this protocol, and how long they took."""
+        self._check_model(request.name, request.version)
+        return messages.ModelStatisticsResponse(model_stats=[self._statistics.message(self._model, VERSION)])
 
     @reports_errors
     async def ModelInfer(  # noqa: N802
@@ -113,29 +127,30 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> messages.ModelInferResponse:
         """Generate, and answer with the whole text."""
         call = call_of(context, "kserve")
-        with refusals_logged(call, self._model):
-            wish = self._wish(request)
-            if wish.stream:
-                raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
-        return await self._whole(request, wish, call)
+        with self._statistics.measured():
+            with refusals_logged(call, self._model):
+                wish = self._wish(request)
+                if wish.stream:
+                    raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
+            return await self._whole(request, wish, call)
 
     @reports_errors
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[messages.ModelInferRequest], context: Context
     ) -> None:
         """Generate for each request of the stream; an error is that of its request and ends no other."""
-        await answer_together(
-            requests, lambda request: self._answered(request, call_of(context, "kserve")), context.write
-        )
+        call = call_of(context, "kserve")
+        await answer_together(requests, lambda request: self._answered(request, call), partial(write, context))
 
     async def _answered(
         self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelStreamInferResponse, None]:
         """What a stream has for a request, its error included."""
         try:
-            async with aclosing(self._responses(request, call)) as responses:
-                async for response in responses:
-                    yield messages.ModelStreamInferResponse(infer_response=response)
+            with self._statistics.measured():
+                async with aclosing(self._responses(request, call)) as responses:
+                    async for one in responses:
+                        yield messages.ModelStreamInferResponse(infer_response=one)
         except Exception as error:
             if not isinstance(error, SharpError):
                 logger.exception("a request of ModelStreamInfer failed")
@@ -152,65 +167,51 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             yield whole
             return
         async with self._service.stream(call, lambda: self._prepare(wish)) as events:
+            await anext(events)  # accepted, or the error that says why not
+            answer = Answer(len(events.request.prompt_ids))
             async for event in events:
-                if isinstance(event, Delta) and event.text:
-                    yield text_response(self._model, request.id, event.text)
+                if isinstance(event, Delta):
+                    answer.take(event)
+                    if event.text:
+                        yield response(self._model, request.id, answer.outputs(wish.outputs, event.text, None))
                 elif isinstance(event, Finished):
-                    last = text_response(self._model, request.id, "")
-                    last.parameters[FINAL].bool_param = True
-                    last.parameters["finish_reason"].string_param = str(event.reason)
-                    yield last
+                    yield self._last(request, wish, answer, "", event)
 
-    async def _whole(self, request: messages.ModelInferRequest, wish: _Wish, call: Call) -> messages.ModelInferResponse:
+    async def _whole(self, request: messages.ModelInferRequest, wish: Wish, call: Call) -> messages.ModelInferResponse:
+        text = [wish.text] if wish.with_input else []
         async with self._service.stream(call, lambda: self._prepare(wish)) as events:
-            answers = Answers(events.request.params)
+            await anext(events)
+            answer = Answer(len(events.request.prompt_ids))
             async for event in events:
-                answers.take(event)
-        completion = answers.completion()
-        text = (wish.text if wish.with_input else "") + completion.text
-        response = text_response(self._model, request.id, text)
-        response.parameters["finish_reason"].string_param = str(completion.finish_reason)
-        return response
+                if isinstance(event, Delta):
+                    answer.take(event)
+                    text.append(event.text)
+                elif isinstance(event, Finished):
+                    return self._last(request, wish, answer, "".join(text), event)
+        raise RuntimeError("the engine lost a request")
 
-    def _prepare(self, wish: _Wish) -> Request:
+    def _last(
+        self, request: messages.ModelInferRequest, wish: Wish, answer: Answer, text: str, finished: Finished
+    ) -> messages.ModelInferResponse:
+        self._statistics.take(finished)
+        last = response(self._model, request.id, answer.outputs(wish.outputs, text, finished.reason))
+        last.parameters[FINISH_REASON].string_param = str(finished.reason)
+        if wish.stream:
+            last.parameters[FINAL].bool_param = True
+        return last
+
+    def _prepare(self, wish: Wish) -> Request:
         return self._service.model.prepare(
             new_request_id(),  # the client's is its own affair: it may have several of one name
             wish.text,
-            wish.fields.params(),
-            priority=wish.fields.priority,
-            cache_salt=wish.fields.cache_salt,
+            wish.params,
+            priority=wish.priority,
+            cache_salt=wish.cache_salt,
         )
 
-    def _wish(self, request: messages.ModelInferRequest) -> _Wish:
+    def _wish(self, request: messages.ModelInferRequest) -> Wish:
         self._check_model(request.model_name, request.model_version)
-        for output in request.outputs:
-            if output.name != TEXT_OUTPUT:
-                raise FieldError(output.name, f"output {output.name!r} is not known; the output is {TEXT_OUTPUT}")
-        inputs = read_inputs(request)
-        if TEXT_INPUT not in inputs:
-            raise FieldError(TEXT_INPUT, f"input {TEXT_INPUT!r} is missing")
-        parameters = {
-            name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-            for name, value in request.parameters.items()
-            if name != EMPTY_FINAL
-        }
-        if (microseconds := parameters.pop(TIMEOUT, 0)) and isinstance(microseconds, int):
-            parameters["time_limit_ms"] = -(-microseconds // 1000)
-        try:
-            given = json.loads(str(inputs.get(SAMPLING_PARAMETERS) or "{}"))
-            fields = SamplingFields.model_validate({**given, **parameters})
-        except ValidationError as error:
-            raise first_error(error) from error
-        except (ValueError, TypeError, RecursionError) as error:
-            message = f"input {SAMPLING_PARAMETERS!r} must be a JSON object: {error}"
-            raise FieldError(SAMPLING_PARAMETERS, message) from error
-        if fields.n not in (None, 1):
-            raise FieldError("n", f"n is {fields.n}; {TEXT_OUTPUT} holds one answer, ask several times")
-        stream = bool(inputs.get(STREAM))
-        with_input = not inputs.get(EXCLUDE_INPUT, stream)  # by default as in Triton's vLLM backend
-        if stream and with_input:
-            raise FieldError(EXCLUDE_INPUT, f"{EXCLUDE_INPUT} is false; a stream has new text only")
-        return _Wish(str(inputs[TEXT_INPUT]), fields, stream, with_input)
+        return read_wish(request)
 
     def _check_model(self, name: str, version: str) -> None:
         self._service.check_model(name)
@@ -220,26 +221,33 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
 async def answer_together(
     requests: AsyncIterator[Asked],
-    answers: Callable[[Asked], AsyncGenerator[Answer]],
-    write: Callable[[Answer], Awaitable[None]],
+    answers: Callable[[Asked], AsyncGenerator[Response]],
+    write: Callable[[Response], Awaitable[None]],
 ) -> None:
-    """Write what there is for each request of a stream as it comes; a client that goes cancels all of it."""
+    """Write what there is for each request of a stream as it comes; a client that goes cancels all of it.
+
+    Raises:
+        SharpError: one that `write` raised.
+    """
     room = asyncio.Semaphore(MAX_TOGETHER)
     writing = asyncio.Lock()
 
     async def answer(request: Asked) -> None:
         try:
             async with aclosing(answers(request)) as responses:
-                async for response in responses:
+                async for one in responses:
                     async with writing:  # one message at a time
-                        await write(response)
+                        await write(one)
         finally:
             room.release()
 
-    async with asyncio.TaskGroup() as group:
-        async for request in requests:
-            await room.acquire()
-            group.create_task(answer(request))
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                await room.acquire()
+                group.create_task(answer(request))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:

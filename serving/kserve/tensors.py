@@ -10,8 +10,29 @@ TEXT_INPUT = "text_input"
 STREAM = "stream"
 SAMPLING_PARAMETERS = "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
+INPUT_TYPES = {
+    TEXT_INPUT: "BYTES",
+    STREAM: "BOOL",
+    SAMPLING_PARAMETERS: "BYTES",
+    EXCLUDE_INPUT: "BOOL",
+    # Each asks for the output that it names.
+    "return_finish_reason": "BOOL",
+    "return_cumulative_logprob": "BOOL",
+    "return_num_input_tokens": "BOOL",
+    "return_num_output_tokens": "BOOL",
+}
 TEXT_OUTPUT = "text_output"
-INPUT_TYPES = {TEXT_INPUT: "BYTES", STREAM: "BOOL", SAMPLING_PARAMETERS: "BYTES", EXCLUDE_INPUT: "BOOL"}
+FINISH_REASON = "finish_reason"
+CUMULATIVE_LOGPROB = "cumulative_logprob"
+NUM_INPUT_TOKENS = "num_input_tokens"
+NUM_OUTPUT_TOKENS = "num_output_tokens"
+OUTPUT_TYPES = {
+    TEXT_OUTPUT: "BYTES",
+    FINISH_REASON: "BYTES",
+    CUMULATIVE_LOGPROB: "FP32",
+    NUM_INPUT_TOKENS: "UINT32",
+    NUM_OUTPUT_TOKENS: "UINT32",
+}
 
 
 def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]:
@@ -65,13 +86,36 @@ def _text(name: str, content: bytes) -> str:
         raise FieldError(name, f"input {name!r} is not valid UTF-8: {error}") from error
 
 
-def text_response(model: str, request_id: str, text: str) -> messages.ModelInferResponse:
-    """A response with the output tensor."""
-    encoded = text.encode()
+def read_outputs(request: messages.ModelInferRequest, inputs: Mapping[str, str | bool]) -> frozenset[str]:
+    """The outputs that a request asks for: the text and what its inputs `return_*` say, or those of them that it lists.
+
+    Raises:
+        FieldError: it lists one that is unknown or that no input asks for.
+    """
+    returned = {name for name in OUTPUT_TYPES if name == TEXT_OUTPUT or inputs.get(f"return_{name}")}
+    listed = {output.name for output in request.outputs}
+    for name in listed:
+        if name not in OUTPUT_TYPES:
+            raise FieldError(name, f"output {name!r} is not known; the outputs are {', '.join(OUTPUT_TYPES)}")
+        if name not in returned:
+            raise FieldError(name, f"output {name!r} is asked for; it needs input 'return_{name}' to be true")
+    return frozenset(listed or returned)
+
+
+def response(model: str, request_id: str, outputs: Mapping[str, str | float]) -> messages.ModelInferResponse:
+    """A response with these output tensors, each of one element."""
+    tensor = messages.ModelInferResponse.InferOutputTensor
     return messages.ModelInferResponse(
         model_name=model,
         model_version="1",
         id=request_id,
-        outputs=[messages.ModelInferResponse.InferOutputTensor(name=TEXT_OUTPUT, datatype="BYTES", shape=[1])],
-        raw_output_contents=[struct.pack("<I", len(encoded)) + encoded],
+        outputs=[tensor(name=name, datatype=OUTPUT_TYPES[name], shape=[1]) for name in outputs],
+        raw_output_contents=[_raw(OUTPUT_TYPES[name], value) for name, value in outputs.items()],
     )
+
+
+def _raw(datatype: str, value: str | float) -> bytes:
+    if isinstance(value, str):
+        encoded = value.encode()
+        return struct.pack("<I", len(encoded)) + encoded
+    return struct.pack("<f" if datatype == "FP32" else "<I", value)

@@ -1,9 +1,11 @@
 """`tritonclient`, unchanged, against the server."""
 
 import json
+import math
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -36,7 +38,55 @@ def test_live_ready_and_metadata(got):
     assert got["ready"] == [True, True, True]
     assert got["server"] == "sharp"
     assert got["metadata"]["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": ["1"]}
-    assert got["metadata"]["outputs"] == [{"name": "text_output", "datatype": "BYTES", "shape": ["1"]}]
+    assert got["metadata"]["outputs"][0] == {"name": "text_output", "datatype": "BYTES", "shape": ["1"]}
+
+
+def test_every_number_is_that_of_triton(got):
+    file = messages.DESCRIPTOR
+    for name, message in file.message_types_by_name.items():
+        assert {field.name: field.number for field in message.fields}.items() <= got["numbers"][name].items(), name
+    for name, enum in file.enum_types_by_name.items():
+        assert {value.name: value.number for value in enum.values}.items() <= got["numbers"][name].items(), name
+
+
+def test_the_configuration(got):
+    config = got["config"]
+    assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("counting", "sharp", 0)
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    tensors = {one["name"]: (one["data_type"], one["dims"], one.get("optional", False)) for one in config["input"]}
+    assert tensors["text_input"] == ("TYPE_STRING", ["1"], False)
+    assert tensors["stream"] == tensors["return_finish_reason"] == ("TYPE_BOOL", ["1"], True)
+    assert {one["name"]: one["data_type"] for one in config["output"]} == {
+        "text_output": "TYPE_STRING",
+        "finish_reason": "TYPE_STRING",
+        "cumulative_logprob": "TYPE_FP32",
+        "num_input_tokens": "TYPE_UINT32",
+        "num_output_tokens": "TYPE_UINT32",
+    }
+
+
+def test_statistics(got):
+    ((before,), (after,)) = got["statistics"]
+    assert (before["name"], before["version"], before.get("inference_count", "0")) == ("counting", "1", "0")
+    stats = after["inference_stats"]
+    assert after["inference_count"] == stats["success"]["count"] == stats["queue"]["count"] == "10"
+    assert stats["fail"]["count"] == "9"
+    assert int(stats["success"]["ns"]) > int(stats["compute_infer"]["ns"]) > 0
+    assert int(after["last_inference"]) == pytest.approx(time.time() * 1000, abs=60_000)
+
+
+def test_what_a_request_may_want_returned(got):
+    whole, first, second, last, listed = got["returned"]
+    logprob = math.log(math.exp(4) / (math.exp(4) + 256))  # of every token of the counting model
+    assert (whole["text_output"], whole["finish_reason"]) == ("abcd", "length")
+    assert (whole["num_input_tokens"], whole["num_output_tokens"]) == (["uint32", 2], ["uint32", 2])
+    assert whole["cumulative_logprob"] == ["float32", pytest.approx(2 * logprob, abs=1e-5)]
+    assert [part["text_output"] for part in (first, second, last)] == ["c", "d", ""]
+    assert [part["finish_reason"] for part in (first, second, last)] == ["None", "None", "length"]
+    assert [part["num_output_tokens"][1] for part in (first, second, last)] == [1, 1, 0]
+    logprobs = [part["cumulative_logprob"][1] for part in (first, second, last)]
+    assert logprobs == pytest.approx([logprob, 2 * logprob, 2 * logprob], abs=1e-5)
+    assert listed == {"num_output_tokens": ["uint32", 2]}
 
 
 def test_a_whole_answer(got):
@@ -63,6 +113,12 @@ def test_requests_of_a_stream_run_together_and_fail_alone(got):
         ("bad_json", "INVALID_ARGUMENT", "input 'sampling_parameters' must be a JSON object: "),
         ("bad_stream", "INVALID_ARGUMENT", "stream is true; only ModelStreamInfer can answer in parts"),
         ("no_text", "INVALID_ARGUMENT", "input 'text_input' is missing"),
+        (
+            "not_returned",
+            "INVALID_ARGUMENT",
+            "output 'finish_reason' is asked for; it needs input 'return_finish_reason'",
+        ),
+        ("no_output", "INVALID_ARGUMENT", "output 'logits' is not known; the outputs are text_output, finish_reason"),
     ],
 )
 def test_errors(got, case, code, message):

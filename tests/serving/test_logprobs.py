@@ -7,7 +7,7 @@ from tokenizers import decoders, models
 
 from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.tokenizer import Tokenizer
-from tests.serving.conftest import byte_tokenizer, write_folder
+from tests.serving.conftest import byte_tokenizer, idle, wait_for, write_folder
 from tests.serving.test_openai import TEMPLATE
 
 PART = "\ufffd"  # the text of a token that is no whole character
@@ -99,6 +99,25 @@ def test_many_echoed_logprobs_are_one_json(client):
     assert [text for text, _ in answers] == ["a" * 64 + "bc"] * 6
     assert all(logprobs == answers[0][1] for _, logprobs in answers)
     assert [len(values) for values in answers[0][1].values()] == [66] * 4
+
+
+def test_logprobs_of_answers_that_are_not_streamed_have_a_limit(client, steps):
+    fields = {"logprobs": 20, "max_tokens": 100}
+    message = (
+        "logprobs is 20, which makes 268800 numbers for 12800 tokens of all prompts and answers; the limit is 262144"
+    )
+    for prompt, n in ((["a"], 128), (["a", "b"], 64)):
+        with pytest.raises(openai.BadRequestError, match=f"{message}; ask for .* a stream") as caught:
+            complete(client, prompt, n=n, **fields)
+        assert caught.value.param == "logprobs"
+    words = {"model": "counting", "messages": [{"role": "user", "content": "a"}], "logprobs": True}
+    with pytest.raises(openai.BadRequestError, match=r"top_logprobs is 20, which makes .* the limit") as caught:
+        client.chat.completions.create(**words, n=128, top_logprobs=20)  # as many tokens as fit
+    assert caught.value.param == "top_logprobs"
+    wait_for(lambda: idle(steps))
+    assert len(steps) < 50  # of the first of two prompts nothing is left
+    with client.completions.create(model="counting", prompt="a", temperature=0, n=128, stream=True, **fields) as stream:
+        assert next(stream).choices[0].logprobs.tokens == ["b"]
 
 
 def texts_of(tmp_path, tokenizer):

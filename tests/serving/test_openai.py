@@ -226,6 +226,11 @@ def test_structured_output_and_our_own_parameters(client):
             "stream_options",
             "stream_options.include_usage cannot be used: Input should be a valid boolean",
         ),
+        (
+            {"stream_options": {"include_usage": True}},
+            "stream_options",
+            "stream_options is set; it needs stream to be true",
+        ),
     ],
 )
 def test_a_bad_request_names_the_field(client, fields, param, message):

@@ -6,18 +6,23 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
+from sharp.plugins.manifest import read_manifest
 from sharp.serving.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.errors import FieldError
+from sharp.serving.guide import GuideCompiler
+from sharp.serving.http.openai_request import ChatRequest
+from sharp.serving.tokenizer import Tokenizer
 from sharp.serving.tool_calls import ToolCallParser
-from tests.serving.conftest import write_folder
+from tests.serving.conftest import EOS, VOCAB, byte_tokenizer, write_folder
 from tests.serving.test_openai import TEMPLATE
 
 # The counting model goes on from the last text of the conversation.
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for message in messages %}"
     "{% for call in message.tool_calls or [] %}"
-    "<tool_call>{{ call.function.name }}:{{ call.function.arguments.city }}</tool_call>"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}"
     "{{ message.role[0] }}{{ message.content }}{% endfor %}"
 )
@@ -30,7 +35,11 @@ def tool(name, parameters=None):
     return {"type": "function", "function": function}
 
 
-STRICT = {"type": "function", "function": {"name": "s", "parameters": CITY, "strict": True}}
+def strict(parameters, name="other"):
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
+
+
+STRICT = strict(CITY, "s")
 TOOLS = [tool("w"), tool("time", {"type": "object", "additionalProperties": False})]
 
 
@@ -94,10 +103,61 @@ def test_a_strict_function_is_kept_to_where_calls_are_required(client):
         )
         assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
     for choice in ("none", "auto"):
-        assert (
-            chat(client, tools=[STRICT], tool_choice=choice, max_completion_tokens=3).choices[0].message.content
-            == "bcd"
-        )
+        answer = chat(client, tools=[STRICT], tool_choice=choice, max_completion_tokens=3)
+        assert answer.choices[0].message.content == "bcd"
+
+
+LOOSE = {"type": "function", "function": {"name": "loose", "parameters": CITY}}
+
+
+@pytest.fixture(scope="module", params=[(), ("<tool_call>", "</tool_call>", "<think>")], ids=["text", "tokens"])
+def refused_at(request, counting, tmp_path_factory):
+    """`refused_at(text, **fields)`: how much of a text an answer to such a request may begin with; None for all.
+
+    The vocabulary has bytes only, or a token for each mark, too.
+    """
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in request.param])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    size = VOCAB + len(request.param)
+    compiler = GuideCompiler(read_manifest(counting).model_copy(update={"vocab_size": size}), Tokenizer(path))
+
+    def refused(text, **fields):
+        body = {"model": "m", "messages": [], "tools": [STRICT, LOOSE], **fields}
+        guide = compiler.compile(ChatRequest.model_validate(body).guide())
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        for place, token in enumerate(ids):
+            if not guide.allowed(size)[token]:
+                return tokenizer.decode(ids[:place])
+            guide.accept(token)
+        return None if guide.allowed(size)[EOS] or guide.accept(EOS) else text
+
+    return refused
+
+
+def test_where_a_model_may_choose_calls_of_strict_functions_obey_their_schemas(refused_at):
+    good = call_text("s", {"city": "Oslo"})
+    words = '<think>Let me see: 1 < 2, <tool_bar>, </tool_call> and "é"<think>\n'
+    for text in ("", words, good, f"{words}{good}\n{good} so far", f"{good}{good}"):
+        assert refused_at(text) is None
+    assert refused_at(words + call_text("s", {"city": "Paris"})).endswith('"arguments": {"city": "')
+    assert refused_at(words + call_text("s", {})).endswith('"arguments": {')
+    assert refused_at(good + call_text("other", {})) == good + '<tool_call>\n{"name": "'
+    assert refused_at(call_text("loose", {"a": [1, {}]})) is None
+    assert refused_at("<tool_call> is how") == "<tool_call>"
+    assert refused_at(good + "\n", parallel_tool_calls=False) == good
+    assert refused_at(words + good, parallel_tool_calls=False) is None
+
+
+def test_a_required_call_is_written_as_the_model_writes_calls(refused_at):
+    good = call_text("s", {"city": "Oslo"})
+    assert refused_at(f"{good}\n{good}", tool_choice="required") is None
+    assert refused_at("a" + good, tool_choice="required") == ""
+
+
+def test_nothing_is_constrained_unless_a_function_is_strict():
+    assert ChatRequest.model_validate({"model": "m", "messages": [], "tools": [LOOSE]}).guide() is None
 
 
 def test_auto_answers_in_words_or_calls(client):
@@ -116,7 +176,8 @@ def test_results_of_tools_come_back_as_messages(client):
     ]
     answer = chat(client, messages, max_completion_tokens=3)
     assert answer.choices[0].message.content == "lmn"
-    assert answer.usage.prompt_tokens == len("wtime" + "ua" + "<tool_call>w:Oslo</tool_call>a" + "tk")
+    written = '<tool_call>{"name": "w", "arguments": {"city": "Oslo"}}</tool_call>'
+    assert answer.usage.prompt_tokens == len("wtime" + "ua" + written + "a" + "tk")
     for arguments in ("{", "[" * 100_000):
         call["function"]["arguments"] = arguments
         with pytest.raises(openai.BadRequestError, match="messages has a call of 'w' whose arguments are no JSON"):
@@ -147,6 +208,12 @@ def test_results_of_tools_come_back_as_messages(client):
             "tools",
             "tools are too long to be required",
         ),
+        (
+            {"tools": [STRICT, strict({"type": "nonsense"})]},
+            "tools",
+            "tools cannot be strict: guided.grammar cannot be used",
+        ),
+        ({"tools": [strict({"description": "x" * 70000})]}, "tools", "tools are too long to be strict"),
     ],
 )
 def test_bad_tools_name_the_field(client, fields, param, message):
@@ -169,20 +236,53 @@ def test_a_model_that_knows_no_tools_says_so(start_server, tmp_path):
 def test_a_model_may_have_a_template_of_its_own_for_tools(tmp_path):
     templates = [
         {"name": "default", "template": "plain"},
-        {"name": "tool_use", "template": "{{ tools[0].name }}{# <tool_call> #}"},
+        {"name": "tool_use", "template": '{{ tools[0].name }}<tool_call>{"name": '},
     ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     template = load_chat_template(tmp_path)
-    assert (template.render([]), template.render([], [{"name": "w"}])) == ("plain", "w")
+    assert (template.render([]), template.render([], [{"name": "w"}])) == ("plain", 'w<tool_call>{"name": ')
     with pytest.raises(FieldError, match="knows none"):
         ChatTemplate("{{ messages }}", {}).render([], [{"name": "w"}])
 
 
-def test_calls_in_a_form_that_is_not_read_are_refused():
-    template = ChatTemplate("{{ tools }}[TOOL_CALLS]", {})
-    with pytest.raises(FieldError, match="tools is set, and the model writes calls in another form than <tool_call>"):
+QWEN = """{% if tools %}within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"""
+QWEN_CODER = """{% if tools %}<tool_call>
+<function=example_function_name>
+<parameter=example_parameter_1>
+value_1
+</parameter>
+</function>
+</tool_call>{% endif %}{% for message in messages %}{% for call in message.tool_calls or [] %}<tool_call>
+<function={{ call.function.name }}>
+</function>
+</tool_call>{% endfor %}{% endfor %}"""
+GLM = """{% if tools %}<tool_call>{function-name}
+<arg_key>{arg-key-1}</arg_key>
+<arg_value>{arg-value-1}</arg_value>
+</tool_call>{% endif %}{% for message in messages %}{% for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }}
+</tool_call>{% endfor %}{% endfor %}"""
+UNTOLD = """{{ tools }}{% for message in messages %}{% for call in message.tool_calls or [] %}<tool_call>
+{{ call.function | tojson }}
+</tool_call>{% endfor %}{% endfor %}"""
+UNKNOWING = """{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}""" + QWEN
+
+
+@pytest.mark.parametrize("source", ["{{ tools }}[TOOL_CALLS]", QWEN_CODER, GLM], ids=["mistral", "qwen-coder", "glm"])
+def test_calls_in_a_form_that_is_not_read_are_refused(source):
+    template = ChatTemplate(source, {})
+    with pytest.raises(FieldError, match=r"the model writes calls in another form than <tool_call>\{") as caught:
         template.render([], [{"name": "w"}])
-    assert template.render([]) == "None[TOOL_CALLS]"
+    assert caught.value.field == "tools"
+    template.render([])
+
+
+@pytest.mark.parametrize("source", [QWEN, UNTOLD, UNKNOWING], ids=["told", "untold", "without calls of its own"])
+def test_calls_as_json_are_read(source):
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "a"}], [{"name": "w"}])
 
 
 def call_text(name, arguments):
@@ -203,6 +303,18 @@ ANSWERS = [
     ('x<tool_call>{"name": "f"', 'x<tool_call>{"name": "f"', []),
     (call_text("f", {}) + "\n done ", "\n done", [("f", "{}")]),
     (call_text("f", {}) + "\n\n", "", [("f", "{}")]),
+    (
+        call_text("f", {"a": 'x</tool_call>"\\</tool_call>'}) + call_text("g", {}),
+        "",
+        [("f", json.dumps({"a": 'x</tool_call>"\\</tool_call>'})), ("g", "{}")],
+    ),
+    (
+        '<tool_call>{"name": "f</tool_call> no' + call_text("g", {}),
+        '<tool_call>{"name": "f</tool_call> no',
+        [("g", "{}")],
+    ),
+    ('<tool_call>{"name": "f</tool_call> no', '<tool_call>{"name": "f</tool_call> no', []),
+    ('<tool_call>{"name": "\\u12</tool_call> no', '<tool_call>{"name": "\\u12</tool_call> no', []),
 ]
 
 

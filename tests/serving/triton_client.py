@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import tritonclient.grpc as triton
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 MODEL = "counting"
 
@@ -31,6 +32,41 @@ def inputs(text="a", *, stream=None, sampling=None, exclude=None):
 
 def text(result):
     return result.as_numpy("text_output")[0].decode()
+
+
+def returned(client):
+    """Every output of a whole answer, by name, and of each part of one."""
+    names = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
+    tensors = inputs("ab", stream=True, sampling=json.dumps({"temperature": 0, "max_tokens": 2}))
+    for name in names:
+        tensors.append(triton.InferInput(f"return_{name}", [1], "BOOL"))
+        tensors[-1].set_data_from_numpy(np.array([True]))
+    whole = [tensor for tensor in tensors if tensor.name() != "stream"]
+    got = queue.Queue()
+    client.start_stream(lambda result, error: got.put(error or result))
+    client.async_stream_infer(MODEL, tensors)
+    parts = [got.get(timeout=20) for _ in range(3)]
+    client.stop_stream()
+    listed = client.infer(MODEL, whole, outputs=[triton.InferRequestedOutput("num_output_tokens")])
+    answers = [client.infer(MODEL, whole), *parts, listed]
+    return [
+        {output.name: array(answer.as_numpy(output.name)) for output in answer.get_response().outputs}
+        for answer in answers
+    ]
+
+
+def array(values):
+    value = values.item()
+    return value.decode() if isinstance(value, bytes) else [str(values.dtype), value]
+
+
+def numbers():
+    """The numbers of every message and enumeration of Triton's protocol."""
+    files = [service_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR]
+    found = {name: each for file in files for name, each in file.message_types_by_name.items()}
+    numbers = {name: {field.name: field.number for field in each.fields} for name, each in found.items()}
+    enums = {name: each for file in files for name, each in file.enum_types_by_name.items()}
+    return numbers | {name: {value.name: value.number for value in each.values} for name, each in enums.items()}
 
 
 def infer(client, *arguments, parameters=None, model=MODEL, **fields):
@@ -75,6 +111,8 @@ def main(address):
         "ready": [client.is_server_live(), client.is_server_ready(), client.is_model_ready(MODEL)],
         "server": client.get_server_metadata(as_json=True)["name"],
         "metadata": client.get_model_metadata(MODEL, as_json=True),
+        "config": client.get_model_config(MODEL, as_json=True)["config"],
+        "statistics": [client.get_inference_statistics(MODEL, as_json=True)["model_stats"]],
         "whole": text(infer(client, sampling=greedy)),
         "without_input": text(infer(client, sampling=greedy, exclude=True)),
         "parameters": text(infer(client, parameters={"temperature": 0.0, "max_tokens": 2})),
@@ -88,7 +126,14 @@ def main(address):
         "bad_json": error(lambda: infer(client, sampling="x")),
         "bad_stream": error(lambda: infer(client, stream=True)),
         "no_text": error(lambda: infer(client, None)),
+        "not_returned": error(
+            lambda: client.infer(MODEL, inputs("a"), outputs=[triton.InferRequestedOutput("finish_reason")])
+        ),
+        "no_output": error(lambda: client.infer(MODEL, inputs("a"), outputs=[triton.InferRequestedOutput("logits")])),
+        "returned": returned(client),
+        "numbers": numbers(),
     }
+    got["statistics"].append(client.get_inference_statistics(MODEL, as_json=True)["model_stats"])
     print(json.dumps(got))
 
 

@@ -1,0 +1,156 @@
+"""The server's event loop: large answers do not hold it up, and while it or the engine is busy health does not lie."""
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
+from sharp.serving.completion import Completion
+from sharp.serving.engine.events import Accepted, FinishReason, PromptComputed, Timing, TokenLogprobs, Usage
+from sharp.serving.engine.thread import EngineThread
+from sharp.serving.grpc import server
+from sharp.serving.grpc.inference import InferenceService
+from sharp.serving.http import generation
+from sharp.serving.http.openai_answer import ChatAnswer
+from sharp.serving.http.token_texts import TokenTexts
+from sharp.serving.request import Request
+from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.service import GenerationService
+from tests.serving.grpc_client import status
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def started(start_server, counting, monkeypatch):
+    monkeypatch.setattr(server, "HEALTH_SECONDS", 3600)  # so that no probe owes its answer to an update just in time
+    return start_server(counting)
+
+
+def check(started, seconds=10):
+    with grpc.insecure_channel(started.grpc_address) as channel:
+        return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=seconds).status
+
+
+def ready(started, seconds=10):
+    with grpc.insecure_channel(started.grpc_address) as channel:
+        stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return stub.ServerReady(grpc_service_pb2.ServerReadyRequest(), timeout=seconds).ready
+
+
+def http(started, seconds=10):
+    """The HTTP status of /health."""
+    try:
+        with urllib.request.urlopen(f"http://{started.http_address}/health", timeout=seconds) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_no_probe_says_that_a_server_serves_whose_event_loop_is_blocked(started, monkeypatch):
+    blocked, released = threading.Event(), threading.Event()
+
+    def block(_service, _model):
+        blocked.set()
+        assert released.wait(20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GenerationService, "check_model", block)
+        url = f"http://{started.http_address}/v1/models/counting"
+        asking = threading.Thread(target=lambda: urllib.request.urlopen(url, timeout=20).close())
+        asking.start()
+        assert blocked.wait(10)
+        try:
+            for probe in (check, ready):
+                assert status(lambda probe=probe: probe(started, 0.2))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+            with pytest.raises(TimeoutError):
+                http(started, 0.2)
+        finally:
+            released.set()
+            asking.join(20)
+    assert (check(started), ready(started), http(started)) == (SERVING, True, 200)
+
+
+def test_a_probe_tells_of_the_engine_as_it_is_now(started, monkeypatch):
+    assert (check(started), ready(started), http(started)) == (SERVING, True, 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineThread, "seconds_in_step", property(lambda _: 1e9))
+        assert (check(started), ready(started), http(started)) == (NOT_SERVING, False, 503)
+    assert (check(started), ready(started), http(started)) == (SERVING, True, 200)
+
+
+MANY = 4000
+LOGPROBS = (TokenLogprobs(97, -1.0, tuple((97 + place, -1.0) for place in range(20))),) * MANY
+
+
+def longest_gap(work):
+    """The longest time for which the loop did nothing else, as a part of all the time that `work` took."""
+    gaps = []
+
+    async def tick():
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            gaps.append(time.perf_counter() - last)
+            last += gaps[-1]
+
+    async def run():
+        ticking = asyncio.create_task(tick())
+        await work
+        ticking.cancel()
+
+    asyncio.run(run())
+    return max(gaps) / sum(gaps)
+
+
+def test_while_a_large_body_is_written_the_event_loop_goes_on():
+    answer = Completion(
+        "a" * MANY, (97,) * MANY, FinishReason.LENGTH, None, Usage(1, MANY), Timing(0, 0, 0), None, LOGPROBS
+    )
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    assert longest_gap(generation._send_whole(ChatAnswer("1", "m", TokenTexts(None)), [answer], {}, send)) < 0.25
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == MANY
+    assert dict(sent[0]["headers"])[b"content-length"] == str(len(body)).encode()
+    assert max(len(message.get("body", b"")) for message in sent) == generation.PIECE_BYTES
+
+
+class Computed:
+    """The events of a request whose prompt is computed."""
+
+    request = Request("1", (97,), SamplingParams(prompt_logprobs=20), 1)
+    headers = {}  # noqa: RUF012
+
+    def __init__(self):
+        self._events = iter((Accepted("1", 1), PromptComputed("1", 0, (), LOGPROBS)))
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        event = next(self._events, None)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+
+def test_while_the_logprobs_of_a_prompt_are_written_the_event_loop_goes_on():
+    model = SimpleNamespace(manifest=SimpleNamespace(name="m"))
+    context = AsyncMock()
+    service = InferenceService(SimpleNamespace(model=model))
+    assert longest_gap(service._send(Computed(), context)) < 0.25
+    (message,) = context.write.call_args.args
+    assert len(message.prompt_info.prompt_logprobs) == MANY
