@@ -42,7 +42,8 @@ class Detokenizer:
         return text
 
     def _pending_text(self) -> str:
-        before = self._tokenizer.decode(self._shown)
+        alone = len(self._shown) == 1  # as a rule, and decoding takes longer than looking
+        before = self._tokenizer.decode_one(self._shown[0]) if alone else self._tokenizer.decode(self._shown)
         return self._tokenizer.decode(self._shown + self._pending)[len(before) :]
 
     def _give_up_on_bytes(self) -> str:

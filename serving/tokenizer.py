@@ -21,6 +21,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         added = self._tokenizer.get_added_tokens_decoder().items()
+        self._alone: dict[int, str] = {}  # the texts of single tokens, at most all of the vocabulary
         self._special = {token.content: token_id for token_id, token in added if token.special}
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
@@ -36,6 +37,12 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def decode_one(self, token_id: int) -> str:
+        """The text of one token alone, without special tokens."""
+        if (text := self._alone.get(token_id)) is None:
+            text = self._alone[token_id] = self.decode([token_id])
+        return text
 
     def token(self, token_id: int) -> str:
         """The text of one token inside a text, special or not; parts of characters are U+FFFD."""

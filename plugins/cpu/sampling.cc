@@ -38,62 +38,76 @@ class Vocabulary {
   explicit Vocabulary(int64_t tokens)
       : loops_(vocabulary_loops()),
         tokens_(tokens),
-        blocks_(whole_blocks(tokens)),
-        weights_(blocks_ * kVocabularyBlock),
-        sums_(blocks_),
-        maxima_(blocks_),
+        weights_(whole_blocks(tokens) * kVocabularyBlock),
+        sums_(whole_blocks(tokens)),
+        maxima_(sums_.size()),
         places_(weights_.size()),
         candidates_(weights_.size() + kVocabularyBlock),
-        narrowed_(candidates_.size()) {}
+        narrowed_(candidates_.size()),
+        gathered_(tokens) {}
 
   int64_t tokens() const { return tokens_; }
 
   int64_t sample(const float* logits, const SharpSampling& row) {
-    const Peak best = loops_.peak(logits, tokens_);
+    const Peak best = loops_.peak(logits, tokens_, maxima_.data());
     if (!std::isfinite(best.value)) return -1;
     if (row.sharpness == 0) return best.index;
-    weigh(logits, best.value, static_cast<float>(row.sharpness));
-    const float lowest =
-        std::max(lowest_kept(static_cast<int64_t>(row.top_k), row.top_p), static_cast<float>(row.min_p));
-    if (lowest > 0) loops_.cut(weights_.data(), tokens_, lowest, sums_.data());
-    return draw(row.random);
+    const int64_t top_k = static_cast<int64_t>(row.top_k);
+    // Few tokens are all that may come: nothing has to be known of the others.
+    const bool few = top_k > 0 && top_k <= whole_blocks(tokens_);
+    const int64_t count = few ? gather(logits, nth_maximum(top_k, whole_blocks(tokens_))) : tokens_;
+    weigh(few ? gathered_.data() : logits, count, best.value, static_cast<float>(row.sharpness));
+    const float lowest = std::max(lowest_kept(top_k, row.top_p), static_cast<float>(row.min_p));
+    if (lowest > 0) loops_.cut(weights_.data(), count_, lowest, sums_.data());
+    const int64_t drawn = draw(row.random);
+    return few ? places_[drawn] : drawn;
   }
 
   // The `top` most likely tokens, the smaller of equals first, and the logarithm of the sum of e^logit. NaN and the
   // first tokens if the highest logit is not finite.
   double most_likely(const float* logits, int64_t top, int64_t* found) {
-    const Peak best = loops_.peak(logits, tokens_);
+    const Peak best = loops_.peak(logits, tokens_, maxima_.data());
     if (!std::isfinite(best.value)) {
       std::iota(found, found + top, 0);
       return std::nan("");
     }
-    weigh(logits, best.value, 1);
     if (top > 0) {
-      // Logits that are not the same may have the same weight, or the smaller one the larger weight by a last bit.
-      const float bound = top <= blocks_ ? nth_maximum(top) * (1 - 8 * FLT_EPSILON) : 0;
-      int64_t count = loops_.collect(weights_.data(), padded(), bound, places_.data());
-      while (count > 0 && places_[count - 1] >= tokens_) --count;
+      const int64_t blocks = whole_blocks(tokens_);
+      const float bound = top <= blocks ? nth_maximum(top, blocks) : -std::numeric_limits<float>::infinity();
+      const int64_t count = loops_.collect(logits, tokens_, bound, places_.data());
       std::partial_sort(
           places_.begin(), places_.begin() + top, places_.begin() + count,
           [logits](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
       std::copy_n(places_.begin(), top, found);
     }
-    return best.value + std::log(std::accumulate(sums_.begin(), sums_.end(), 0.0));
+    weigh(logits, tokens_, best.value, 1);
+    return best.value + std::log(total());
   }
 
  private:
   static constexpr int kStepsToNarrow = 3;
 
-  int64_t padded() const { return blocks_ * kVocabularyBlock; }
+  int64_t blocks() const { return whole_blocks(count_); }
+  int64_t padded() const { return blocks() * kVocabularyBlock; }
+  double total() const { return std::accumulate(sums_.begin(), sums_.begin() + blocks(), 0.0); }
 
-  void weigh(const float* logits, float highest, float sharpness) {
-    loops_.weigh(logits, tokens_, highest, sharpness, weights_.data(), {sums_.data(), maxima_.data()});
+  // Weighs the tokens that may come, all or those that were gathered; what follows is about these.
+  void weigh(const float* logits, int64_t count, float highest, float sharpness) {
+    count_ = count;
+    loops_.weigh(logits, count, highest, sharpness, weights_.data(), {sums_.data(), maxima_.data()});
   }
 
-  // The n-th largest of the blocks' maxima: at least n weights are not smaller.
-  float nth_maximum(int64_t n) {
-    std::copy(maxima_.begin(), maxima_.end(), candidates_.begin());
-    std::nth_element(candidates_.begin(), candidates_.begin() + n - 1, candidates_.begin() + blocks_,
+  // Takes the logits that are at least `bound`, and notes whose they are; returns their number.
+  int64_t gather(const float* logits, float bound) {
+    const int64_t count = loops_.collect(logits, tokens_, bound, places_.data());
+    for (int64_t i = 0; i < count; ++i) gathered_[i] = logits[places_[i]];
+    return count;
+  }
+
+  // The n-th largest of the maxima of so many blocks: at least n values are not smaller.
+  float nth_maximum(int64_t n, int64_t blocks) {
+    std::copy_n(maxima_.begin(), blocks, candidates_.begin());
+    std::nth_element(candidates_.begin(), candidates_.begin() + n - 1, candidates_.begin() + blocks,
                      std::greater<float>());
     return candidates_[n - 1];
   }
@@ -143,9 +157,9 @@ class Vocabulary {
   float lowest_kept(int64_t top_k, double top_p) {
     float lowest = 0;
     int64_t count = 0;
-    double mass = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-    if (top_k > 0 && top_k < tokens_) {
-      lowest = std::max(top_k <= blocks_ ? nth_maximum(top_k) : 0.0f, FLT_MIN);
+    double mass = total();
+    if (top_k > 0 && top_k < count_) {
+      lowest = std::max(top_k <= blocks() ? nth_maximum(top_k, blocks()) : 0.0f, FLT_MIN);
       count = choose_candidates(lowest);
       lowest = largest_bound(count, lowest, [top_k](const Tail& tail) { return tail.count >= top_k; });
       mass = loops_.tail(candidates_.data(), count, lowest).mass;
@@ -153,7 +167,7 @@ class Vocabulary {
     if (top_p >= 1) return lowest;
     if (lowest == 0) {
       // All weights below this together are less than what top-p leaves out.
-      lowest = std::max(static_cast<float>((1 - top_p) * mass / static_cast<double>(tokens_) * 0.999), FLT_MIN);
+      lowest = std::max(static_cast<float>((1 - top_p) * mass / static_cast<double>(count_) * 0.999), FLT_MIN);
       count = choose_candidates(lowest);
     }
     return largest_bound(count, lowest, [&](const Tail& tail) { return tail.mass >= top_p * mass; });
@@ -161,10 +175,10 @@ class Vocabulary {
 
   // The first token whose cumulated weight is more than `random` of the sum, so never one of weight 0.
   int64_t draw(double random) const {
-    const double target = random * std::accumulate(sums_.begin(), sums_.end(), 0.0);
+    const double target = random * total();
     double before = 0;
     int64_t chosen = 0;
-    for (int64_t block = 0; block < blocks_; ++block) {
+    for (int64_t block = 0; block < blocks(); ++block) {
       if (sums_[block] == 0) continue;
       chosen = block;
       if (before + sums_[block] > target) break;
@@ -181,13 +195,15 @@ class Vocabulary {
   }
 
   const VocabularyLoops& loops_;
-  const int64_t tokens_, blocks_;
+  const int64_t tokens_;
+  int64_t count_ = 0;  // of the tokens that were weighed
   std::vector<float> weights_;
   std::vector<double> sums_;
   std::vector<float> maxima_;
   std::vector<int32_t> places_;
   std::vector<float> candidates_;
   std::vector<float> narrowed_;
+  std::vector<float> gathered_;
 };
 
 // The vocabulary of this thread: its memory is not taken from the system anew in every step.

@@ -25,13 +25,13 @@ struct BlockTotals {
 };
 
 struct VocabularyLoops {
-  // The highest of the values and the first place that has it.
-  Peak (*peak)(const float* values, int64_t count);
+  // The highest of the values and the first place that has it, and the highest of each block.
+  Peak (*peak)(const float* values, int64_t count, float* maxima);
   // e^((logit - highest) sharpness) of every token, in whole blocks.
   void (*weigh)(const float* logits, int64_t count, float highest, float sharpness, float* weights,
                 const BlockTotals& totals);
-  // The places of the weights that are at least `bound`, in order; returns how many. `weights` are whole vectors of 16.
-  int64_t (*collect)(const float* weights, int64_t count, float bound, int32_t* places);
+  // The places of the values that are at least `bound`, in order; returns how many.
+  int64_t (*collect)(const float* values, int64_t count, float bound, int32_t* places);
   // The weights from `low` to below `high`, in order; returns how many. `kept` has room for all and 16 more, or is
   // `weights`.
   int64_t (*compress)(const float* weights, int64_t count, float low, float high, float* kept);

@@ -13,7 +13,7 @@ inline Vec load_first(const float* from, int64_t count, float fill) {
   return value;
 }
 
-inline Peak peak(const float* values, int64_t count) {
+inline Peak peak(const float* values, int64_t count, float* maxima) {
   float highest = -kInfinity;
   int64_t first = 0;
   VecInt not_a_number{};
@@ -24,8 +24,10 @@ inline Peak peak(const float* values, int64_t count) {
       not_a_number |= value != value;
       best = maximum(value, best);
     }
-    if (mask_of(best > splat(highest)) != 0) {
-      highest = maximum_of(best);
+    const float best_of_block = maximum_of(best);
+    maxima[block / kVocabularyBlock] = best_of_block;
+    if (best_of_block > highest) {
+      highest = best_of_block;
       first = block;
     }
   }
@@ -49,11 +51,13 @@ inline void weigh(const float* logits, int64_t count, float highest, float sharp
   }
 }
 
-inline int64_t collect(const float* weights, int64_t count, float bound, int32_t* places) {
+inline int64_t collect(const float* values, int64_t count, float bound, int32_t* places) {
   int64_t found = 0;
   for (int64_t i = 0; i < count; i += kLanes) {
-    for (uint64_t mask = mask_of(load(weights + i) >= splat(bound)); mask != 0; mask &= mask - 1) {
-      places[found++] = static_cast<int32_t>(i + __builtin_ctzll(mask));
+    const VecInt kept = load_first(values + i, count - i, -kInfinity) >= splat(bound);
+    for (uint64_t mask = mask_of(kept); mask != 0; mask &= mask - 1) {
+      const int64_t place = i + __builtin_ctzll(mask);
+      if (place < count) places[found++] = static_cast<int32_t>(place);
     }
   }
   return found;

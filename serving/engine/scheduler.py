@@ -192,7 +192,9 @@ class Scheduler:
 
     def _draft(self, sequence: Sequence, guesses: int) -> tuple[int, ...]:
         """What a sequence guesses, as far as there are free blocks for it: nobody gives up blocks for a guess."""
-        draft = sequence.draft(guesses) if guesses else []
+        if not guesses:
+            return ()
+        draft = sequence.draft(guesses)
         tokens = len(sequence.token_ids)
         while draft and self._blocks.missing(sequence.number, tokens + len(draft)) > self._blocks.free:
             draft.pop()
