@@ -289,24 +289,26 @@ class Engine:
         self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float
     ) -> list[Event]:
         """Add the tokens of a step: one, and those after it that were guessed and so are computed already."""
-        began = sequence.last_token
-        events: list[Event] = []
+        began, before = sequence.last_token, sequence.generated
+        texts, ending = [], None
         for place, token in enumerate(tokens):
             if place:
                 self.blocks.remember(sequence.number, *sequence.advance(1))
-            self._tally.generated_tokens += 1
-            if began is None:
-                sequence.first_token = now
-                self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
-            else:
-                self._tally.inter_token.append(Timed((now - began) / len(tokens), sequence.request_id))
-            sequence.last_token = now
             text, ending = sequence.append(token)
-            of_token = (logprobs[place],) if logprobs else None
-            events.append(Delta(sequence.request_id, text, (token,), sequence.index, of_token))
+            texts.append(text)
             if ending:
-                return [*events, self._finish(sequence, *ending)]
-        return events
+                break
+        added = sequence.generated - before
+        self._tally.generated_tokens += added
+        if began is None:
+            sequence.first_token = now
+            self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
+        else:
+            self._tally.inter_token += [Timed((now - began) / added, sequence.request_id)] * added
+        sequence.last_token = now
+        of_tokens = tuple(logprobs[:added]) if logprobs else None
+        delta = Delta(sequence.request_id, "".join(texts), tuple(tokens[:added]), sequence.index, of_tokens)
+        return [delta, self._finish(sequence, *ending)] if ending else [delta]
 
     def _observe(self, chunks: Iterable[Chunk], result: _Result, rows: AttentionRows) -> None:
         """Hand on the statistics of the tokens that were computed for the first time and are part of the text.
