@@ -29,8 +29,9 @@ class ReplicaContext:
         """What the client sent."""
         return self._context.invocation_metadata()
 
-    async def send_initial_metadata(self, _metadata: Iterable[tuple[str, str]]) -> None:
-        """Do nothing: Serve has no initial metadata, and its proxy sends the request id (`sharp.ray.proxy`)."""
+    async def send_initial_metadata(self, metadata: Iterable[tuple[str, str]]) -> None:
+        """Give them to the proxy with the first message, as trailing ones: Serve knows no others."""
+        self._context.set_trailing_metadata([*metadata])
 
     async def write(self, message: Any) -> None:
         """Send a message of a stream, when the ones before it are on their way."""

@@ -8,8 +8,9 @@ ModelStreamInfer is a call of its own, which goes to the replica that suits it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,11 +22,9 @@ from ray.serve.generated import serve_pb2
 from sharp.kserve import grpc_service_pb2
 from sharp.ray.handover import unpacked
 from sharp.ray.request import model_of, prefix_key
-from sharp.serving.errors import NotFoundError, QueueFullError, SharpError, UnavailableError
-from sharp.serving.grpc.inference import REQUEST_ID_METADATA
-from sharp.serving.grpc.status import abort
+from sharp.serving.errors import NotFoundError, QueueFullError, SharpError, SlowReaderError, UnavailableError
+from sharp.serving.grpc.status import abort, write
 from sharp.serving.kserve.service import answer_together, stream_error
-from sharp.serving.service import new_request_id
 from sharp.v1 import control_pb2, inference_pb2
 
 SERVICES = (
@@ -41,6 +40,7 @@ KINDS = {  # by what is a stream: the requests, the answers
 HEALTH_SERVICES = ("", *(service.full_name for service in SERVICES))
 RETRY_SECONDS = 1.0
 STATUS_DETAILS = "grpc-status-details-bin"
+SERVE_REQUEST_ID = "request_id"
 HEALTH_SECONDS = 1.0
 SERVE_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
 
@@ -75,14 +75,13 @@ class _Handlers(grpc.GenericRpcHandler):
             return answer
 
         async def stream(request: Any, context: Any) -> None:
-            request.request_id = request.request_id or new_request_id()  # of Generate, the only such stream
-            started = False
-            async with aclosing(_messages(handler.unary_stream(request, _Routed(context, request)))) as messages:
+            routed, started = _Routed(context, request), False
+            async with aclosing(_messages(handler.unary_stream(request, routed))) as messages:
                 async for message in messages:
-                    if not started and request.request_id.isascii() and request.request_id.isprintable():
-                        await context.send_initial_metadata(((REQUEST_ID_METADATA, request.request_id),))
+                    if not started:
+                        await context.send_initial_metadata(routed.initial)
                     started = True
-                    await context.write(message)
+                    await _write(context, message)
             await _end(context)
 
         async def streams(requests: AsyncIterator[Any], context: Any) -> None:
@@ -95,9 +94,17 @@ class _Handlers(grpc.GenericRpcHandler):
                     why = str(_error(own) or own.details())
                     yield stream_error(request, why, request.model_name).SerializeToString()
 
-            await answer_together(requests, answers, context.write)
+            await answer_together(requests, answers, partial(_write, context))
 
         return handler._replace(unary_unary=unary, unary_stream=stream, stream_stream=streams)
+
+
+async def _write(context: Any, message: bytes) -> None:
+    """Write a message of a stream, or end the call of a client that reads nothing."""
+    try:
+        await write(context, message)
+    except SlowReaderError as error:
+        await abort(context, error)
 
 
 async def _messages(serving: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -218,17 +225,29 @@ def _no_behaviour(_request: Any, _context: Any) -> Any:
 
 
 class _Routed(_Context):
-    """The context of a call with the metadata by which Serve routes, unless the client sent them."""
+    """The context of a call with the metadata by which Serve routes, unless the client sent them.
+
+    A replica has only trailing metadata. Those without a status are meant as initial ones (`ReplicaContext`), but for
+    the request id that Serve adds to them.
+    """
 
     def __init__(self, context: Any, request: Any) -> None:
         super().__init__(context)
         given = {str(name): value for name, value in context.invocation_metadata() or ()}
         routing = {"multiplexed_model_id": model_of(request), "session_id": prefix_key(request)}
         self._metadata = [*({name: value for name, value in routing.items() if value} | given).items()]
+        self.initial: tuple[tuple[str, Any], ...] = ()
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
         """See grpc.ServicerContext."""
         return self._metadata
+
+    def set_trailing_metadata(self, metadata: Iterable[tuple[str, Any]]) -> None:
+        """See grpc.ServicerContext."""
+        pairs = tuple(metadata)
+        ended = any(name == STATUS_DETAILS for name, _ in pairs)
+        self.initial = () if ended else tuple(pair for pair in pairs if pair[0] != SERVE_REQUEST_ID)
+        self._context.set_trailing_metadata(tuple(pair for pair in pairs if pair not in self.initial))
 
 
 async def _end(context: Any) -> None:
@@ -243,7 +262,9 @@ def _error(context: Any) -> SharpError | None:
     if any(name == STATUS_DETAILS for name, _ in context.trailing_metadata() or ()):
         return None
     code, details = context.code(), context.details()
-    if code == grpc.StatusCode.INTERNAL:  # replicas say so with details: this one never came to it
+    # Replicas say INTERNAL with details: this one never came to it. CANCELLED is what `sharp.ray.router` did to a call
+    # whose replica is dead; who cancels a call of their own ends what would come here.
+    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
         return UnavailableError("the replica that had the request was lost; send it again", RETRY_SECONDS)
     if code == grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"no replica can take the request: {details}", RETRY_SECONDS)

@@ -201,6 +201,14 @@ class ModelServer:
         """See KServe's `GRPCInferenceService`."""
         return await self._unary(lambda loaded: loaded.kserve.ModelMetadata, request, grpc_context)
 
+    async def ModelConfig(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`; Triton's own."""
+        return await self._unary(lambda loaded: loaded.kserve.ModelConfig, request, grpc_context)
+
+    async def ModelStatistics(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`; Triton's own, of the replica that answers."""
+        return await self._unary(lambda loaded: loaded.kserve.ModelStatistics, request, grpc_context)
+
     async def ModelInfer(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """See KServe's `GRPCInferenceService`."""
         return await self._unary(lambda loaded: loaded.kserve.ModelInfer, request, grpc_context)

@@ -1,13 +1,17 @@
 """`PrefixRouter`: requests with the same beginning of a prompt go to the same replica, as long as it keeps up."""
 
+import asyncio
 import hashlib
 import random
 from collections.abc import Mapping
+from typing import Any
 
-from ray.serve.request_router import MultiplexMixin, PendingRequest, RequestRouter, RunningReplica
+from ray.exceptions import ActorDiedError, RayActorError
+from ray.serve.request_router import MultiplexMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 BOUND = 1.25
 SLACK = 4  # requests; a replica with one request more than another is not busy
+PING_SECONDS = 1.0
 
 
 class PrefixRouter(MultiplexMixin, RequestRouter):
@@ -18,6 +22,10 @@ class PrefixRouter(MultiplexMixin, RequestRouter):
     without a key, it is the better of two drawn ones. The key is Serve's session id: `sharp.ray.proxy` makes it from
     the prompt, HTTP clients may send it as the header `x-session-id`.
     """
+
+    def initialize_state(self, **_arguments: Any) -> None:
+        """See RequestRouter."""
+        self._watching: set[asyncio.Task[None]] = set()  # or nothing would hold them
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -38,6 +46,26 @@ class PrefixRouter(MultiplexMixin, RequestRouter):
         first = [replica for replica in replicas if replica.replica_id.unique_id == home]
         return [first, two_of(replicas)] if first else [two_of(replicas)]
 
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """See RequestRouter; those that are not among `replicas` drain, or are lost."""
+        left = self.curr_replicas.keys() - {replica.replica_id for replica in replicas}
+        gone = [self.curr_replicas[replica] for replica in left]
+        super().update_replicas(replicas)
+        for replica in gone:
+            self._watch(replica)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """See RequestRouter."""
+        replica = self.curr_replicas.get(replica_id)
+        super().on_replica_actor_died(replica_id)
+        if replica is not None:
+            self._watch(replica)
+
+    def _watch(self, replica: RunningReplica) -> None:
+        task = asyncio.create_task(end_when_dead(replica))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
 
 def home_of(key: str, running: Mapping[str, int]) -> str | None:
     """The replica that a key prefers, of those that have so many requests each; None if that one is busy."""
@@ -48,3 +76,21 @@ def home_of(key: str, running: Mapping[str, int]) -> str | None:
 def two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:
     """Two drawn replicas, or all of fewer."""
     return random.sample(replicas, min(2, len(replicas)))
+
+
+async def end_when_dead(replica: RunningReplica) -> None:
+    """End the calls to a replica that went, once Ray says that it is dead; until then it may be draining.
+
+    Whoever loses a machine behind a cut link is told by nobody: the connection stands, and Serve would wait in it for
+    as long as Ray's gRPC does, which is seven minutes. Ray itself asks every node all the time whether it is there.
+    """
+    while True:
+        try:
+            await replica.get_queue_len(deadline_s=PING_SECONDS)
+        except ActorDiedError:
+            break
+        except RayActorError:  # it cannot be reached now, which may pass
+            pass
+        await asyncio.sleep(PING_SECONDS)
+    if replica._channel is not None:
+        await replica._channel.close()

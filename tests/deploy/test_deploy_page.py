@@ -20,7 +20,8 @@ from ray.serve.scripts import cli as serve_command
 
 from sharp.plugins.cli import load_command
 from tests.deploy.dockerfile import read_stages
-from tests.deploy.policies import POLICIES, of_kind, pods
+from tests.deploy.policies import POLICIES
+from tests.deploy.policies.documents import of_kind, pods
 from tests.deploy.rendering import ROOT, kubectl, render
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()

@@ -8,7 +8,7 @@ from dockerfile_parse import DockerfileParser
 
 from sharp.plugins.cli import COMMANDS
 from tests.deploy.dockerfile import lineage, problems, read_stages
-from tests.deploy.policies import VERSION
+from tests.deploy.policies.pods import VERSION
 from tests.deploy.rendering import KUBERNETES, ROOT
 
 DOCKER = ROOT / "deploy" / "docker"

@@ -12,7 +12,10 @@ from kubernetes_validate import utils as kubernetes_schemas
 
 from deploy.kubernetes.prometheus_rule import WRITTEN, prometheus_rule
 from tests.deploy import custom_resources
-from tests.deploy.policies import POLICIES, VERSION, of_kind, pods, selectors_find_the_pods
+from tests.deploy.policies import POLICIES
+from tests.deploy.policies.documents import of_kind, pods
+from tests.deploy.policies.pods import VERSION
+from tests.deploy.policies.references import selectors_find_the_pods
 from tests.deploy.rendering import COMBINATIONS, KUBERNETES, ROOT, kubectl, render, without_hash, write_kustomization
 
 # From the oldest that has every field we use (a disruption budget's unhealthyPodEvictionPolicy and gRPC probes are

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 
-from tests.deploy.policies import POLICIES, VERSION, of_kind
+from tests.deploy.policies import POLICIES
+from tests.deploy.policies.documents import of_kind
+from tests.deploy.policies.pods import VERSION
 from tests.deploy.rendering import render, write_kustomization
 
 

@@ -1,11 +1,11 @@
-"""A cluster of three nodes on this machine, each at a loopback address of its own."""
+"""Clusters of several nodes on this machine; `sharp` has three, each at a loopback address of its own."""
 
 import json
 import os
 import socket
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from sharp.ray.application import Arguments
 from sharp.ray.replica import ModelServer
 from tests.deploy.dockerfile import environment, lineage, read_stages
-from tests.ray_serve.slow_server import FOLDER, SlowServer
+from tests.ray_serve.slow_server import FOLDER, HELD, SlowServer
 from tests.serving.conftest import write_folder
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +29,7 @@ NODE = {"include_dashboard": False, "object_store_memory": 80 * 2**20, "include_
 # Ray notices a lost node after a quarter of a minute unless it is told to look more often.
 WATCH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 REPLICAS = 3
+MODELS = ("counting", "hashing")
 DRAIN_SECONDS = 3
 
 
@@ -60,6 +61,7 @@ class Replica:
     pid: int
     actor: str
     node: str
+    address: str
     metrics: str
 
     def total(self, name, model="counting"):
@@ -78,22 +80,38 @@ class Replica:
 
 
 class Sharp:
-    """The cluster, with `sharp` deployed in it."""
+    """A cluster, and `sharp` deployed in it once it has nodes and has been started."""
 
-    def __init__(self, cluster, nodes, folder, models):
-        self.cluster = cluster
-        self.nodes = nodes
-        self._folder = folder
-        self._models = models
+    def __init__(self, folder, **settings):
+        self.cluster = Cluster()
+        self._folder = folder / "replicas"
+        self._folder.mkdir()
+        self._models = [write_folder(folder / name, hashing=hashing) for hashing, name in enumerate(MODELS)]
+        self._settings = settings
         self.grpc_port, self.http_port = free_port(), free_port()
         self.address = f"127.0.0.1:{self.grpc_port}"
+
+    def add_head(self, address, watch=WATCH, **options):
+        """Start the first node."""
+        return add_node(self.cluster, node_ip_address=address, _system_config=watch, no_monitor=True, **options)
+
+    def start(self, proxies="HeadOnly", **options):
+        """Start Serve, and deploy."""
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="warning")
+        functions = ["sharp.ray.proxy:add_services"]
+        serve.start(
+            proxy_location=proxies,
+            http_options=HTTPOptions(host="127.0.0.1", port=self.http_port),
+            grpc_options=gRPCOptions(port=self.grpc_port, grpc_servicer_functions=functions),
+        )
+        self.deploy(**options)
 
     def deploy(self, version="1", **options):
         """Deploy with other options; another version replaces the replicas, as other arguments do in `serve deploy`."""
         arguments = Arguments(
             models=[str(folder) for folder in self._models],
             metrics_port=0,
-            settings={"kernels": False, "attention_interval": 0, "grace_seconds": 1},
+            settings={"kernels": False, "attention_interval": 0, "grace_seconds": 1} | self._settings,
         )
         known = {
             "num_replicas": REPLICAS,
@@ -105,6 +123,16 @@ class Sharp:
         }
         deployment = ModelServer.options(func_or_class=SlowServer, version=version, _internal=True, **known | options)
         serve.run(deployment.bind(**arguments.model_dump()), name="sharp")
+
+    @contextmanager
+    def held(self):
+        """Requests are taken, and no answer goes on or begins."""
+        flag = self._folder.parent / HELD
+        flag.touch()
+        try:
+            yield
+        finally:
+            flag.unlink()
 
     def statuses(self):
         (deployment,) = serve.status().applications["sharp"].deployments.values()
@@ -126,38 +154,34 @@ class Sharp:
         return found
 
 
-@pytest.fixture(scope="module")
-def sharp(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("replicas")
-    models = [
-        write_folder(folder.parent / name, hashing=hashing) for name, hashing in (("counting", 0), ("hashing", 1))
-    ]
+@contextmanager
+def empty_cluster(folder, **settings):
+    """A cluster without a node, in the environment that the image sets."""
     patch = pytest.MonkeyPatch()
     for name, value in {
         "RAY_AUTH_MODE": "disabled",  # whatever lies in the home folder
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
-        FOLDER: str(folder),
+        FOLDER: str(folder / "replicas"),
         **{name: value for name, value in IMAGE.items() if name.startswith("RAY_")},
     }.items():
         patch.setenv(name, value)
-    cluster = Cluster()
+    found = Sharp(folder, **settings)
     try:
-        add_node(cluster, num_cpus=0, node_ip_address="127.0.0.2", _system_config=WATCH, no_monitor=True)
-        large = add_node(cluster, num_cpus=REPLICAS, node_ip_address="127.0.0.3")
-        small = add_node(cluster, num_cpus=1, node_ip_address="127.0.0.4")
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
-        found = Sharp(cluster, [large, small], folder, models)
-        functions = ["sharp.ray.proxy:add_services"]
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options=HTTPOptions(host="127.0.0.1", port=found.http_port),
-            grpc_options=gRPCOptions(port=found.grpc_port, grpc_servicer_functions=functions),
-        )
-        found.deploy()
         yield found
         serve.shutdown()
     finally:
         ray.shutdown()
-        cluster.shutdown()
+        found.cluster.shutdown()
         patch.undo()
+
+
+@pytest.fixture(scope="module")
+def sharp(tmp_path_factory):
+    with empty_cluster(tmp_path_factory.mktemp("cluster")) as found:
+        found.add_head("127.0.0.2", num_cpus=0)
+        large = add_node(found.cluster, num_cpus=REPLICAS, node_ip_address="127.0.0.3")
+        small = add_node(found.cluster, num_cpus=1, node_ip_address="127.0.0.4")
+        found.nodes = [large, small]
+        found.start()
+        yield found

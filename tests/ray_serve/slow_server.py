@@ -13,14 +13,17 @@ from sharp.serving.engine.engine import Engine
 
 STEP_SECONDS = 0.1
 FOLDER = "SHARP_TEST_REPLICAS"  # where every replica says who and where it is
+HELD = "held"  # beside that folder: no replica makes a step while it is there
 
 
 class SlowServer(ModelServer.func_or_class):
     async def __init__(self, *arguments, **options):
-        step = Engine.step
+        step, folder = Engine.step, Path(os.environ[FOLDER])
 
         def slow_step(engine):
             time.sleep(STEP_SECONDS)
+            while (folder.parent / HELD).exists():
+                time.sleep(STEP_SECONDS / 10)
             return step(engine)
 
         Engine.step = slow_step
@@ -30,6 +33,7 @@ class SlowServer(ModelServer.func_or_class):
             "pid": os.getpid(),
             "actor": context.replica_id.to_full_id_str(),
             "node": ray.get_runtime_context().get_node_id(),
+            "address": ray.util.get_node_ip_address(),
             "metrics": f"http://127.0.0.1:{self._metrics_server.port}/metrics",
         }
-        (Path(os.environ[FOLDER]) / context.replica_id.unique_id).write_text(json.dumps(text))
+        (folder / context.replica_id.unique_id).write_text(json.dumps(text))

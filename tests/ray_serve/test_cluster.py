@@ -15,54 +15,18 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from sharp import Client, SamplingParams
-from sharp.serving.errors import FieldError, NotFoundError, SharpError, UnavailableError
+from sharp import Client
+from sharp.serving.errors import FieldError, NotFoundError, SharpError
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.ray_serve.conftest import DRAIN_SECONDS, REPLICAS, ROOT, wait_for
 from tests.ray_serve.slow_server import STEP_SECONDS
+from tests.ray_serve.streams import Streams, greedy
 from tests.serving.conftest import greedy_hashing
 
 STREAMS = 50
 TOKENS = 60
 LONG = 90
 SAMPLES = 16
-
-
-def greedy(tokens, **options):
-    return SamplingParams(temperature=0, max_tokens=tokens, **options)
-
-
-def counted(prompt, count):
-    return "".join(chr(ord(prompt[-1]) + 1 + step) for step in range(count))
-
-
-class Streams:
-    """Streams that are read at the same time, each in a thread; what is lost with a replica may be sent again, once."""
-
-    def __init__(self, client, lengths, *, again=False):
-        self.lengths = dict(enumerate(lengths))
-        self.failed, self.answers = {}, {}
-        self._client, self._again = client, again
-        self._threads = [threading.Thread(target=self._ask, args=(n,), daemon=True) for n in self.lengths]
-        for thread in self._threads:
-            thread.start()
-
-    def _ask(self, number):
-        prompt, params = f"{number} !", greedy(self.lengths[number])
-        try:
-            parts = [event.text for event in self._client.stream(prompt, params) if hasattr(event, "text")]
-            self.answers[number] = "".join(parts)
-        except UnavailableError as error:
-            self.failed[number] = error
-            if self._again:
-                time.sleep(error.retry_after)
-                self.answers[number] = self._client.generate(prompt, params).text
-
-    def join(self):
-        for thread in self._threads:
-            thread.join(90)
-        complete = {number for number in self.lengths if self._again or number not in self.failed}
-        assert self.answers == {number: counted("!", self.lengths[number]) for number in complete}
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +196,7 @@ def test_who_does_not_read_holds_nobody_up_and_leaves_nothing(sharp, client):
 
 
 def test_streams_of_a_lost_replica_and_a_lost_node_fail_and_can_be_sent_again(sharp, client):
-    streams = Streams(client, [TOKENS] * STREAMS, again=True)
+    streams = Streams(client, dict.fromkeys(range(STREAMS), TOKENS), again=client)
     wait_for(lambda: sharp.running() == STREAMS)
     large, small = (node.node_id for node in sharp.nodes)
     (on_small,) = (replica for replica in sharp.replicas() if replica.node == small)
@@ -251,7 +215,7 @@ def test_streams_of_a_lost_replica_and_a_lost_node_fail_and_can_be_sent_again(sh
 
 def test_a_drain_ends_within_its_limit(sharp, client):
     before = sharp.replicas()
-    streams = Streams(client, [8, LONG] * 8)
+    streams = Streams(client, dict(enumerate([8, LONG] * 8)))
     wait_for(lambda: sharp.running() + len(streams.answers) >= 16)  # a short one may have come to its end
     began = time.monotonic()
     sharp.deploy(num_replicas=1)
@@ -269,7 +233,7 @@ def test_replicas_follow_the_queue(sharp, client):
     delays = {"upscale_delay_s": 0, "metrics_interval_s": 0.2, "look_back_period_s": 1, "downscale_delay_s": 600}
     sharp.deploy(num_replicas=None, autoscaling_config={**scaling, **delays})
     assert sharp.statuses() == {"RUNNING": 1}
-    streams = Streams(client, [TOKENS // 2] * 12)
+    streams = Streams(client, dict.fromkeys(range(12), TOKENS // 2))
     wait_for(lambda: sharp.statuses() == {"RUNNING": 2})
     streams.join()
     assert streams.failed == {}

@@ -11,6 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from sharp.ray.application import Arguments, build
 from sharp.ray.handover import missing_settings
+from sharp.ray.proxy import SERVICES
 from sharp.ray.replica import ModelServer
 from sharp.serving.errors import InputError
 from sharp.serving.settings import ServeSettings
@@ -41,6 +42,12 @@ def test_serve_and_the_application_take_it(name):
     ports = {port["containerPort"] for port in WORKERS["template"]["spec"]["containers"][0]["ports"]}
     if name == "RayService":
         assert ports == {schema.grpc_options.port, schema.http_options.port, application.args["metrics_port"]}
+
+
+def test_a_replica_has_every_method():
+    """Serve looks a method up by its name, and takes one that is not there for a lost replica."""
+    methods = {method.name for service in SERVICES for method in service.methods}
+    assert methods - {*dir(ModelServer.func_or_class)} == set()
 
 
 def test_the_replicas_fit_the_pods():

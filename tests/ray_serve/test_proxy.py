@@ -15,6 +15,7 @@ from ray.serve.generated.serve_pb2 import HealthzRequest
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.ray.handover import Batch
 from sharp.ray.proxy import RETRY_SECONDS, add_services
+from sharp.serving.grpc import status
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 MESSAGE = inference_pb2.GenerateResponse(delta={"text": "a"})
@@ -84,6 +85,7 @@ def test_a_call_has_its_model_and_the_key_of_its_prompt():
     ("code", "message"),
     [
         (grpc.StatusCode.INTERNAL, "was lost; send it again"),
+        (grpc.StatusCode.CANCELLED, "was lost; send it again"),
         (grpc.StatusCode.UNAVAILABLE, "no replica can take"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests"),
     ],
@@ -96,7 +98,8 @@ def test_a_status_of_serve_says_when_to_come_back(code, message):
 
     texts, error = generate(serve)
     assert texts == ["a"]
-    assert error.code() == (grpc.StatusCode.UNAVAILABLE if code == grpc.StatusCode.INTERNAL else code)
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.code() == (full if code == full else grpc.StatusCode.UNAVAILABLE)
     details = dict(error.trailing_metadata())
     assert details["grpc-retry-pushback-ms"] == "1000"
     status = status_pb2.Status.FromString(details["grpc-status-details-bin"])
@@ -199,6 +202,36 @@ def test_no_more_is_taken_from_serve_than_a_client_reads():
         return before
 
     assert asyncio.run(asyncio.wait_for(with_proxy(serve, ask), 30)) < 10_000
+
+
+@pytest.mark.parametrize("method", ["Generate", "ModelStreamInfer"])
+def test_the_call_of_a_client_that_reads_nothing_ends(method, monkeypatch):
+    """It has a window of some 4 MB; Serve's stream would be held open for as long as the connection."""
+    monkeypatch.setattr(status, "UNREAD_SECONDS", 0.2)
+    ended = asyncio.Event()
+    large = "a" * 2**20
+
+    async def serve(_request, _context):
+        try:
+            while True:
+                await asyncio.sleep(0)
+                if method == "Generate":
+                    yield Batch([inference_pb2.GenerateResponse(delta={"text": large})]).SerializeToString()
+                else:
+                    yield Batch([grpc_service_pb2.ModelStreamInferResponse(error_message=large)]).SerializeToString()
+        finally:
+            ended.set()
+
+    async def ask(channel):
+        if method == "Generate":
+            call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(inference_pb2.GenerateRequest(text="a"))
+        else:
+            call = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+            await call.write(grpc_service_pb2.ModelInferRequest(id="1"))
+        await asyncio.wait_for(ended.wait(), 20)
+        call.cancel()
+
+    asyncio.run(with_proxy(serve, ask))
 
 
 def test_requests_of_a_stream_are_calls_of_their_own():

@@ -1,10 +1,14 @@
 """Which replica a request goes to, without a cluster."""
 
+import asyncio
 from collections import Counter
 
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
 from sharp.kserve import grpc_service_pb2
+from sharp.ray import router
 from sharp.ray.request import PREFIX_CHARACTERS, PREFIX_TOKENS, model_of, prefix_key
-from sharp.ray.router import SLACK, home_of
+from sharp.ray.router import SLACK, end_when_dead, home_of
 from sharp.v1 import control_pb2, inference_pb2
 
 REPLICAS = ("first", "second", "third", "fourth")
@@ -70,3 +74,29 @@ def test_a_busy_replica_is_left_alone():
     assert home_of("a", IDLE | {home: SLACK}) == home
     assert home_of("a", IDLE | {home: 2 * SLACK}) is None
     assert home_of("a", dict.fromkeys(REPLICAS, 100)) == home  # all of them are
+
+
+def test_calls_end_when_their_replica_is_dead_and_no_sooner(monkeypatch):
+    """It may drain, or be out of reach for a while. What ends is seen in `test_lost_nodes`."""
+    monkeypatch.setattr(router, "PING_SECONDS", 0)
+    answers = [3, ActorUnavailableError("no answer", b"0" * 16), 1, ActorDiedError()]
+
+    class Replica:
+        _channel = None
+
+        async def get_queue_len(self, *, deadline_s):
+            assert self._channel.closed == 0
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+
+    class Channel:
+        closed = 0
+
+        async def close(self):
+            self.closed += 1
+
+    replica = Replica()
+    replica._channel = Channel()
+    asyncio.run(asyncio.wait_for(end_when_dead(replica), 10))
+    assert (answers, replica._channel.closed) == ([], 1)
