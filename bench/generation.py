@@ -173,7 +173,7 @@ def main(
     rows: list[dict[str, Any]] = []
     for name, path, _ in subjects:
         decodes = {prompt: statistics.median(one.decode for one in runs[name, prompt]) for prompt in prompts}
-        decode = statistics.harmonic_mean(decodes.values())  # all tokens over all the time: answers are equally long
+        decode = statistics.harmonic_mean([*decodes.values()])  # all tokens over all the time: answers are equally long
         first = statistics.fmean(statistics.median(one.first_token for one in runs[name, prompt]) for prompt in prompts)
         rows.append(
             {

@@ -4,8 +4,8 @@ python bench/normalizers.py fill FOLDER --cache FILE [--context 32768]
 python bench/normalizers.py measure FOLDER --cache FILE [--output bench/results/normalizers.json]
 
 FOLDER is a model that was exported with `--norm softmax --max-context 36864`. Only its attention changes from norm to
-norm: the attributes of the attention nodes, the heads' parameters of ssa, and for ssmax the multiplication of every
-query by ln(i + 2). Norms whose scale is projected from the block's input (assmax, asentmax) are not here.
+norm: the attributes of the attention nodes, the heads' parameters of ssa, and where a norm scales queries, nodes that
+do, with parameters as at the start of training (projections of the block's input are drawn).
 
 `fill` reads a text of `--context` tokens, prose of Python's help topics, with the model as it is, and keeps the keys
 and values that it computes. `measure` gives them to every model, under the prompt's hashes: `LLM.generate` finds the
@@ -42,11 +42,19 @@ NORMS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "adaptive-temperature": {"normalizer": "adaptive_softmax"},
     "ssmax": {},
+    "assmax": {},
     "entmax": {"normalizer": "entmax", "alpha": 1.5},
     "sparsemax": {"normalizer": "entmax", "alpha": 2.0},
+    "sentmax": {"normalizer": "entmax", "alpha": 1.5},
+    "asentmax": {"normalizer": "entmax", "alpha": 1.5},
     "ssa": {"normalizer": "ssa"},
+    "sigmoid": {"normalizer": "sigmoid"},
+    "relu": {"normalizer": "relu"},
+    "relu2": {"normalizer": "relu2"},
 }
 SSA = (1.0, 1.5)
+# The heads' scale of a query at position i, L = ln(i + 2): L, or 1 + beta L^gamma (`sharp.models.query_scale`).
+SCALES = {"ssmax": "length", "assmax": "token", "sentmax": "head", "asentmax": "token"}
 
 
 def under(folder: Path, norm: str, output: Path) -> Path:
@@ -63,8 +71,8 @@ def under(folder: Path, norm: str, output: Path) -> Path:
         model.graph.initializer.append(numpy_helper.from_array(heads, "ssa_heads"))
         for node in attention:
             node.input[9] = "ssa_heads"
-    if norm == "ssmax":
-        scale_queries(model, attention)
+    if norm in SCALES:
+        scale_queries(model, attention, SCALES[norm], manifest.q_heads)
     output.mkdir()
     for file in folder.iterdir():
         if file.name != manifest.model_file:
@@ -73,25 +81,55 @@ def under(folder: Path, norm: str, output: Path) -> Path:
     return output
 
 
-def scale_queries(model: onnx.ModelProto, attention: list[onnx.NodeProto]) -> None:
-    """Multiply every query [tokens, heads, channels] by ln(i + 2)."""
-    model.graph.initializer.append(numpy_helper.from_array(np.array(2, np.float32), "length_offset"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2], np.int64), "length_axes"))
-    length = [
-        helper.make_node("Cast", ["positions"], ["length_float"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("Add", ["length_float", "length_offset"], ["length"]),
-        helper.make_node("Log", ["length"], ["length_log"]),
-        helper.make_node("Unsqueeze", ["length_log", "length_axes"], ["length_scale"]),
-    ]
-    nodes = []
-    for node in model.graph.node:
+def scale_queries(model: onnx.ModelProto, attention: list[onnx.NodeProto], kind: str, heads: int) -> None:
+    """Multiply every query [tokens, heads, channels] by its heads' scale."""
+    graph, made = model.graph, {output: node for node in model.graph.node for output in node.output}
+    random = np.random.default_rng(0)
+
+    def constant(name: str, value: Any, dtype: Any = np.float32) -> str:
+        graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+    def add(op: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, list(inputs), [f"query_scale_{len(nodes)}"], **attributes))
+        return nodes[-1].output[0]
+
+    nodes: list[onnx.NodeProto] = []
+    offset, one, two = constant("offset", 2), constant("one", 1), constant("two", 2)
+    batch, last, channels = (constant(f"axis_{axis}", [axis], np.int64) for axis in range(3))
+    halves = constant("halves", [heads, heads], np.int64)
+    whole = add("Cast", "positions", to=onnx.TensorProto.FLOAT)
+    length = add("Unsqueeze", add("Log", add("Add", whole, offset)), last)  # [tokens, 1]
+    for node in graph.node:
         if node in attention:
-            scaled = f"{node.input[0]}_scaled"
-            nodes.append(helper.make_node("Mul", [node.input[0], "length_scale"], [scaled]))
-            node.input[0] = scaled
+            query = node.input[0]
+            if kind == "length":
+                factor = length
+            else:
+                if kind == "token":
+                    product = query
+                    while not made[product].op_type.startswith("MatMul"):
+                        product = made[product].input[0]
+                    hidden = made[product].input[0]  # [1, tokens, channels]
+                    weights = constant(f"{query}_w", random.normal(0, 0.01, (channels_of(model, hidden), 2 * heads)))
+                    raw = add("Squeeze", add("MatMul", hidden, weights), batch)
+                else:
+                    raw = constant(f"{query}_raw", np.zeros((1, 2 * heads)))
+                beta, gamma = f"{query}_beta", f"{query}_gamma"
+                nodes.append(helper.make_node("Split", [raw, halves], [beta, gamma], axis=1))
+                power = add("Pow", length, add("Mul", add("Tanh", gamma), two))
+                factor = add("Add", add("Mul", add("Softplus", beta), power), one)
+            node.input[0] = add("Mul", query, add("Unsqueeze", factor, channels))
         nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(length + nodes)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def channels_of(model: onnx.ModelProto, hidden: str) -> int:
+    """Channels of the output of a normalization."""
+    (node,) = (node for node in model.graph.node if hidden in node.output)
+    (weight,) = (one for one in model.graph.initializer if one.name == node.input[1])
+    return int(weight.dims[0])
 
 
 def prompt_of(llm: LLM, length: int) -> list[int]:

@@ -59,7 +59,8 @@ class EngineConfig:
         max_waiting_tokens: most prompt tokens of such answers.
         prefix_cache: keep computed blocks for later requests that start with the same tokens.
         speculative_tokens: most tokens that a step guesses ahead, for all its requests together, where a text repeats
-            itself; the model checks them, so answers stay as they are. 0 guesses none; None is 8 on a CPU, else 0.
+            itself; the model checks them, so answers stay as they are, up to rounding. 0 guesses none; None is 8 on a
+            CPU, and 0 on a GPU or with an int8 cache.
     """
 
     cache_tokens: int | None = None

@@ -80,7 +80,7 @@ class ServeSettings(BaseSettings):
     speculative_tokens: int | None = Field(
         None,
         description="Most tokens that a step guesses ahead where a text repeats itself; the model checks them, so "
-        "answers stay the same.  [default: 8 on a CPU, else 0]",
+        "answers stay the same up to rounding.  [default: 8 on a CPU, 0 on a GPU or with an int8 cache]",
     )
     prefix_cache: bool = Field(True, description="Keep computed blocks for prompts that start with the same tokens.")
     max_waiting_requests: int = Field(1024, description="Most requests that wait; more are refused.")

@@ -35,7 +35,7 @@ from sharp.serving.engine.queue_limit import QueueLimit
 from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
 from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
-from sharp.serving.engine.sequence import Sequence
+from sharp.serving.engine.sequence import Ending, Sequence
 from sharp.serving.errors import AlreadyExistsError, EngineError, InputError, SharpError
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ class Engine:
     ) -> None:
         """Serve the model of `backend` with a cache of `blocks` blocks."""
         backend.allocate_cache(blocks)
-        self.speculative_tokens = _speculative_tokens(config, backend)
+        self.speculative_tokens = _speculative_tokens(config, backend, manifest)
         self.blocks = BlockManager(blocks, manifest.cache.block_size)
         self.scheduler = Scheduler(
             self.blocks,
@@ -232,33 +232,89 @@ class Engine:
         )
 
     def _commit(self, plan: Plan, result: _Result, began: float) -> list[Event]:
-        if result.output.stats is not None:
-            self._observe(plan.chunks, result, AttentionRows(result.output.stats, result.positions, self._windows))
+        stats = result.output.stats
+        rows = None if stats is None else AttentionRows(stats, result.positions, self._windows)
+        observed = np.zeros(len(result.positions), bool)
         events: list[Event] = []
-        now = time.perf_counter()
+        now, start = time.perf_counter(), 0
         for row, chunk in enumerate(plan.chunks):
             if not chunk.sequence.prompt_read:
                 chunk.sequence.prompt_chunks.append(PromptChunk(chunk.tokens, began, now))
-            commit = partial(self._commit_chunk, row, chunk, result, now)
+            commit = partial(self._commit_chunk, row, chunk, result, now, start, rows, observed)
             events += self._alone(chunk.sequence.request_id, commit)
+            start += chunk.width
+        if rows is not None:
+            self._tally.attention.append(rows if observed.all() else rows.of(observed))
         return events
 
-    def _commit_chunk(self, row: int, chunk: Chunk, result: _Result, now: float) -> list[Event]:
+    def _commit_chunk(
+        self,
+        row: int,
+        chunk: Chunk,
+        result: _Result,
+        now: float,
+        start: int,
+        rows: AttentionRows | None,
+        observed: NDArray[np.bool_],
+    ) -> list[Event]:
+        """Take over what was computed for a chunk, whose tokens begin at `start`, and mark those to be `observed`."""
         sequence, tokens = chunk.sequence, result.tokens.get(row, [])
         if NO_TOKEN in tokens:
             return [self._fail(sequence.request_id, self._why_no_token(sequence))]
-        events: list[Event] = []
+        before, seen = sequence.computed, sequence.observed
         self.blocks.remember(sequence.number, *sequence.advance(chunk.tokens))
         sequence.prompt_logprobs += result.prompt_logprobs.get(row, [])
+        delta, ending = self._append(sequence, tokens, result.logprobs.get(row))
+        # Those that were computed for the first time and are part of the text. What the prefix cache had was computed
+        # for another request and counts there.
+        new = slice(start + max(seen - before, 0), start + sequence.computed - before)
+        observed[new] = True
+        if rows is not None and sequence.request.attention and new.start < new.stop:
+            sequence.observe(rows.of(new))
+        events: list[Event] = []
         if not sequence.prompt_read and sequence.computed >= len(sequence.request.prompt_ids):
             events += self._prompt_read(sequence)
-        if tokens:
-            self._tally.draft_tokens += len(chunk.draft)
-            self._tally.accepted_tokens += len(tokens) - 1
-            events += self._append(sequence, tokens, result.logprobs.get(row), now)
-        elif sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
+        if delta is not None:
+            self._count(sequence, chunk, delta, now)
+            events.append(delta)
+        if ending is not None:
+            events.append(self._finish(sequence, *ending))
+        elif not tokens and sequence.remaining == 0:  # nothing to generate: the request only reads its prompt
             events.append(self._finish(sequence, FinishReason.LENGTH))
         return events
+
+    def _append(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> tuple[Delta | None, Ending | None]:
+        """Add the tokens of a step: one, and those after it that were guessed and so are computed already."""
+        if not tokens:
+            return None, None
+        texts: list[str] = []
+        ending: Ending | None = None
+        for place, token in enumerate(tokens):
+            if place:
+                self.blocks.remember(sequence.number, *sequence.advance(1))
+            text, ending = sequence.append(token)
+            texts.append(text)
+            if ending:
+                break
+        added = tuple(tokens[: len(texts)])
+        of_added = tuple(logprobs[: len(texts)]) if logprobs else None
+        return Delta(sequence.request_id, "".join(texts), added, sequence.index, of_added), ending
+
+    def _count(self, sequence: Sequence, chunk: Chunk, delta: Delta, now: float) -> None:
+        """Note new tokens and their times for the metrics."""
+        added = len(delta.token_ids)
+        self._tally.generated_tokens += added
+        self._tally.draft_tokens += len(chunk.draft)
+        self._tally.accepted_tokens += added - 1
+        if sequence.last_token is None:
+            sequence.first_token = now
+            self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
+        else:
+            each = Timed((now - sequence.last_token) / added, sequence.request_id)
+            self._tally.inter_token += [each] * added
+        sequence.last_token = now
 
     def _why_no_token(self, sequence: Sequence) -> SharpError:
         if sequence.guide and sequence.guide.error:
@@ -284,51 +340,6 @@ class Engine:
         logprobs = tuple(sequence.prompt_logprobs) if wanted else None
         chunks = tuple(sequence.prompt_chunks)
         return [PromptComputed(sequence.request_id, sequence.cached_tokens or 0, chunks, logprobs)]
-
-    def _append(
-        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float
-    ) -> list[Event]:
-        """Add the tokens of a step: one, and those after it that were guessed and so are computed already."""
-        began, before = sequence.last_token, sequence.generated
-        texts, ending = [], None
-        for place, token in enumerate(tokens):
-            if place:
-                self.blocks.remember(sequence.number, *sequence.advance(1))
-            text, ending = sequence.append(token)
-            texts.append(text)
-            if ending:
-                break
-        added = sequence.generated - before
-        self._tally.generated_tokens += added
-        if began is None:
-            sequence.first_token = now
-            self._tally.first_token.append(Timed(now - sequence.arrived, sequence.request_id))
-        else:
-            self._tally.inter_token += [Timed((now - began) / added, sequence.request_id)] * added
-        sequence.last_token = now
-        of_tokens = tuple(logprobs[:added]) if logprobs else None
-        delta = Delta(sequence.request_id, "".join(texts), tuple(tokens[:added]), sequence.index, of_tokens)
-        return [delta, self._finish(sequence, *ending)] if ending else [delta]
-
-    def _observe(self, chunks: Iterable[Chunk], result: _Result, rows: AttentionRows) -> None:
-        """Hand on the statistics of the tokens that were computed for the first time and are part of the text.
-
-        Tokens that the prefix cache had are not computed, so they count for the request that computed them.
-        """
-        observed = np.ones(len(rows.positions), bool)
-        start = 0
-        for row, chunk in enumerate(chunks):
-            sequence = chunk.sequence
-            repeated = min(max(sequence.observed - sequence.computed, 0), chunk.tokens)
-            right = max(len(result.tokens.get(row, [])) - 1, 0)
-            observed[start : start + repeated] = False
-            observed[start + chunk.tokens + right : start + chunk.width] = False
-            if sequence.request.attention and repeated < chunk.tokens:
-                sequence.observe(rows.of(slice(start + repeated, start + chunk.tokens + right)))
-            start += chunk.width
-        if not observed.all():
-            rows = rows.of(observed)
-        self._tally.attention.append(rows)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, matched: str | int | None = None) -> Event:
         now = time.perf_counter()
@@ -361,14 +372,15 @@ class Engine:
         return tally.report(len(self.scheduler.running), len(self.scheduler.waiting) + held, self.blocks.usage)
 
 
-def _speculative_tokens(config: EngineConfig, backend: Backend) -> int:
+def _speculative_tokens(config: EngineConfig, backend: Backend, manifest: Manifest) -> int:
     """How many tokens a step may guess.
 
-    A GPU computes several tokens of a sequence by the kernels of prompts, which do not share out a long context.
+    A GPU computes several tokens of a sequence by the kernels of prompts, which do not share out a long context. A
+    block of an int8 cache has one scale for all its tokens: a guess would round those before it anew.
     """
     if config.speculative_tokens is not None:
         return config.speculative_tokens
-    return SPECULATIVE_TOKENS if backend.device == "cpu" else 0
+    return SPECULATIVE_TOKENS if backend.device == "cpu" and manifest.cache.dtype != "int8" else 0
 
 
 def _agreed(chunk: Chunk, drawn: list[int]) -> list[int]:

@@ -191,12 +191,15 @@ class Scheduler:
         return min(self._speculative_tokens, self._max_batch_tokens - decoding) // max(decoding, 1)
 
     def _draft(self, sequence: Sequence, guesses: int) -> tuple[int, ...]:
-        """What a sequence guesses, as far as there are free blocks for it: nobody gives up blocks for a guess."""
+        """What a sequence guesses, as far as blocks are left for it: nobody should give up blocks for a guess."""
         if not guesses:
             return ()
         draft = sequence.draft(guesses)
         tokens = len(sequence.token_ids)
-        while draft and self._blocks.missing(sequence.number, tokens + len(draft)) > self._blocks.free:
+        # One spare block per running sequence, as for newcomers: what a wrong guess took stays taken.
+        while draft and (missing := self._blocks.missing(sequence.number, tokens + len(draft))):
+            if missing + len(self.running) <= self._blocks.free:
+                break
             draft.pop()
         self._blocks.grow(sequence.number, tokens + len(draft))
         return tuple(draft)

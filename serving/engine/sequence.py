@@ -18,6 +18,7 @@ from sharp.serving.tokenizer import Tokenizer
 # all such chunks of a step together have no more tokens than these.
 PROMPT_LOGPROBS_CHUNK, PROMPT_LOGPROBS_TOKENS = 64, 256
 NO_LIMIT = 2**31
+Ending = tuple[FinishReason, str | int | None]  # why an answer ended, and the stop string or token that was found
 
 
 class Sequence:
@@ -143,7 +144,7 @@ class Sequence:
         self._remembered = len(hashes)
         return first, hashes[first:]
 
-    def append(self, token_id: int) -> tuple[str, tuple[FinishReason, str | int | None] | None]:
+    def append(self, token_id: int) -> tuple[str, Ending | None]:
         """Add a generated token; return the text to show now, and why and by what the answer ended."""
         self.token_ids.append(token_id)
         if self._drawn:

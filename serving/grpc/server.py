@@ -128,10 +128,10 @@ class GrpcServer:
         """Say in health what a request would meet now."""
         serving = self._service.serving
         if serving != self._serving:
-            self._serving = serving
             status = health_pb2.HealthCheckResponse
             for service in ("", *SERVICES):
                 await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
+            self._serving = serving  # now: a probe that is given up meanwhile leaves it to the next one
 
     async def announce_end(self) -> None:
         """Say in health that it ends."""

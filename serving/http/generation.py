@@ -139,7 +139,7 @@ class Generation:
                     cache_salt=request.cache_salt,
                     special_tokens=not isinstance(request, ChatRequest),  # the template has written them
                 )
-                limit.add(prepared)
+                prepared = limit.add(prepared)
             except FieldError as error:
                 raise request.in_its_words(error) from error
             return prepared

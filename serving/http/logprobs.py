@@ -1,6 +1,7 @@
 """The field `logprobs` of OpenAI's choices."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from sharp.serving.engine.events import TokenLogprobs
@@ -24,8 +25,8 @@ class LogprobLimit:
         self._tokens = 0
         self._numbers = 0
 
-    def add(self, request: Request) -> None:
-        """Count what the answers to a prompt may have.
+    def add(self, request: Request) -> Request:
+        """Count what the answers to a prompt may have; one without `max_tokens` ends where the limit is.
 
         Raises:
             FieldError: with those before they are too many.
@@ -34,6 +35,9 @@ class LogprobLimit:
         if params.prompt_logprobs is not None:
             self._count(len(request.prompt_ids) * params.n, params.prompt_logprobs)
         if params.logprobs is not None and self._whole:
+            if params.max_tokens is None:
+                room = (MAX_PROMPT_LOGPROBS - self._numbers) // (params.n * (1 + params.logprobs))
+                request = replace(request, max_new_tokens=min(request.max_new_tokens, max(room, params.min_tokens, 1)))
             self._count(request.max_new_tokens * params.n, params.logprobs)
         if self._numbers > MAX_PROMPT_LOGPROBS:
             echo = " with echo" if params.prompt_logprobs is not None else ""
@@ -41,8 +45,9 @@ class LogprobLimit:
                 f"logprobs is {params.logprobs}, which{echo} makes {self._numbers} numbers for {self._tokens} tokens "
                 f"of all prompts and answers; the limit is {MAX_PROMPT_LOGPROBS}"
             )
-            what = "; ask for fewer tokens or answers, or for a stream" if self._whole else ""
+            what = "; set a lower max_tokens, or ask for fewer answers or a stream" if self._whole else ""
             raise FieldError("logprobs", message + what)
+        return request
 
     def _count(self, tokens: int, top: int) -> None:
         self._tokens += tokens

@@ -87,6 +87,41 @@ def test_a_probe_tells_of_the_engine_as_it_is_now(started, monkeypatch):
     assert (check(started), ready(started), http(started)) == (SERVING, True, 200)
 
 
+def test_a_probe_that_is_given_up_leaves_no_old_news():
+    """Its client's deadline can end it while a watcher is told."""
+    service = SimpleNamespace(serving=True)
+    grpc_server = server.GrpcServer.__new__(server.GrpcServer)
+    grpc_server._service, grpc_server._serving = service, None
+    grpc_server._health = health = server._Health(grpc_server._update_health)
+    request = health_pb2.HealthCheckRequest()
+    writing, free = asyncio.Event(), asyncio.Event()
+
+    async def write(response):
+        if response.status == NOT_SERVING:
+            writing.set()
+            await free.wait()
+
+    async def probe():
+        return (await health.Check(request, AsyncMock())).status
+
+    async def run():
+        assert await probe() == SERVING
+        watching = asyncio.create_task(health.Watch(request, SimpleNamespace(write=write)))
+        await asyncio.sleep(0)
+        service.serving = False
+        assert await probe() == NOT_SERVING
+        await writing.wait()
+        service.serving = True
+        given_up = asyncio.create_task(probe())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        free.set()
+        assert await probe() == SERVING
+        watching.cancel()
+
+    asyncio.run(run())
+
+
 MANY = 4000
 FEW = 8  # turns of a loop that is held up all the time; Python's threads take turns every 5 ms
 LOGPROBS = (TokenLogprobs(97, -1.0, tuple((97 + place, -1.0) for place in range(20))),) * MANY

@@ -107,17 +107,26 @@ def test_logprobs_of_answers_that_are_not_streamed_have_a_limit(client, steps):
         "logprobs is 20, which makes 268800 numbers for 12800 tokens of all prompts and answers; the limit is 262144"
     )
     for prompt, n in ((["a"], 128), (["a", "b"], 64)):
-        with pytest.raises(openai.BadRequestError, match=f"{message}; ask for .* a stream") as caught:
+        with pytest.raises(openai.BadRequestError, match=f"{message}; set a lower max_tokens") as caught:
             complete(client, prompt, n=n, **fields)
         assert caught.value.param == "logprobs"
     words = {"model": "counting", "messages": [{"role": "user", "content": "a"}], "logprobs": True}
     with pytest.raises(openai.BadRequestError, match=r"top_logprobs is 20, which makes .* the limit") as caught:
-        client.chat.completions.create(**words, n=128, top_logprobs=20)  # as many tokens as fit
+        client.chat.completions.create(**words, n=128, top_logprobs=20, max_tokens=100)
     assert caught.value.param == "top_logprobs"
     wait_for(lambda: idle(steps))
     assert len(steps) < 50  # of the first of two prompts nothing is left
     with client.completions.create(model="counting", prompt="a", temperature=0, n=128, stream=True, **fields) as stream:
         assert next(stream).choices[0].logprobs.tokens == ["b"]
+
+
+def test_an_answer_of_no_length_ends_where_its_logprobs_have_their_limit(client, monkeypatch):
+    monkeypatch.setattr("sharp.serving.http.logprobs.MAX_PROMPT_LOGPROBS", 100)
+    words = {"model": "counting", "messages": [{"role": "user", "content": "a"}], "temperature": 0}
+    answer = client.chat.completions.create(
+        **words, n=2, logprobs=True, top_logprobs=4, extra_body={"ignore_eos": True}
+    )
+    assert [(len(one.logprobs.content), one.finish_reason) for one in answer.choices] == [(10, "length")] * 2
 
 
 def texts_of(tmp_path, tokenizer):

@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
-from sharp.serving.engine.events import Delta, Finished
+from sharp.serving.backends import load_backend
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.engine import Engine
+from sharp.serving.engine.events import Delta, Failed, Finished
 from sharp.serving.engine.token_history import TokenHistory
 from sharp.serving.guide import GuideCompiler
 from sharp.serving.guided import Guided
@@ -14,6 +17,11 @@ from sharp.serving.tokenizer import Tokenizer
 from tests.serving.test_scheduling import GREEDY, start  # noqa: F401 - a fixture
 
 COUNTED = [*range(10, 30), *range(10, 14)]  # the tiny model counts, so this goes on as before
+
+
+def guide_of(folder, regex):
+    manifest, tokenizer = read_manifest(folder), Tokenizer(folder / "tokenizer.json")
+    return GuideCompiler(manifest, tokenizer).compile(Guided(regex=regex))
 
 
 def by_definition(tokens, most):
@@ -92,13 +100,17 @@ def test_a_stop_token_among_the_guesses_ends_the_answer(start):  # noqa: F811
 
 
 def test_a_stop_string_among_the_guesses_ends_the_answer(start):  # noqa: F811
-    running = start(speculative_tokens=8)
+    running = start(speculative_tokens=8, attention_interval=1)
     text = [*b"abcdefghijklmn", *b"abcd"]
-    running.add("a", text, 12, SamplingParams(temperature=0, stop=("gh",)))
+    running.add("a", text, 12, SamplingParams(temperature=0, stop=("gh",)), attention=True)
     running.run()
     (finished,) = running.of(Finished)
     assert "".join(one.text for one in running.of(Delta)) == "ef"
     assert (finished.reason, finished.matched, finished.usage.completion_tokens) == ("stop", "gh", 4)
+    report = running.engine.report()
+    # What was guessed behind the end is no part of the answer.
+    assert report.accepted_tokens == 2
+    assert finished.attention.tokens == sum(len(rows.positions) for rows in report.attention) == len(text) + 3
 
 
 @pytest.mark.parametrize(
@@ -123,9 +135,8 @@ def test_what_depends_on_earlier_tokens_is_guessed_too(start, params):  # noqa: 
 
 
 def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start, counting):  # noqa: F811
-    manifest, tokenizer = read_manifest(counting), Tokenizer(counting / "tokenizer.json")
     # After "l" the guide wants "x" where the text went on with "m".
-    guide = GuideCompiler(manifest, tokenizer).compile(Guided(regex="[e-l]{8}x[a-z]{3}"))
+    guide = guide_of(counting, "[e-l]{8}x[a-z]{3}")
     running = start(speculative_tokens=8)
     running.add("a", [*b"abcdefghijklmnopqrstuv", *b"abcd"], 40, guide=guide)
     running.run()
@@ -145,12 +156,34 @@ def test_guesses_are_shared_out_and_prompts_come_first(start):  # noqa: F811
     assert running.chunks()[2:] == [[3, 3], [1, 1, 6], [3, 3]]
 
 
-def test_nobody_gives_up_blocks_for_a_guess(start):  # noqa: F811
-    running = start(blocks=7, speculative_tokens=8)  # of 4 tokens: room for four more
-    running.add("a", COUNTED, 4)
+def test_nobody_gives_up_blocks_for_a_guess(start, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(TokenHistory, "guess", lambda _history, most: [0] * most)  # all wrong
+    running = start(blocks=7, speculative_tokens=8)  # of 4 tokens
+    running.add("a", [5] * 9, 12)
+    running.add("b", [9] * 11, 3)
     running.run()
-    assert running.tokens("a") == [14, 15, 16, 17]
-    assert max(max(widths) for widths in running.chunks()[2:]) <= 3
+    report = running.engine.report()
+    assert report.draft_tokens
+    assert not report.preemptions
+
+
+def test_a_guide_that_ends_inside_a_guess(start, counting):  # noqa: F811
+    guide = guide_of(counting, "efgh")
+    running = start(speculative_tokens=8)
+    running.add("a", [*b"abcdefghijklmn", *b"abcd"], 12, SamplingParams(temperature=0, min_tokens=10), guide=guide)
+    running.run()
+    assert not running.of(Failed)
+    assert (bytes(running.tokens("a")), running.of(Finished)[0].reason) == (b"efgh", "stop")
+    assert running.engine.report().accepted_tokens
+
+
+def test_an_int8_cache_guesses_nothing_by_itself(counting):
+    """A guess would round the tokens of its block anew, as they have one scale."""
+    manifest = read_manifest(counting)
+    backend = load_backend(counting, manifest, BackendConfig(threads=1, kernels=False))
+    int8 = manifest.model_copy(update={"cache": manifest.cache.model_copy(update={"dtype": "int8"})})
+    assert Engine(backend, manifest, None, 8, EngineConfig()).speculative_tokens > 0
+    assert Engine(backend, int8, None, 8, EngineConfig()).speculative_tokens == 0
 
 
 def test_logprobs_are_those_of_every_token(start):  # noqa: F811
