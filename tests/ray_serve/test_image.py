@@ -40,9 +40,11 @@ exec $without $user "$@"
 
 @pytest.fixture(scope="module")
 def image():
-    """A folder with `sharp`, what the image has in /opt/sharp, and what the page begins with: not in /tmp."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="ray-image-", dir=ROOT / "build"))
+    """A folder with `sharp`, what the image has in /opt/sharp, and what the page begins with.
+
+    Not in /tmp, which is new in the container, and where the checkout may lie.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ray-image-", dir="/var/tmp"))
     folder.chmod(0o755)
     # The packages of `make setup` are the tools, and its build folder saves compiling again.
     places = {"/opt/tools/bin": SCRIPTS, "/opt/sharp": folder / "sharp", "/wheels": folder / "wheels"}
