@@ -3,9 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.attention import AttentionRows
-from sharp.serving.backends import Backend, StepOutput
+from sharp.serving.backends import Backend
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.adjust import leaves_none
-from sharp.serving.engine.batch import pack, wanted_outputs
 from sharp.serving.engine.block_manager import BlockManager
+from sharp.serving.engine.computation import Result, compute
 from sharp.serving.engine.events import (
     Accepted,
     Delta,
@@ -28,21 +27,18 @@ from sharp.serving.engine.events import (
     PromptComputed,
     TokenLogprobs,
 )
-from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
 from sharp.serving.engine.place import Place
 from sharp.serving.engine.prefix import PrefixChain, chain_start
 from sharp.serving.engine.queue_limit import QueueLimit
 from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
-from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Ending, Sequence
+from sharp.serving.engine.speculation import speculative_tokens
 from sharp.serving.errors import AlreadyExistsError, EngineError, InputError, SharpError
 from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-SPECULATIVE_TOKENS = 8
 
 
 @dataclass
@@ -51,17 +47,6 @@ class _Answers:
 
     unfinished: dict[int, Sequence]
     held: list[Sequence]
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What a step computed, before any sequence has changed."""
-
-    output: StepOutput
-    positions: NDArray[np.int64]  # [tokens]
-    tokens: dict[int, list[int]]  # chunk -> new tokens
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # chunk -> those of the new tokens
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # chunk -> those of its tokens
 
 
 class Engine:
@@ -76,7 +61,7 @@ class Engine:
     ) -> None:
         """Serve the model of `backend` with a cache of `blocks` blocks."""
         backend.allocate_cache(blocks)
-        self.speculative_tokens = _speculative_tokens(config, backend, manifest)
+        self.speculative_tokens = speculative_tokens(config, backend, manifest)
         self.blocks = BlockManager(blocks, manifest.cache.block_size)
         self.scheduler = Scheduler(
             self.blocks,
@@ -209,29 +194,13 @@ class Engine:
             self._tally.prefix_cache_queries += len(sequence.request.prompt_ids)
             self._tally.prefix_cache_hits += sequence.cached_tokens or 0
 
-    def _compute(self, plan: Plan) -> _Result:
-        sampled = self._config.attention_interval and self._steps % self._config.attention_interval == 0
-        wanted = any(chunk.sequence.request.attention for chunk in plan.chunks)
+    def _compute(self, plan: Plan) -> Result:
+        interval = self._config.attention_interval
+        sampled = interval > 0 and self._steps % interval == 0
         self._steps += 1
-        outputs = wanted_outputs(plan.chunks)
-        batch = pack(plan.chunks, self.blocks, outputs, collect_stats=bool(sampled or wanted))
-        output = self._backend.step(batch)
-        places = [
-            Place(chunk.sequence, chunk.draft[:guessed])
-            for chunk, rows in ((plan.chunks[row], rows) for row, rows in outputs.sampling)
-            for guessed in range(rows)
-        ]
-        drawn = iter(sample(output.logits[: len(places)], places).tolist())
-        tokens = {row: _agreed(plan.chunks[row], [*islice(drawn, rows)]) for row, rows in outputs.sampling}
-        return _Result(
-            output,
-            batch.positions,
-            tokens,
-            answer_logprobs(plan.chunks, outputs, output.logits, tokens),
-            prompt_logprobs(plan.chunks, outputs, output.logits),
-        )
+        return compute(plan.chunks, self.blocks, self._backend, sampled=sampled)
 
-    def _commit(self, plan: Plan, result: _Result, began: float) -> list[Event]:
+    def _commit(self, plan: Plan, result: Result, began: float) -> list[Event]:
         stats = result.output.stats
         rows = None if stats is None else AttentionRows(stats, result.positions, self._windows)
         observed = np.zeros(len(result.positions), bool)
@@ -251,7 +220,7 @@ class Engine:
         self,
         row: int,
         chunk: Chunk,
-        result: _Result,
+        result: Result,
         now: float,
         start: int,
         rows: AttentionRows | None,
@@ -370,24 +339,3 @@ class Engine:
         tally, self._tally = self._tally, Tally()
         held = sum(len(answers.held) for answers in self._answers.values())
         return tally.report(len(self.scheduler.running), len(self.scheduler.waiting) + held, self.blocks.usage)
-
-
-def _speculative_tokens(config: EngineConfig, backend: Backend, manifest: Manifest) -> int:
-    """How many tokens a step may guess.
-
-    A GPU computes several tokens of a sequence by the kernels of prompts, which do not share out a long context. A
-    block of an int8 cache has one scale for all its tokens: a guess would round those before it anew.
-    """
-    if config.speculative_tokens is not None:
-        return config.speculative_tokens
-    return SPECULATIVE_TOKENS if backend.device == "cpu" and manifest.cache.dtype != "int8" else 0
-
-
-def _agreed(chunk: Chunk, drawn: list[int]) -> list[int]:
-    """The tokens drawn from the logits of a chunk, up to the first that was guessed wrongly or ends the answer."""
-    for place, (token, guessed) in enumerate(zip(drawn, chunk.draft, strict=False)):
-        if token != guessed or token in chunk.sequence.stop_token_ids:
-            return drawn[: place + 1]
-        if drawn[place + 1] == NO_TOKEN:  # without a guess the next step finds out why
-            return drawn[: place + 1]
-    return drawn
