@@ -13,12 +13,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from sharp.plugins.manifest import Cache, Manifest, Norm, Source
+from sharp.plugins.manifest import Cache, Manifest, Norm, Source, read_manifest
 from sharp.plugins.manifest import Tokenizer as TokenizerSettings
+from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.server import Settings, Started, run_server
 from tests.serving.grpc_client import Client
+from tests.serving.running_engine import RunningEngine
 
 VOCAB = 257  # bytes and an end-of-sequence token
 EOS = 256
@@ -273,3 +275,11 @@ def idle(steps):
     before = len(steps)
     time.sleep(0.1)
     return len(steps) == before
+
+
+@pytest.fixture
+def start_engine(counting, monkeypatch):
+    backend = load_backend(counting, read_manifest(counting), BackendConfig(threads=1, kernels=False))
+    return lambda blocks=32, **config: RunningEngine(
+        backend, counting, monkeypatch, blocks, {"max_batch_tokens": 16, "max_sequences": 4, **config}
+    )

@@ -167,9 +167,9 @@ class Computed:
     """The events of a request whose prompt is computed."""
 
     request = Request("1", (97,), SamplingParams(prompt_logprobs=20), 1)
-    headers = {}  # noqa: RUF012
 
     def __init__(self):
+        self.headers = {}
         self._events = iter((Accepted("1", 1), PromptComputed("1", 0, (), LOGPROBS)))
 
     def __aiter__(self):

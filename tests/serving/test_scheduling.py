@@ -6,69 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
-from sharp.serving.backends import load_backend
-from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.errors import QueueFullError
-from sharp.serving.request import Request
 from sharp.serving.tokenizer import Tokenizer
-
-GREEDY = SamplingParams(temperature=0)
-
-
-class Running:
-    """An engine, every event that came out of it, and its batches."""
-
-    def __init__(self, backend, folder, monkeypatch, blocks, config):
-        self.batches = []
-        step = backend.step
-
-        def recorded(batch):
-            self.batches.append(batch)
-            return step(batch)
-
-        monkeypatch.setattr(backend, "step", recorded)
-        self.engine = Engine(
-            backend, read_manifest(folder), Tokenizer(folder / "tokenizer.json"), blocks, EngineConfig(**config)
-        )
-        self.events = []
-
-    def add(self, name, prompt, count, params=GREEDY, **fields):
-        self.engine.add(Request(name, tuple(prompt), params, count, **fields))
-
-    def step(self, steps=1):
-        for _ in range(steps):
-            self.events += self.engine.step()
-            self.engine.check_integrity()
-
-    def run(self):
-        while self.engine.has_work:
-            self.step()
-
-    def of(self, kind, name=None):
-        return [one for one in self.events if isinstance(one, kind) and name in (None, one.request_id)]
-
-    def tokens(self, name, index=0):
-        return [token for one in self.of(Delta, name) if one.index == index for token in one.token_ids]
-
-    def order(self):
-        return [one.request_id for one in self.of(Finished)]
-
-    def chunks(self):
-        """How many tokens every sequence of every step computed."""
-        return [np.diff(batch.query_start).tolist() for batch in self.batches]
-
-
-@pytest.fixture
-def start(counting, monkeypatch):
-    backend = load_backend(counting, read_manifest(counting), BackendConfig(threads=1, kernels=False))
-    return lambda blocks=32, **config: Running(
-        backend, counting, monkeypatch, blocks, {"max_batch_tokens": 16, "max_sequences": 4, **config}
-    )
 
 
 @pytest.fixture
@@ -82,8 +24,8 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_a_long_prompt_takes_small_chunks_while_others_decode_and_large_ones_alone(start):
-    running = start(prefill_chunk_tokens=3)
+def test_a_long_prompt_takes_small_chunks_while_others_decode_and_large_ones_alone(start_engine):
+    running = start_engine(prefill_chunk_tokens=3)
     running.add("decoding", [1], 4)
     running.step()
     running.add("long", range(40), 1)
@@ -91,9 +33,9 @@ def test_a_long_prompt_takes_small_chunks_while_others_decode_and_large_ones_alo
     assert running.chunks() == [[1], [1, 3], [1, 3], [1, 3], [16], [15]]
 
 
-def test_a_short_prompt_is_computed_beside_a_long_one(start):
+def test_a_short_prompt_is_computed_beside_a_long_one(start_engine):
     """Half of the budget is for short ones, also behind another long one; the other half is the first one's."""
-    running = start(prefill_chunk_tokens=4)
+    running = start_engine(prefill_chunk_tokens=4)
     running.add("decoding", [1], 30)
     running.step()
     for name, tokens in (("first", 40), ("second", 35), ("short", 6), ("shorter", 3)):
@@ -103,8 +45,8 @@ def test_a_short_prompt_is_computed_beside_a_long_one(start):
     assert running.chunks()[1:7] == [[1, 2, 2], [1, 2, 2], [1, 2, 2], [1, 2, 2], [1, 4, 1], [1, 4]]
 
 
-def test_a_short_prompt_of_a_worse_priority_waits(start):
-    running = start(prefill_chunk_tokens=4)
+def test_a_short_prompt_of_a_worse_priority_waits(start_engine):
+    running = start_engine(prefill_chunk_tokens=4)
     running.add("decoding", [1], 30)
     running.step()
     running.add("first", range(40), 1)
@@ -113,24 +55,24 @@ def test_a_short_prompt_of_a_worse_priority_waits(start):
     assert running.order() == ["first", "short", "decoding"]
 
 
-def test_short_prompts_share_a_step(start):
-    running = start()
+def test_short_prompts_share_a_step(start_engine):
+    running = start_engine()
     for number in range(3):
         running.add(str(number), range(number, number + 5), 1)
     running.run()
     assert running.chunks() == [[5, 5, 5]]
 
 
-def test_a_better_priority_goes_first(start):
-    running = start(max_sequences=1)
+def test_a_better_priority_goes_first(start_engine):
+    running = start_engine(max_sequences=1)
     for name, priority in (("last", 5), ("second", 0), ("third", 0), ("first", -1)):
         running.add(name, [1], 2, priority=priority)
     running.run()
     assert running.order() == ["first", "second", "third", "last"]
 
 
-def test_a_better_priority_takes_the_place_of_a_running_request_and_nothing_is_lost(start):
-    running = start(max_sequences=1)
+def test_a_better_priority_takes_the_place_of_a_running_request_and_nothing_is_lost(start_engine):
+    running = start_engine(max_sequences=1)
     running.add("low", [1], 8, priority=1)
     running.step(3)
     running.add("same", [1], 1, priority=1)
@@ -141,8 +83,8 @@ def test_a_better_priority_takes_the_place_of_a_running_request_and_nothing_is_l
     assert running.engine.report().preemptions == 1
 
 
-def test_a_better_priority_takes_blocks(start):
-    running = start(blocks=4)  # 16 tokens
+def test_a_better_priority_takes_blocks(start_engine):
+    running = start_engine(blocks=4)  # 16 tokens
     running.add("low", range(10), 6, priority=1)
     running.step()
     running.add("high", range(50, 60), 2)
@@ -151,8 +93,8 @@ def test_a_better_priority_takes_blocks(start):
     assert running.tokens("low") == list(range(10, 16))
 
 
-def test_a_preempted_request_computes_only_what_the_cache_lost(start):
-    running = start(max_sequences=1)
+def test_a_preempted_request_computes_only_what_the_cache_lost(start_engine):
+    running = start_engine(max_sequences=1)
     running.add("low", range(12), 4, priority=1)
     running.step()
     running.add("high", [200], 1)
@@ -161,8 +103,8 @@ def test_a_preempted_request_computes_only_what_the_cache_lost(start):
     assert running.chunks() == [[12], [1], [1], [1], [1]]
 
 
-def test_a_second_request_computes_only_what_is_new(start):
-    running = start()
+def test_a_second_request_computes_only_what_is_new(start_engine):
+    running = start_engine()
     running.add("a", range(11), 1)
     running.run()
     running.add("b", [*range(10), 77, 78], 1)
@@ -174,8 +116,8 @@ def test_a_second_request_computes_only_what_is_new(start):
     assert (report.prefix_cache_queries, report.prefix_cache_hits) == (11 + 12, 8)
 
 
-def test_the_last_token_of_a_known_prompt_is_computed_for_its_logits(start):
-    running = start()
+def test_the_last_token_of_a_known_prompt_is_computed_for_its_logits(start_engine):
+    running = start_engine()
     for name in ("a", "b"):
         running.add(name, range(8), 2)
         running.run()
@@ -183,8 +125,8 @@ def test_the_last_token_of_a_known_prompt_is_computed_for_its_logits(start):
     assert running.tokens("a") == running.tokens("b") == [8, 9]
 
 
-def test_answers_are_in_the_prefix_cache_too(start):
-    running = start()
+def test_answers_are_in_the_prefix_cache_too(start_engine):
+    running = start_engine()
     running.add("turn 1", range(5), 8)
     running.run()
     running.add("turn 2", [*range(13), 99], 1)
@@ -193,8 +135,8 @@ def test_answers_are_in_the_prefix_cache_too(start):
 
 
 @pytest.mark.parametrize(("config", "salts"), [({}, ("mine", "yours")), ({"prefix_cache": False}, ("", ""))])
-def test_nothing_is_shared_between_salts_or_without_a_prefix_cache(start, config, salts):
-    running = start(**config)
+def test_nothing_is_shared_between_salts_or_without_a_prefix_cache(start_engine, config, salts):
+    running = start_engine(**config)
     for name, salt in zip("ab", salts, strict=True):
         running.add(name, range(8), 1, cache_salt=salt)
         running.run()
@@ -202,8 +144,8 @@ def test_nothing_is_shared_between_salts_or_without_a_prefix_cache(start, config
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_n_answers_compute_their_prompt_once(start, prefix_cache):
-    running = start(prefix_cache=prefix_cache)
+def test_n_answers_compute_their_prompt_once(start_engine, prefix_cache):
+    running = start_engine(prefix_cache=prefix_cache)
     running.add("a", range(10), 3, SamplingParams(n=3, seed=5))
     running.run()
     # Ten tokens once, then for each other answer the two that fill no block.
@@ -214,8 +156,8 @@ def test_n_answers_compute_their_prompt_once(start, prefix_cache):
     assert running.engine.report().prompt_tokens == 10
 
 
-def test_n_answers_draw_differently_and_repeatably(start):
-    running = start()
+def test_n_answers_draw_differently_and_repeatably(start_engine):
+    running = start_engine()
     params = SamplingParams(n=4, seed=5, temperature=3)
     for name in ("a", "b"):
         running.add(name, range(10), 12, params)
@@ -225,8 +167,8 @@ def test_n_answers_draw_differently_and_repeatably(start):
     assert len({tuple(tokens) for tokens in first}) == 4
 
 
-def test_abort_ends_every_answer(start):
-    running = start()
+def test_abort_ends_every_answer(start_engine):
+    running = start_engine()
     running.add("a", range(20), 9, SamplingParams(n=3))
     running.step()  # the prompt is not done: two answers wait for it
     running.events += running.engine.abort("a")
@@ -239,8 +181,8 @@ def test_abort_ends_every_answer(start):
     assert not running.engine.has_work
 
 
-def test_abort_gives_the_text_that_was_held_back(start):
-    running = start()
+def test_abort_gives_the_text_that_was_held_back(start_engine):
+    running = start_engine()
     running.add("a", b"abc", 50, SamplingParams(temperature=0, stop=["fgh!"]))
     running.step(5)
     running.events += running.engine.abort("a")
@@ -248,8 +190,8 @@ def test_abort_gives_the_text_that_was_held_back(start):
     assert [one.reason for one in running.of(Finished)] == ["cancelled"]
 
 
-def test_one_answer_that_fails_ends_its_request(start, monkeypatch):
-    running = start()
+def test_one_answer_that_fails_ends_its_request(start_engine, monkeypatch):
+    running = start_engine()
     running.add("a", range(4), 9, SamplingParams(n=2, temperature=0))
     running.step(2)
     step = running.engine._backend.step
@@ -265,8 +207,8 @@ def test_one_answer_that_fails_ends_its_request(start, monkeypatch):
     assert not running.engine.has_work
 
 
-def test_blocks_of_logits_that_are_no_numbers_are_never_shared(start, monkeypatch):
-    running = start()
+def test_blocks_of_logits_that_are_no_numbers_are_never_shared(start_engine, monkeypatch):
+    running = start_engine()
     running.add("bad", range(12), 9)
     step = running.engine._backend.step
     with monkeypatch.context() as patch:
@@ -280,8 +222,8 @@ def test_blocks_of_logits_that_are_no_numbers_are_never_shared(start, monkeypatc
     assert running.of(PromptComputed, "good")[0].cached_tokens == 0
 
 
-def test_a_request_whose_text_cannot_be_made_fails_alone(start, monkeypatch):
-    running = start()
+def test_a_request_whose_text_cannot_be_made_fails_alone(start_engine, monkeypatch):
+    running = start_engine()
     running.add("good", b"x", 3)
     running.add("bad", b"a", 3)
     decode = Tokenizer.decode
@@ -296,8 +238,8 @@ def test_a_request_whose_text_cannot_be_made_fails_alone(start, monkeypatch):
 
 
 @pytest.mark.parametrize("ending", ["abort", "time limit"])
-def test_text_that_cannot_be_made_at_the_end_fails_its_request_alone(start, monkeypatch, clock, ending):
-    running = start()
+def test_text_that_cannot_be_made_at_the_end_fails_its_request_alone(start_engine, monkeypatch, clock, ending):
+    running = start_engine()
     running.add("a", [1], 9, SamplingParams(temperature=0, n=2, time_limit_ms=500))
     running.add("b", [2], 9)
     running.step(3)
@@ -313,8 +255,8 @@ def test_text_that_cannot_be_made_at_the_end_fails_its_request_alone(start, monk
     assert running.tokens("b") == list(range(3, 12))
 
 
-def test_blocks_of_a_failed_step_are_never_shared(start, monkeypatch):
-    running = start()
+def test_blocks_of_a_failed_step_are_never_shared(start_engine, monkeypatch):
+    running = start_engine()
     running.add("lost", range(12), 9)
     with monkeypatch.context() as patch:
         patch.setattr(running.engine._backend, "step", lambda batch: 1 / 0)
@@ -324,8 +266,8 @@ def test_blocks_of_a_failed_step_are_never_shared(start, monkeypatch):
     assert running.of(PromptComputed, "good")[0].cached_tokens == 0
 
 
-def test_the_time_limit_ends_an_answer_with_what_there_is(start, clock):
-    running = start()
+def test_the_time_limit_ends_an_answer_with_what_there_is(start_engine, clock):
+    running = start_engine()
     running.add("a", b"abc", 50, SamplingParams(temperature=0, time_limit_ms=500, stop=["fgh!"]))
     running.step(4)
     clock.now += 0.499
@@ -338,8 +280,8 @@ def test_the_time_limit_ends_an_answer_with_what_there_is(start, clock):
     assert not running.engine.has_work
 
 
-def test_the_time_limit_counts_while_a_request_waits(start, clock):
-    running = start(max_sequences=1)
+def test_the_time_limit_counts_while_a_request_waits(start_engine, clock):
+    running = start_engine(max_sequences=1)
     running.add("first", [1], 9)
     running.add("waits", [1], 9, SamplingParams(n=2, time_limit_ms=10))
     clock.now += 1
@@ -350,8 +292,8 @@ def test_the_time_limit_counts_while_a_request_waits(start, clock):
     ]
 
 
-def test_a_full_queue_refuses_with_a_time_to_come_back(start, clock):
-    running = start(max_sequences=1, max_waiting_requests=3)
+def test_a_full_queue_refuses_with_a_time_to_come_back(start_engine, clock):
+    running = start_engine(max_sequences=1, max_waiting_requests=3)
     running.add("runs", [1], 3)
     running.step()
     for number in range(3):
@@ -370,8 +312,8 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(start, clock):
     assert len(running.of(Finished)) == 5
 
 
-def test_the_queue_counts_tokens_and_answers(start):
-    running = start(max_waiting_tokens=20, max_waiting_requests=5)
+def test_the_queue_counts_tokens_and_answers(start_engine):
+    running = start_engine(max_waiting_tokens=20, max_waiting_requests=5)
     running.add("a", range(15), 1)
     with pytest.raises(QueueFullError, match="15 prompt tokens wait already; the limit is 20"):
         running.add("b", range(6), 1)
@@ -382,18 +324,18 @@ def test_the_queue_counts_tokens_and_answers(start):
         running.add("c", [], 1)
 
 
-def test_a_prompt_of_more_than_the_queue_takes_may_come_when_nothing_waits(start):
-    running = start(max_waiting_tokens=20)
+def test_a_prompt_of_more_than_the_queue_takes_may_come_when_nothing_waits(start_engine):
+    running = start_engine(max_waiting_tokens=20)
     running.add("a", range(30), 1)
     running.run()
     assert running.order() == ["a"]
 
 
-def test_prompt_logprobs_are_complete_whatever_the_chunks_and_the_cache(start):
+def test_prompt_logprobs_are_complete_whatever_the_chunks_and_the_cache(start_engine):
     prompt = [5, 6, 7, 8, 9, 20, 21, 22, 23, 24]
     expected = None
     for config in ({}, {"max_batch_tokens": 4}, {}):
-        running = start(**config)
+        running = start_engine(**config)
         running.add("warm", prompt, 1)
         running.run()
         running.add("a", prompt, 1, SamplingParams(temperature=0, prompt_logprobs=2))
@@ -408,8 +350,8 @@ def test_prompt_logprobs_are_complete_whatever_the_chunks_and_the_cache(start):
     assert expected[4].top[0] == (10, pytest.approx(likely))
 
 
-def test_logprobs_of_many_prompts_do_not_fill_the_memory(start):
-    running = start(256, max_batch_tokens=1024, max_sequences=8)
+def test_logprobs_of_many_prompts_do_not_fill_the_memory(start_engine):
+    running = start_engine(256, max_batch_tokens=1024, max_sequences=8)
     for number in range(8):
         running.add(str(number), range(number, number + 100), 1, SamplingParams(temperature=0, prompt_logprobs=0))
     running.run()

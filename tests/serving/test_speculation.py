@@ -14,7 +14,7 @@ from sharp.serving.engine.token_history import TokenHistory
 from sharp.serving.guide import GuideCompiler
 from sharp.serving.guided import Guided
 from sharp.serving.tokenizer import Tokenizer
-from tests.serving.test_scheduling import GREEDY, start  # noqa: F401 - a fixture
+from tests.serving.running_engine import GREEDY
 
 COUNTED = [*range(10, 30), *range(10, 14)]  # the tiny model counts, so this goes on as before
 
@@ -65,8 +65,8 @@ def test_guesses(tokens, guess):
     assert TokenHistory(tokens).guess(4) == guess
 
 
-def test_right_guesses_save_steps(start):  # noqa: F811
-    running = start(speculative_tokens=4)
+def test_right_guesses_save_steps(start_engine):
+    running = start_engine(speculative_tokens=4)
     running.add("a", COUNTED, 12)
     running.run()
     assert running.tokens("a") == list(range(14, 26))
@@ -78,8 +78,8 @@ def test_right_guesses_save_steps(start):  # noqa: F811
     assert len(report.first_token) + len(report.inter_token) == 12
 
 
-def test_wrong_guesses_cost_tokens_and_change_nothing(start):  # noqa: F811
-    running = start(speculative_tokens=4)
+def test_wrong_guesses_cost_tokens_and_change_nothing(start_engine):
+    running = start_engine(speculative_tokens=4)
     running.add("a", [5, 6, 7, 9, 9, 5, 6], 6)  # 7 was followed by 9
     running.run()
     assert running.tokens("a") == list(range(7, 13))
@@ -87,8 +87,8 @@ def test_wrong_guesses_cost_tokens_and_change_nothing(start):  # noqa: F811
     assert report.draft_tokens > report.accepted_tokens == 0
 
 
-def test_a_stop_token_among_the_guesses_ends_the_answer(start):  # noqa: F811
-    running = start(speculative_tokens=8, attention_interval=1)
+def test_a_stop_token_among_the_guesses_ends_the_answer(start_engine):
+    running = start_engine(speculative_tokens=8, attention_interval=1)
     running.add("a", COUNTED, 12, SamplingParams(temperature=0, stop_token_ids=(18,)), attention=True)
     running.run()
     assert running.tokens("a") == [14, 15, 16, 17, 18]
@@ -99,8 +99,8 @@ def test_a_stop_token_among_the_guesses_ends_the_answer(start):  # noqa: F811
     assert sum(len(rows.positions) for rows in running.engine.report().attention) == len(COUNTED) + 4
 
 
-def test_a_stop_string_among_the_guesses_ends_the_answer(start):  # noqa: F811
-    running = start(speculative_tokens=8, attention_interval=1)
+def test_a_stop_string_among_the_guesses_ends_the_answer(start_engine):
+    running = start_engine(speculative_tokens=8, attention_interval=1)
     text = [*b"abcdefghijklmn", *b"abcd"]
     running.add("a", text, 12, SamplingParams(temperature=0, stop=("gh",)), attention=True)
     running.run()
@@ -122,9 +122,9 @@ def test_a_stop_string_among_the_guesses_ends_the_answer(start):  # noqa: F811
     ],
     ids=["repetition", "frequency", "min_tokens"],
 )
-def test_what_depends_on_earlier_tokens_is_guessed_too(start, params):  # noqa: F811
+def test_what_depends_on_earlier_tokens_is_guessed_too(start_engine, params):
     def tokens(speculative_tokens):
-        running = start(speculative_tokens=speculative_tokens)
+        running = start_engine(speculative_tokens=speculative_tokens)
         running.add("a", COUNTED, 60, SamplingParams(**{"temperature": 0, "seed": 3, **params}))
         running.run()
         return running.tokens("a"), running.engine.report()
@@ -134,10 +134,10 @@ def test_what_depends_on_earlier_tokens_is_guessed_too(start, params):  # noqa: 
     assert 0 < report.accepted_tokens < report.draft_tokens
 
 
-def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start, counting):  # noqa: F811
+def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start_engine, counting):
     # After "l" the guide wants "x" where the text went on with "m".
     guide = guide_of(counting, "[e-l]{8}x[a-z]{3}")
-    running = start(speculative_tokens=8)
+    running = start_engine(speculative_tokens=8)
     running.add("a", [*b"abcdefghijklmnopqrstuv", *b"abcd"], 40, guide=guide)
     running.run()
     assert "".join(one.text for one in running.of(Delta)) == "efghijklxyza"
@@ -146,8 +146,8 @@ def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start, counting):  
     assert running.of(Finished)[0].reason == "stop"
 
 
-def test_guesses_are_shared_out_and_prompts_come_first(start):  # noqa: F811
-    running = start(speculative_tokens=4, max_batch_tokens=32)
+def test_guesses_are_shared_out_and_prompts_come_first(start_engine):
+    running = start_engine(speculative_tokens=4, max_batch_tokens=32)
     for name in "ab":
         running.add(name, COUNTED, 30)
     running.step(3)
@@ -156,9 +156,9 @@ def test_guesses_are_shared_out_and_prompts_come_first(start):  # noqa: F811
     assert running.chunks()[2:] == [[3, 3], [1, 1, 6], [3, 3]]
 
 
-def test_nobody_gives_up_blocks_for_a_guess(start, monkeypatch):  # noqa: F811
+def test_nobody_gives_up_blocks_for_a_guess(start_engine, monkeypatch):
     monkeypatch.setattr(TokenHistory, "guess", lambda _history, most: [0] * most)  # all wrong
-    running = start(blocks=7, speculative_tokens=8)  # of 4 tokens
+    running = start_engine(blocks=7, speculative_tokens=8)  # of 4 tokens
     running.add("a", [5] * 9, 12)
     running.add("b", [9] * 11, 3)
     running.run()
@@ -167,9 +167,9 @@ def test_nobody_gives_up_blocks_for_a_guess(start, monkeypatch):  # noqa: F811
     assert not report.preemptions
 
 
-def test_a_guide_that_ends_inside_a_guess(start, counting):  # noqa: F811
+def test_a_guide_that_ends_inside_a_guess(start_engine, counting):
     guide = guide_of(counting, "efgh")
-    running = start(speculative_tokens=8)
+    running = start_engine(speculative_tokens=8)
     running.add("a", [*b"abcdefghijklmn", *b"abcd"], 12, SamplingParams(temperature=0, min_tokens=10), guide=guide)
     running.run()
     assert not running.of(Failed)
@@ -186,9 +186,9 @@ def test_an_int8_cache_guesses_nothing_by_itself(counting):
     assert Engine(backend, int8, None, 8, EngineConfig()).speculative_tokens == 0
 
 
-def test_logprobs_are_those_of_every_token(start):  # noqa: F811
+def test_logprobs_are_those_of_every_token(start_engine):
     def logprobs(speculative_tokens):
-        running = start(speculative_tokens=speculative_tokens)
+        running = start_engine(speculative_tokens=speculative_tokens)
         running.add("a", COUNTED, 12, SamplingParams(temperature=0, logprobs=2))
         running.run()
         return [of_token for one in running.of(Delta) for of_token in one.logprobs]
@@ -197,9 +197,9 @@ def test_logprobs_are_those_of_every_token(start):  # noqa: F811
     assert len(logprobs(4)) == 12
 
 
-def test_a_drawn_answer_is_the_same(start):  # noqa: F811
+def test_a_drawn_answer_is_the_same(start_engine):
     def tokens(speculative_tokens):
-        running = start(speculative_tokens=speculative_tokens)
+        running = start_engine(speculative_tokens=speculative_tokens)
         for seed in range(4):
             # Sharp enough that guesses are right now and then, and wrong as often.
             running.add(str(seed), COUNTED, 40, SamplingParams(temperature=0.8, seed=seed, n=2))
@@ -213,9 +213,9 @@ def test_a_drawn_answer_is_the_same(start):  # noqa: F811
     assert 0 < report.accepted_tokens < report.draft_tokens
 
 
-def test_zero_guesses_none_and_a_processor_guesses_by_itself(start):  # noqa: F811
+def test_zero_guesses_none_and_a_processor_guesses_by_itself(start_engine):
     for settings, guesses in (({"speculative_tokens": 0}, False), ({}, True)):
-        running = start(**settings)
+        running = start_engine(**settings)
         running.add("a", COUNTED, 12, GREEDY)
         running.run()
         assert bool(running.engine.report().draft_tokens) is guesses

@@ -1,0 +1,56 @@
+"""`RunningEngine`: an engine for tests that look at its events and at what its model was given."""
+
+import numpy as np
+
+from sharp.plugins.manifest import read_manifest
+from sharp.serving import SamplingParams
+from sharp.serving.config import EngineConfig
+from sharp.serving.engine.engine import Engine
+from sharp.serving.engine.events import Delta, Finished
+from sharp.serving.request import Request
+from sharp.serving.tokenizer import Tokenizer
+
+GREEDY = SamplingParams(temperature=0)
+
+
+class RunningEngine:
+    """An engine, every event that came out of it, and its batches."""
+
+    def __init__(self, backend, folder, monkeypatch, blocks, config):
+        self.batches = []
+        step = backend.step
+
+        def recorded(batch):
+            self.batches.append(batch)
+            return step(batch)
+
+        monkeypatch.setattr(backend, "step", recorded)
+        self.engine = Engine(
+            backend, read_manifest(folder), Tokenizer(folder / "tokenizer.json"), blocks, EngineConfig(**config)
+        )
+        self.events = []
+
+    def add(self, name, prompt, count, params=GREEDY, **fields):
+        self.engine.add(Request(name, tuple(prompt), params, count, **fields))
+
+    def step(self, steps=1):
+        for _ in range(steps):
+            self.events += self.engine.step()
+            self.engine.check_integrity()
+
+    def run(self):
+        while self.engine.has_work:
+            self.step()
+
+    def of(self, kind, name=None):
+        return [one for one in self.events if isinstance(one, kind) and name in (None, one.request_id)]
+
+    def tokens(self, name, index=0):
+        return [token for one in self.of(Delta, name) if one.index == index for token in one.token_ids]
+
+    def order(self):
+        return [one.request_id for one in self.of(Finished)]
+
+    def chunks(self):
+        """How many tokens every sequence of every step computed."""
+        return [np.diff(batch.query_start).tolist() for batch in self.batches]
