@@ -85,8 +85,9 @@ class EngineConfig:
         _at_least("max_waiting_tokens", self.max_waiting_tokens, 1)
         if self.speculative_tokens is not None:
             _at_least("speculative_tokens", self.speculative_tokens, 0)
-        for name in ("max_batch_tokens", "prefill_chunk_tokens", "max_waiting_requests", "max_waiting_tokens"):
-            if getattr(self, name) > MOST:
+        bounded = ("max_batch_tokens", "prefill_chunk_tokens", "max_waiting_requests", "max_waiting_tokens")
+        for name in (*bounded, "speculative_tokens"):
+            if (getattr(self, name) or 0) > MOST:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at most {MOST}")
 
 

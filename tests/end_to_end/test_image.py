@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from sharp import Client, SamplingParams
 from sharp.serving.engine.events import Finished
 from tests.deploy.dockerfile import environment, lineage, read_stages
+from tests.deploy.installed_image import installed
 from tests.deploy.policies import END_SECONDS
 from tests.end_to_end.commands import SCRIPTS
 
@@ -41,26 +41,8 @@ exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --inh-cap
 
 @pytest.fixture(scope="module")
 def image():
-    """A folder with `sharp`, what the image has in /opt/sharp, and `wheels`; not in /tmp, which is replaced."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="image-", dir=ROOT / "build"))
-    folder.chmod(0o755)
-    # The packages of `make setup` are the tools, and its build folder saves compiling again.
-    commands = [command for stage in lineage(STAGES, "install") for command in stage.values("RUN")][2:]
-    assert [command.split()[-1] for command in commands[:2]] == [".", "/opt/sharp"]
-    for command in commands:
-        for path, here in (
-            ("/opt/tools/bin", SCRIPTS),
-            ("/opt/sharp", folder / "sharp"),
-            ("/wheels", folder / "wheels"),
-        ):
-            command = command.replace(path, str(here))
-        result = subprocess.run(
-            ["bash", "-ec", command], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert result.returncode == 0, result.stderr
-    yield folder
-    subprocess.run(["rm", "-rf", folder], check=True, timeout=120)
+    with installed(STAGES, "install") as folder:
+        yield folder
 
 
 def variables(image, **more):

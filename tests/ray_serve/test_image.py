@@ -3,18 +3,16 @@
 import os
 import re
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.dockerfile import environment, lineage, read_stages
+from tests.deploy.installed_image import installed
 from tests.missing_tools import missing
 from tests.serving.conftest import write_folder
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = Path(sys.executable).parent
 STAGES = read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text())
 PAGE = (ROOT / "docs" / "deploy.md").read_text().partition("## 8.")[2]
 (COMMANDS, *_) = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
@@ -40,31 +38,13 @@ exec $without $user "$@"
 
 @pytest.fixture(scope="module")
 def image():
-    """A folder with `sharp`, what the image has in /opt/sharp, and what the page begins with.
-
-    Not in /tmp, which is new in the container, and where the checkout may lie.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="ray-image-", dir="/var/tmp"))
-    folder.chmod(0o755)
-    # The packages of `make setup` are the tools, and its build folder saves compiling again.
-    places = {"/opt/tools/bin": SCRIPTS, "/opt/sharp": folder / "sharp", "/wheels": folder / "wheels"}
-    commands = [command for stage in lineage(STAGES, "install-ray") for command in stage.values("RUN")][2:]
-    assert [command.split()[-1] for command in commands[:2]] == [".", "/opt/sharp"]
-    try:
-        for command in commands:
-            for path, here in places.items():
-                command = command.replace(path, str(here))
-            result = subprocess.run(
-                ["bash", "-ec", command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-            )
-            assert result.returncode == 0, result.stderr
+    """What the image has, and what the page begins with."""
+    with installed(STAGES, "install-ray") as folder:
         write_folder(folder / "model", hashing=0)
         (folder / CONFIGURATION).parent.mkdir(parents=True)
         text = (ROOT / CONFIGURATION).read_text()
         (folder / CONFIGURATION).write_text(text.replace(MODEL, str(folder / "model")))
         yield folder
-    finally:
-        subprocess.run(["rm", "-rf", folder], check=True, timeout=120)
 
 
 def variables(image):

@@ -126,6 +126,8 @@ def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_pat
     [
         (["--host", "a" * 70], "there is no such address; choose another host"),
         (["--max-waiting-requests", 2**32], "max_waiting_requests is 4294967296; it must be at most 2147483647"),
+        (["--speculative-tokens", -1], "speculative_tokens is -1; it must be at least 0"),
+        (["--speculative-tokens", 2**32], "speculative_tokens is 4294967296; it must be at most 2147483647"),
         (["--max-waiting-tokens", 2**64], "max_waiting_tokens is 18446744073709551616; it must be at most 2147483647"),
     ],
 )
