@@ -11,7 +11,7 @@ from gpu_correctness import options_of
 from gpu_inputs import make_call, run
 from gpu_speed import SPREAD, time_call
 
-from sharp.plugins.triton import paged_attention as wrapper
+from sharp.plugins.triton import launching
 from sharp.plugins.triton.variants import Tile, kernels
 
 DECODE = [Tile(16, 64, 4, 3), Tile(16, 64, 4, 5), Tile(16, 64, 4, 7), Tile(16, 128, 4, 3), Tile(16, 128, 8, 5)]
@@ -43,5 +43,5 @@ def _time(
     capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     call = make_call(normalizer, sequences, spread=SPREAD)
     chosen = kernels(options_of(call), capability, **{f"{phase}_as": tile})
-    with mock.patch.object(wrapper, "_kernels", lambda *_: chosen):
+    with mock.patch.object(launching, "_kernels", lambda *_: chosen):
         yield {"milliseconds": time_call(lambda: run(call)).median}

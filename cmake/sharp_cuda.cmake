@@ -21,9 +21,11 @@ function(sharp_gpu_library name)
 endfunction()
 
 add_library(sharp_cuda SHARED
+  plugins/cuda/attention.cc
   plugins/cuda/driver.cc
   plugins/cuda/kernels.cc
   plugins/cuda/paged_attention.cc
+  plugins/cuda/plan.cc
   ${SHARP_KERNELS}/kernels.cc)
 set_source_files_properties(${SHARP_KERNELS}/kernels.cc PROPERTIES OBJECT_DEPENDS ${SHARP_KERNELS}/kernels.bin)
 target_link_libraries(sharp_cuda PRIVATE ${CMAKE_DL_LIBS})

@@ -31,6 +31,7 @@ Driver load() {
   SHARP_LOOK_UP(table, library, cuKernelSetAttribute);
   SHARP_LOOK_UP(table, library, cuLaunchKernel);
   SHARP_LOOK_UP(table, library, cuMemcpyDtoDAsync);
+  SHARP_LOOK_UP(table, library, cuMemcpy2DAsync);
   SHARP_LOOK_UP(table, library, cuMemsetD8Async);
   return table;
 }

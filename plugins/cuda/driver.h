@@ -25,6 +25,7 @@ struct Driver {
   decltype(&::cuKernelSetAttribute) cuKernelSetAttribute;
   decltype(&::cuLaunchKernel) cuLaunchKernel;
   decltype(&::cuMemcpyDtoDAsync) cuMemcpyDtoDAsync;
+  decltype(&::cuMemcpy2DAsync) cuMemcpy2DAsync;
   decltype(&::cuMemsetD8Async) cuMemsetD8Async;
 };
 

@@ -15,6 +15,8 @@ POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
 # them on.
 FIELDS = {
     "write_cache": "",
+    "write_int8_cache": "",
+    "write_present": "",
     "decode_stream": "normalizer alibi softcap",
     "decode_observe": "normalizer alibi softcap",
     "decode_solve": "normalizer power",
@@ -26,7 +28,11 @@ SIZES = "dtype cache_dtype head_dim value_dim block_size"
 
 
 def options_for(
-    normalizers: Iterable[str], head_dims: Iterable[int], dtypes: Iterable[str], features: Iterable[str]
+    normalizers: Iterable[str],
+    head_dims: Iterable[int],
+    dtypes: Iterable[str],
+    features: Iterable[str],
+    ops: Iterable[str] = ("PagedAttention",),
 ) -> list[Options]:
     """The options of every call that the library is to serve.
 
@@ -44,9 +50,11 @@ def options_for(
             statistics=True,
             alibi="alibi" in feature.split("+"),
             softcap="softcap" in feature.split("+"),
+            contiguous=op == "Attention",
             power=power,
         )
-        for normalizer, head_dim, dtype, feature in product(normalizers, head_dims, dtypes, features)
+        for op, normalizer, head_dim, dtype, feature in product(ops, normalizers, head_dims, dtypes, features)
+        if op != "Attention" or "/" not in dtype  # whose keys are of the query's type
         for power in (POWERS if normalizer == "entmax" else ("",))
     ]
 
@@ -64,7 +72,7 @@ def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
 def kernel_name(function: str, options: Options) -> str:
     """For example `prefill float16 float16 64 64 16 entmax two alibi`: function, types and sizes, fields."""
     values = [getattr(options, field) for field in SIZES.split()]
-    for field in FIELDS[function].split():
+    for field in ("contiguous", *FIELDS[function].split()):
         value = getattr(options, field)
         values.append(field * value if isinstance(value, bool) else value)
     return " ".join([function, *(str(value) for value in values if value != "")])

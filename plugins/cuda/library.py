@@ -39,10 +39,30 @@ class Problem(Structure):
         ("type", c_int),
         ("cache_type", c_int),
         *((name, c_void_p) for name in ("query", "key", "value", "key_cache", "value_cache")),
+        *((name, c_void_p) for name in ("key_scale", "value_scale")),
         *((name, c_void_p) for name in ("slot_mapping", "block_table", "query_start", "context_lens", "head_params")),
         ("head_params_width", c_int64),
         ("alibi", c_int32),
         *((name, c_void_p) for name in ("alibi_slopes", "collect_stats", "output", "stats")),
+    )
+
+
+class AttentionProblem(Structure):
+    """SharpAttention of sharp_cuda.h; pointers are addresses of device memory."""
+
+    _fields_ = (
+        ("attributes", Attributes),
+        *((name, c_int64) for name in ("batch", "q_heads", "kv_heads", "queries", "new_keys", "head_dim", "value_dim")),
+        ("capacity", c_int64),
+        ("has_past", c_int32),
+        ("shared", c_int32),
+        ("type", c_int),
+        *((name, c_void_p) for name in ("query", "key", "value", "past_key", "past_value", "past_lens", "total_lens")),
+        ("head_params", c_void_p),
+        ("head_params_width", c_int64),
+        ("alibi", c_int32),
+        *((name, c_void_p) for name in ("alibi_slopes", "collect_stats", "output", "present_key", "present_value")),
+        ("stats", c_void_p),
     )
 
 
@@ -64,16 +84,27 @@ class Library:
         self._library.sharp_cuda_workspace_bytes.argtypes = (POINTER(Problem), POINTER(c_size_t))
         self._library.sharp_cuda_prepare.argtypes = (POINTER(Problem),)
         self._library.sharp_cuda_paged_attention.argtypes = (POINTER(Problem), c_void_p, c_void_p)
+        self._library.sharp_cuda_attention_workspace_bytes.argtypes = (POINTER(AttentionProblem), POINTER(c_size_t))
+        self._library.sharp_cuda_prepare_attention.argtypes = (POINTER(AttentionProblem),)
+        self._library.sharp_cuda_attention.argtypes = (POINTER(AttentionProblem), c_void_p, c_void_p)
 
-    def workspace_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem | AttentionProblem) -> int:
         """Device memory that calls up to this size need."""
         size = c_size_t()
-        self._check(self._library.sharp_cuda_workspace_bytes(byref(problem), byref(size)))
+        paged = isinstance(problem, Problem)
+        ask = self._library.sharp_cuda_workspace_bytes if paged else self._library.sharp_cuda_attention_workspace_bytes
+        self._check(ask(byref(problem), byref(size)))
         return size.value
 
-    def prepare(self, problem: Problem) -> None:
+    def prepare(self, problem: Problem | AttentionProblem) -> None:
         """Load the code that such a call launches."""
-        self._check(self._library.sharp_cuda_prepare(byref(problem)))
+        paged = isinstance(problem, Problem)
+        load = self._library.sharp_cuda_prepare if paged else self._library.sharp_cuda_prepare_attention
+        self._check(load(byref(problem)))
+
+    def attention(self, problem: AttentionProblem, workspace: int, stream: int) -> None:
+        """As `paged_attention`, for the op over contiguous keys."""
+        self._check(self._library.sharp_cuda_attention(byref(problem), workspace, stream))
 
     def paged_attention(self, problem: Problem, workspace: int, stream: int) -> None:
         """Put the call on a stream; `workspace` is an address of device memory."""

@@ -1,4 +1,4 @@
-/* libsharp_cuda.so: PagedAttention on NVIDIA GPUs, for whoever has a stream and device buffers.
+/* libsharp_cuda.so: PagedAttention and Attention on NVIDIA GPUs, for whoever has a stream and device buffers.
  *
  * Nothing here synchronizes or allocates on the device, except that a kernel's code is loaded when it is first needed;
  * sharp_cuda_prepare does that beforehand, so that a stream may be captured into a CUDA graph. The caller's context
@@ -42,7 +42,7 @@ typedef struct {
   int32_t causal;
 } SharpAttributes;
 
-/* One call of the op. Sizes are known to the host, everything else is device memory. */
+/* One call of PagedAttention. Sizes are known to the host, everything else is device memory. */
 typedef struct {
   SharpAttributes attributes;
   int64_t tokens, q_heads, kv_heads, head_dim, value_dim;
@@ -53,6 +53,8 @@ typedef struct {
   const void* value;           /* type [tokens, kv_heads, value_dim] */
   void* key_cache;             /* cache_type [blocks, kv_heads, head_dim, block_size], updated in place */
   void* value_cache;           /* cache_type [blocks, kv_heads, block_size, value_dim], updated in place */
+  float* key_scale;            /* [blocks, kv_heads], updated in place, or null: of an int8 cache */
+  float* value_scale;          /* the same of values */
   const int32_t* slot_mapping; /* [tokens] */
   const int32_t* block_table;  /* [sequences, max_blocks] */
   const int32_t* query_start;  /* [sequences + 1] */
@@ -66,6 +68,34 @@ typedef struct {
   float* stats;                 /* [tokens, q_heads, 4]; zeros where statistics are not collected */
 } SharpPagedAttention;
 
+/* One call of Attention, the op over contiguous keys. Keys of a sequence are those of the past, then the new ones.
+ *
+ * Without a past (`capacity` 0, no past_key) the keys are `key`. With past_lens the past is a buffer, and new keys that
+ * count are written behind its filled places; those that find no place are left out. Else past and key are joined. */
+typedef struct {
+  SharpAttributes attributes;
+  int64_t batch, q_heads, kv_heads, queries, new_keys, head_dim, value_dim;
+  int64_t capacity;         /* places of a sequence in the past */
+  int32_t has_past, shared; /* whether there are past_key and past_value; past_lens. Known before the buffers are */
+  SharpType type;
+  const void* query;         /* type [batch, q_heads, queries, head_dim] */
+  const void* key;           /* type [batch, kv_heads, new_keys, head_dim] */
+  const void* value;         /* type [batch, kv_heads, new_keys, value_dim] */
+  const void* past_key;      /* type [batch, kv_heads, capacity, head_dim], or null */
+  const void* past_value;    /* type [batch, kv_heads, capacity, value_dim], or null */
+  const int32_t* past_lens;  /* [batch], or null */
+  const int32_t* total_lens; /* [batch], or null: all keys count */
+  const float* head_params;  /* [q_heads, head_params_width], or null */
+  int64_t head_params_width;
+  int32_t alibi;                /* whether there are slopes; known before the buffers are */
+  const float* alibi_slopes;    /* [q_heads], or null */
+  const uint8_t* collect_stats; /* one bool, or null: false */
+  void* output;                 /* type [batch, q_heads, queries, value_dim] */
+  void* present_key;            /* type [batch, kv_heads, capacity (+ new_keys), head_dim], past_key itself, or null */
+  void* present_value;          /* type [batch, kv_heads, capacity (+ new_keys), value_dim], past_value or null */
+  float* stats;                 /* [batch, q_heads, queries, 4], or null; zeros where statistics are not collected */
+} SharpAttention;
+
 /* Bytes of device memory that calls with these types and attributes and with sizes up to these need, aligned to 256.
  * Buffers may be null. */
 int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, size_t* bytes);
@@ -75,6 +105,11 @@ int sharp_cuda_prepare(const SharpPagedAttention* problem);
 
 /* Put the work on the stream. */
 int sharp_cuda_paged_attention(const SharpPagedAttention* problem, void* workspace, SharpStream stream);
+
+/* The same for Attention. */
+int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* bytes);
+int sharp_cuda_prepare_attention(const SharpAttention* problem);
+int sharp_cuda_attention(const SharpAttention* problem, void* workspace, SharpStream stream);
 
 /* Copy device memory to device memory on the stream; for caches that are not updated in place. */
 int sharp_cuda_copy(void* to, const void* from, size_t bytes, SharpStream stream);

@@ -51,7 +51,15 @@ def write_cache(
     at = value_cache + (panel * OPTIONS.block_size + offset)[:, None] * OPTIONS.value_dim + channels[None, :]
     tl.store(at, values.to(value_cache.dtype.element_ty), mask=inside)
 
+    clear(token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
+
+
+@triton.jit
+def clear(token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS: tl.constexpr):
+    """Zeros into the tokens' statistics, and into the output of those behind the last sequence's."""
     group = q_heads // kv_heads
+    channels = tl.arange(0, OPTIONS.value_width)
+    within = channels < OPTIONS.value_dim
     unused = exists & (token >= tl.load(query_start + sequences))
     columns = tl.arange(0, 4)
     for member in tl.range(0, group):
@@ -59,3 +67,136 @@ def write_cache(
         tl.store(stats + head[:, None] * 4 + columns[None, :], 0.0, mask=exists[:, None])
         at = output + head[:, None] * OPTIONS.value_dim + channels[None, :]
         tl.store(at, 0.0, mask=unused[:, None] & within[None, :])
+
+
+@triton.jit
+def quantized(numbers, inverse):
+    """Integers as float32, rounded to even; 0 for NaN, of which the scale tells."""
+    scaled = numbers * inverse
+    bounded = tl.minimum(tl.maximum(scaled, -127.0), 127.0)
+    ROUNDER: tl.constexpr = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer
+    return tl.where(scaled == scaled, (bounded + ROUNDER) - ROUNDER, 0.0)
+
+
+@triton.jit
+def store_token(held, scale, numbers, offset, column):
+    """A block [channels, block_size] of integers, and its scale, after a token at `offset` was stored in it.
+
+    As `sharp.plugins.ops.reference.store_int8` says, to the bit. `column` [block_size] numbers the block's places.
+    """
+    sizes = tl.abs(numbers)
+    needed = tl.div_rn(tl.max(sizes, 0), 127.0)
+    needed = tl.where(tl.sum((sizes != sizes).to(tl.int32), 0) > 0, float("nan"), needed)
+    anew = offset == 0
+    raised = (scale == scale) & ~(needed <= scale) & ~anew
+    held = tl.where(raised, quantized(held, tl.div_rn(scale, tl.where(raised, needed, 1.0))), held)
+    scale = tl.where(anew | raised, needed, scale)
+    positive = scale > 0
+    inverse = tl.where(positive, tl.div_rn(1.0, tl.where(positive, scale, 1.0)), 0.0)
+    held = tl.where((column == offset)[None, :], quantized(numbers, inverse)[:, None], held)
+    return held, scale
+
+
+@triton.jit
+def store_int8(
+    numbers,
+    cache,
+    scales,
+    token,
+    tokens,
+    slot_mapping,
+    block,
+    kv_head,
+    kv_heads,
+    places,
+    channels,
+    dim: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """All tokens from `token` on that go to `block`, in order, into one of two caches.
+
+    `places` [channels, block_size] says where a block's numbers lie in it.
+    """
+    head = block.to(tl.int64) * kv_heads + kv_head
+    within = channels < dim
+    at = cache + head * (dim * OPTIONS.block_size) + places
+    held = tl.load(at, mask=within[:, None], other=0).to(tl.float32)
+    scale = tl.load(scales + head)
+    column = tl.arange(0, OPTIONS.block_size)
+    for distance in tl.range(0, OPTIONS.block_size):
+        following = token + distance
+        slot = tl.load(slot_mapping + following, mask=following < tokens, other=-1)
+        if (slot >= 0) & (slot // OPTIONS.block_size == block):
+            row = (following.to(tl.int64) * kv_heads + kv_head) * dim
+            new = tl.load(numbers + row + channels, mask=within, other=0.0).to(tl.float32)
+            held, scale = store_token(held, scale, new, slot % OPTIONS.block_size, column)
+    tl.store(at, held.to(tl.int8), mask=within[:, None])
+    tl.store(scales + head, scale)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def write_int8_cache(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    key_scale,
+    value_scale,
+    slot_mapping,
+    query_start,
+    output,
+    stats,
+    tokens,
+    sequences,
+    q_heads,
+    kv_heads,
+    OPTIONS: tl.constexpr,
+):
+    """`write_cache` for integers. Grid: tokens, KV heads; the first token of a block stores all that go to it.
+
+    Tokens of one block must be less than a block apart, as they are when slots follow positions.
+    """
+    token, kv_head = tl.program_id(0), tl.program_id(1)
+    own = token + tl.arange(0, 1)
+    clear(own, own >= 0, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
+    slot = tl.load(slot_mapping + token)
+    if slot < 0:
+        return
+    block = slot // OPTIONS.block_size
+    before = token - 1 - tl.arange(0, OPTIONS.block_size)
+    earlier = tl.load(slot_mapping + before, mask=(before >= 0) & (before > token - OPTIONS.block_size), other=-1)
+    if tl.sum(((earlier >= 0) & (earlier // OPTIONS.block_size == block)).to(tl.int32), 0) > 0:
+        return
+    column = tl.arange(0, OPTIONS.block_size)
+    channels = tl.arange(0, OPTIONS.head_width)
+    store_int8(
+        key,
+        key_cache,
+        key_scale,
+        token,
+        tokens,
+        slot_mapping,
+        block,
+        kv_head,
+        kv_heads,
+        channels[:, None] * OPTIONS.block_size + column[None, :],
+        channels,
+        OPTIONS.head_dim,
+        OPTIONS,
+    )
+    channels = tl.arange(0, OPTIONS.value_width)
+    store_int8(
+        value,
+        value_cache,
+        value_scale,
+        token,
+        tokens,
+        slot_mapping,
+        block,
+        kv_head,
+        kv_heads,
+        column[None, :] * OPTIONS.value_dim + channels[:, None],
+        channels,
+        OPTIONS.value_dim,
+        OPTIONS,
+    )

@@ -28,25 +28,31 @@ from sharp.plugins.triton.normalizers import (
     settled,
     temperature,
 )
-from sharp.plugins.triton.walk import blocks_of, head_values, load_pages, load_query, load_values, walk
+from sharp.plugins.triton.walk import blocks_of, cache_of, head_values, load_pages, load_query, load_values, walk
 
-INTEGERS = ("q_heads", "kv_heads", "max_blocks", "splits", "window", "parameters")
+INTEGERS = ("q_heads", "kv_heads", "max_blocks", "places", "splits", "window", "causal", "parameters")
 MOST_STEPS = tl.constexpr(64)
 
 
 @triton.jit
-def split_bounds(context, window, max_blocks, split, splits, OPTIONS: tl.constexpr):
-    """Which keys a sequence with `context` tokens before this one sees: [begin, end); a split's share: [low, high).
+def split_bounds(context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS: tl.constexpr):
+    """Where a sequence's token stands, which keys it sees: [begin, end), and a split's share of them: [low, high).
 
     Also how many of the splits have any keys at all.
     """
-    end = tl.minimum(context + 1, max_blocks * OPTIONS.block_size)
-    begin = tl.where(window >= 0, tl.maximum(context + 1 - window, 0), 0)
+    position = tl.load(context_lens + sequence)
+    if OPTIONS.contiguous:
+        counted = tl.load(block_table + sequence)
+        past = (causal != 0) | (window >= 0)  # only keys up to the token's own position are seen
+        end = tl.where(past, tl.minimum(position + 1, counted), counted)
+    else:
+        end = tl.minimum(position + 1, max_blocks * OPTIONS.block_size)
+    begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
     first = begin // OPTIONS.keys * OPTIONS.keys
     tiles = (tl.cdiv(end - first, splits) + OPTIONS.keys - 1) // OPTIONS.keys
     length = tl.maximum(tiles, 1) * OPTIONS.keys
     low = first + split * length
-    return begin, end, low, tl.minimum(low + length, end), tl.cdiv(end - first, length)
+    return position, begin, end, low, tl.minimum(low + length, end), tl.cdiv(end - first, length)
 
 
 @triton.jit
@@ -88,6 +94,8 @@ def decode_stream(
     query,
     key_cache,
     value_cache,
+    key_scale,
+    value_scale,
     block_table,
     query_start,
     context_lens,
@@ -98,9 +106,11 @@ def decode_stream(
     q_heads,
     kv_heads,
     max_blocks,
+    places,
     splits,
     parameters,
     window,
+    causal,
     scale,
     softcap,
     OPTIONS: tl.constexpr,
@@ -109,17 +119,18 @@ def decode_stream(
     sequence, split = tl.program_id(0), tl.program_id(2)
     if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
         return
-    context = tl.load(context_lens + sequence)
-    begin, end, low, high, _ = split_bounds(context, window, max_blocks, split, splits, OPTIONS)
+    position, begin, end, low, high, _ = split_bounds(
+        context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS
+    )
     if low >= high:
         return
     kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     zeros = tl.full([OPTIONS.rows], 0, tl.int32)
-    row = (zeros + context, zeros + begin, zeros + end, slope, b, n)
-    table = block_table + sequence.to(tl.int64) * max_blocks
-    cache = (key_cache, value_cache, table, blocks_of(end, OPTIONS), kv_head, kv_heads)
-    rows = load_query(query, zeros + tl.load(query_start + sequence), heads, exists, q_heads, OPTIONS)
+    row = (zeros + position, zeros + begin, zeros + end, slope, b, n)
+    tensors = (key_cache, value_cache, key_scale, value_scale)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
+    rows = load_query(query, tl.load(query_start + sequence).to(tl.int64) * q_heads + heads, exists, OPTIONS)
     state = walk(
         (low, low, low, high),
         empty_state(OPTIONS),
@@ -144,6 +155,7 @@ def decode_stream(
 def decode_observe(
     query,
     key_cache,
+    key_scale,
     block_table,
     query_start,
     context_lens,
@@ -153,8 +165,10 @@ def decode_observe(
     q_heads,
     kv_heads,
     max_blocks,
+    places,
     splits,
     window,
+    causal,
     scale,
     softcap,
     OPTIONS: tl.constexpr,
@@ -163,17 +177,18 @@ def decode_observe(
     sequence, split = tl.program_id(0), tl.program_id(2)
     if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
         return
-    context = tl.load(context_lens + sequence)
-    begin, end, low, high, _ = split_bounds(context, window, max_blocks, split, splits, OPTIONS)
+    position, begin, end, low, high, _ = split_bounds(
+        context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS
+    )
     if low >= high:
         return
     kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
     slope, b, n = head_values(alibi_slopes, alibi_slopes, heads, exists, 0, OPTIONS)
     zeros = tl.full([OPTIONS.rows], 0, tl.int32)
-    row = (zeros + context, zeros + begin, zeros + end, slope, b, n)
-    table = block_table + sequence.to(tl.int64) * max_blocks
-    cache = (key_cache, key_cache, table, blocks_of(end, OPTIONS), kv_head, kv_heads)
-    rows = load_query(query, zeros + tl.load(query_start + sequence), heads, exists, q_heads, OPTIONS)
+    row = (zeros + position, zeros + begin, zeros + end, slope, b, n)
+    tensors = (key_cache, key_cache, key_scale, key_scale)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
+    rows = load_query(query, tl.load(query_start + sequence).to(tl.int64) * q_heads + heads, exists, OPTIONS)
     index = sequence.to(tl.int64) * q_heads + heads
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     state = walk(
@@ -211,6 +226,7 @@ def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.con
 
 @triton.jit(do_not_specialize=INTEGERS)
 def decode_solve(
+    block_table,
     query_start,
     context_lens,
     sums,
@@ -220,6 +236,7 @@ def decode_solve(
     max_blocks,
     splits,
     window,
+    causal,
     alpha,
     entropy_threshold,
     t0,
@@ -238,8 +255,9 @@ def decode_solve(
     sequence = tl.program_id(0)
     if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
         return
-    context = tl.load(context_lens + sequence)
-    begin, end, _, _, active = split_bounds(context, window, max_blocks, 0, splits, OPTIONS)
+    _, begin, end, _, _, active = split_bounds(
+        context_lens, block_table, sequence, max_blocks, window, causal, 0, splits, OPTIONS
+    )
     row = sequence.to(tl.int64) * q_heads + tl.program_id(1)
     split = tl.arange(0, MOST_SPLITS)
     place = sums + (row * splits + split) * 8
@@ -289,7 +307,7 @@ def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS:
     for tile in tl.range(low // OPTIONS.keys, (high + OPTIONS.keys - 1) // OPTIONS.keys, num_stages=AHEAD):
         start = tile * OPTIONS.keys
         keys = start + tl.arange(0, OPTIONS.keys)
-        inside = exists[:, None] & (keys // OPTIONS.block_size < cache[3])[None, :]
+        inside = exists[:, None] & (keys // OPTIONS.block_size < blocks_of(cache[5], OPTIONS))[None, :]
         logits = tl.load(pointers[:, None] + keys[None, :], mask=inside, other=-float("inf"))
         sums = (total, weighted_log, support)
         weights, sums = settled(logits, solution, alpha, sums, OPTIONS, OPTIONS.statistics)
@@ -315,6 +333,7 @@ def values_of(start, needed, begin, end, cache, OPTIONS: tl.constexpr):
 @triton.jit(do_not_specialize=INTEGERS)
 def decode_settled(
     value_cache,
+    value_scale,
     block_table,
     query_start,
     context_lens,
@@ -325,8 +344,10 @@ def decode_settled(
     q_heads,
     kv_heads,
     max_blocks,
+    places,
     splits,
     window,
+    causal,
     alpha,
     OPTIONS: tl.constexpr,
 ):
@@ -334,13 +355,14 @@ def decode_settled(
     sequence, split = tl.program_id(0), tl.program_id(2)
     if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
         return
-    context = tl.load(context_lens + sequence)
-    begin, end, low, high, _ = split_bounds(context, window, max_blocks, split, splits, OPTIONS)
+    _, begin, end, low, high, _ = split_bounds(
+        context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS
+    )
     if low >= high:
         return
     kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
-    table = block_table + sequence.to(tl.int64) * max_blocks
-    cache = (value_cache, value_cache, table, blocks_of(end, OPTIONS), kv_head, kv_heads)
+    tensors = (value_cache, value_cache, value_scale, value_scale)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
     index = sequence.to(tl.int64) * q_heads + heads
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     peak = tl.load(solution + index * 2, mask=exists, other=0.0)

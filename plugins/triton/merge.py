@@ -6,11 +6,12 @@ import triton.language as tl
 from sharp.plugins.triton.decode import merged_sums, split_bounds
 from sharp.plugins.triton.normalizers import divided, row_statistics
 
-INTEGERS = ("q_heads", "max_blocks", "splits", "window")
+INTEGERS = ("q_heads", "max_blocks", "splits", "window", "causal")
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def merge(
+    block_table,
     query_start,
     context_lens,
     sums,
@@ -23,6 +24,7 @@ def merge(
     max_blocks,
     splits,
     window,
+    causal,
     MOST_SPLITS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
@@ -31,8 +33,9 @@ def merge(
     token = tl.load(query_start + sequence)
     if tl.load(query_start + sequence + 1) - token != 1:
         return
-    context = tl.load(context_lens + sequence)
-    _, _, _, _, active = split_bounds(context, window, max_blocks, 0, splits, OPTIONS)
+    _, _, _, _, _, active = split_bounds(
+        context_lens, block_table, sequence, max_blocks, window, causal, 0, splits, OPTIONS
+    )
     row = sequence.to(tl.int64) * q_heads + head
     split = tl.arange(0, MOST_SPLITS)
     used = split < active

@@ -66,7 +66,7 @@ def sum_of_logs(weights, logs):
 def add_values(output, weights, values, OPTIONS: tl.constexpr):
     """Returns output [rows, value_width] + weights [rows, keys] @ values [keys, value_width]."""
     if OPTIONS.dtype == "float32":
-        output = tl.dot(weights, values, output, input_precision="ieee")
+        output = tl.dot(weights, values, output, input_precision=OPTIONS.precision)
     elif OPTIONS.wide_weights:
         output = tl.dot(weights, values.to(tl.float32), output, input_precision="tf32")
     else:

@@ -25,22 +25,36 @@ class Options:
 
     normalizer: str
     dtype: str  # of query, key, value and output: float16, bfloat16, float32
-    cache_dtype: str
+    cache_dtype: str  # that of the query; float16, bfloat16 or int8 with float32
     head_dim: int
     value_dim: int
     block_size: int
     statistics: bool = False  # whether there is an input collect_stats; its value is read on the device
     alibi: bool = False
     softcap: bool = False
+    contiguous: bool = False  # op Attention: keys and values lie one behind the other, and no block table is looked at
     power: str = ""  # of entmax: one, two, any
     rows: int = 16
     keys: int = 64
     code: str = field(default=_CODE, init=False)  # Triton's cache sees the fields, and not what the properties compute
 
     @property
+    def quantized(self) -> bool:
+        """The cache holds integers, and a scale for every block and head beside it."""
+        return self.cache_dtype == "int8"
+
+    @property
     def element(self) -> tl.dtype:
         """The type of the operands of matrix products; a cache of another type is converted to it."""
         return getattr(tl, self.dtype)
+
+    @property
+    def precision(self) -> str:
+        """Of float32's matrix products: as they are, or by three of tf32, whose error is about that of float32.
+
+        Numbers of 16 or 8 bits that are widened first would take more registers than there are.
+        """
+        return "ieee" if self.dtype == self.cache_dtype else "tf32x3"
 
     @property
     def head_width(self) -> int:

@@ -22,9 +22,9 @@ from sharp.plugins.triton.normalizers import (
     temperature,
     within_range,
 )
-from sharp.plugins.triton.walk import blocks_of, head_values, load_query, walk
+from sharp.plugins.triton.walk import cache_of, head_values, load_query, walk
 
-INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "parameters", "window", "causal")
+INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "places", "parameters", "window", "causal")
 
 
 @triton.jit
@@ -178,7 +178,7 @@ def attend_tile(
 
 @triton.jit
 def store_tile(output, rows, exists, result, OPTIONS: tl.constexpr):
-    """The rows' output; `rows` are token * q_heads + head."""
+    """The rows' output."""
     channels = tl.arange(0, OPTIONS.value_width)
     inside = exists[:, None]
     if OPTIONS.value_width != OPTIONS.value_dim:
@@ -192,6 +192,8 @@ def prefill(
     query,
     key_cache,
     value_cache,
+    key_scale,
+    value_scale,
     block_table,
     query_start,
     context_lens,
@@ -204,6 +206,7 @@ def prefill(
     q_heads,
     kv_heads,
     max_blocks,
+    places,
     parameters,
     window,
     causal,
@@ -237,11 +240,14 @@ def prefill(
     exists = member < count * group
     member = tl.minimum(member, count * group - 1)
     heads = kv_head * group + member % group
-    tokens = first_token + member // group
-    rows = tokens.to(tl.int64) * q_heads + heads
-
     context = tl.load(context_lens + sequence)
-    total = tl.minimum(context + count, max_blocks * OPTIONS.block_size)
+    if OPTIONS.contiguous:  # [sequences, q_heads, tokens of a sequence]
+        rows = first_token.to(tl.int64) * q_heads + heads * count + member // group
+        total = tl.load(block_table + sequence)
+    else:  # [tokens, q_heads]
+        rows = (first_token + member // group).to(tl.int64) * q_heads + heads
+        total = tl.minimum(context + count, max_blocks * OPTIONS.block_size)
+
     past = (causal != 0) | (window >= 0)  # only keys up to the query's own position are seen
     position = context + member // group
     begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
@@ -256,9 +262,9 @@ def prefill(
 
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
-    table = block_table + sequence.to(tl.int64) * max_blocks
-    cache = (key_cache, value_cache, table, blocks_of(high, OPTIONS), kv_head, kv_heads)
-    loaded = load_query(query, tokens, heads, exists, q_heads, OPTIONS)
+    tensors = (key_cache, value_cache, key_scale, value_scale)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, places, high, kv_head, kv_heads, OPTIONS)
+    loaded = load_query(query, rows, exists, OPTIONS)
     bounds = (low, full_low, full_high, high)
     attributes = (scale, softcap, alpha)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)

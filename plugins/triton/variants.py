@@ -1,4 +1,4 @@
-"""Which kernels one call of PagedAttention launches, in order: function, types, constants, grid and scratch memory.
+"""Which kernels one call of an op launches, in order: function, types, constants, grid and scratch memory.
 
 The one description that the PyTorch wrapper launches from and the ahead-of-time build compiles from. Everything here
 follows from options, shapes and the device's capability, never from what a tensor holds, so that a launch can be
@@ -9,6 +9,14 @@ buffers, and
     parameters  the width P of head_params
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
 An optional input that is absent is a null pointer; `Options` says so and no kernel reads it. `stats` is always written.
+
+Attention is computed by the same kernels, compiled with `Options.contiguous`. For them a batch is sequences of equally
+many tokens, and
+    key_cache, value_cache      [sequences, kv_heads, places, head_dim or value_dim]
+    query, output, stats        [sequences, q_heads, tokens of a sequence, ...]
+    query_start, context_lens   as in PagedAttention; scratch memory that `write_present` fills
+    block_table                 [sequences], the number of keys that count; so too
+    max_blocks                  so many blocks of 16 as hold `places` keys
 """
 
 from collections.abc import Callable
@@ -20,16 +28,28 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sharp.plugins.triton.cache_write import write_cache
+from sharp.plugins.triton.cache_write import write_cache, write_int8_cache
 from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_solve, decode_stream
 from sharp.plugins.triton.merge import merge
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.prefill import prefill
+from sharp.plugins.triton.present import write_present
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+CACHE_DTYPES = DTYPES | {"int8": "i8"}
 MOST_SPLITS = 128
 MOST_COEFFICIENTS = 8
-FUNCTIONS = (decode_observe, decode_settled, decode_solve, decode_stream, merge, prefill, write_cache)
+FUNCTIONS = (
+    decode_observe,
+    decode_settled,
+    decode_solve,
+    decode_stream,
+    merge,
+    prefill,
+    write_cache,
+    write_int8_cache,
+    write_present,
+)
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
 SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
 LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
@@ -45,6 +65,7 @@ class Shapes:
     q_heads: int
     kv_heads: int
     multiprocessors: int  # of the device
+    new_keys: int = 0  # of a sequence; of Attention only
 
     @property
     def group(self) -> int:
@@ -157,42 +178,69 @@ def kernels(
     def by_split(shapes: Shapes) -> Grid:
         return shapes.sequences, shapes.kv_heads * head_blocks(decode, shapes), splits(decode, shapes)
 
+    def decoding_needed(shapes: Shapes) -> bool:
+        return shapes.tokens > 0 and not (options.contiguous and shapes.tokens > shapes.sequences)
+
+    def prompts_needed(shapes: Shapes) -> bool:
+        return shapes.sequences > 0 and shapes.tokens > (shapes.sequences if options.contiguous else 1)
+
     def by_row(shapes: Shapes) -> Grid:
         return shapes.sequences, shapes.q_heads, 1
 
     tile = {"OPTIONS": decode}
-    store = kernel(
-        write_cache,
-        "key value key_cache value_cache slot_mapping query_start output stats tokens sequences q_heads kv_heads",
-        lambda shapes: (_ceil(shapes.tokens, decode.rows), shapes.kv_heads, 1),
-        tile,
-    )
+    if options.contiguous:
+        store = kernel(
+            write_present,
+            "key value key_cache value_cache past_lens total_lens query_start context_lens block_table"
+            " tokens sequences kv_heads places new_keys past counted stored",
+            lambda shapes: (max(1, _ceil(shapes.new_keys, decode.rows)), shapes.kv_heads, shapes.sequences),
+            tile,
+            needed=lambda shapes: shapes.sequences > 0,
+        )
+    elif options.quantized:
+        store = kernel(
+            write_int8_cache,
+            "key value key_cache value_cache key_scale value_scale slot_mapping query_start output stats"
+            " tokens sequences q_heads kv_heads",
+            lambda shapes: (shapes.tokens, shapes.kv_heads, 1),
+            tile,
+        )
+    else:
+        store = kernel(
+            write_cache,
+            "key value key_cache value_cache slot_mapping query_start output stats tokens sequences q_heads kv_heads",
+            lambda shapes: (_ceil(shapes.tokens, decode.rows), shapes.kv_heads, 1),
+            tile,
+        )
     decoding: tuple[Kernel, ...]
     if options.solves:
         decoding = (
             kernel(
                 decode_observe,
-                "query key_cache block_table query_start context_lens alibi_slopes sums logits"
-                " q_heads kv_heads max_blocks splits window scale softcap",
+                "query key_cache key_scale block_table query_start context_lens alibi_slopes sums logits"
+                " q_heads kv_heads max_blocks places splits window causal scale softcap",
                 by_split,
                 tile,
+                needed=decoding_needed,
                 warps=decoding_tile.warps,
                 stages=decoding_tile.stages,
             ),
             kernel(
                 decode_solve,
-                "query_start context_lens sums logits solution q_heads max_blocks splits window"
+                "block_table query_start context_lens sums logits solution q_heads max_blocks splits window causal"
                 " alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
                 by_row,
                 {"MOST_SPLITS": MOST_SPLITS, "CHUNK": 4096, "OPTIONS": decode},
+                needed=decoding_needed,
                 warps=8,
             ),
             kernel(
                 decode_settled,
-                "value_cache block_table query_start context_lens sums logits solution outputs"
-                " q_heads kv_heads max_blocks splits window alpha",
+                "value_cache value_scale block_table query_start context_lens sums logits solution outputs"
+                " q_heads kv_heads max_blocks places splits window causal alpha",
                 by_split,
                 tile,
+                needed=decoding_needed,
                 warps=decoding_tile.warps,
                 stages=decoding_tile.stages,
             ),
@@ -201,30 +249,34 @@ def kernels(
         decoding = (
             kernel(
                 decode_stream,
-                "query key_cache value_cache block_table query_start context_lens head_params alibi_slopes sums outputs"
-                " q_heads kv_heads max_blocks splits parameters window scale softcap",
+                "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
+                " alibi_slopes sums outputs q_heads kv_heads max_blocks places splits parameters window causal"
+                " scale softcap",
                 by_split,
                 tile,
+                needed=decoding_needed,
                 warps=decoding_tile.warps,
                 stages=decoding_tile.stages,
             ),
         )
     merging = kernel(
         merge,
-        "query_start context_lens sums outputs solution collect_stats output stats q_heads max_blocks splits window",
+        "block_table query_start context_lens sums outputs solution collect_stats output stats"
+        " q_heads max_blocks splits window causal",
         by_row,
         {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
+        needed=decoding_needed,
     )
     prompts = kernel(
         prefill,
-        "query key_cache value_cache block_table query_start context_lens head_params alibi_slopes collect_stats"
-        " output stats sequences q_heads kv_heads max_blocks parameters window causal scale softcap alpha"
-        " entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+        "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
+        " alibi_slopes collect_stats output stats sequences q_heads kv_heads max_blocks places parameters window causal"
+        " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
         lambda shapes: (shapes.tokens * shapes.group // prompt.rows + shapes.sequences, shapes.kv_heads, 1),
         {"OPTIONS": prompt},
         warps=prompt_tile.warps,
         stages=prompt_tile.stages,
-        needed=lambda shapes: shapes.tokens > 1 and shapes.sequences > 0,
+        needed=prompts_needed,
     )
     return store, *decoding, merging, prompts
 
@@ -240,14 +292,15 @@ def _hash_functions() -> None:
 
 
 def _types(options: Options) -> dict[str, str]:
-    data, cache = f"*{DTYPES[options.dtype]}", f"*{DTYPES[options.cache_dtype]}"
+    data, cache = f"*{DTYPES[options.dtype]}", f"*{CACHE_DTYPES[options.cache_dtype]}"
     kinds = (
         (data, "query key value output"),
         (cache, "key_cache value_cache"),
-        ("*i32", "slot_mapping block_table query_start context_lens"),
-        ("*fp32", "head_params alibi_slopes stats sums outputs logits solution"),
+        ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens"),
+        ("*fp32", "key_scale value_scale head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
-        ("i32", "tokens sequences max_blocks q_heads kv_heads splits parameters window causal"),
+        ("i32", "tokens sequences max_blocks places q_heads kv_heads splits parameters window causal"),
+        ("i32", "new_keys past counted stored"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
     )
     types: dict[str, str] = {}

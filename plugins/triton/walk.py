@@ -10,7 +10,8 @@ A walk's mode is one of
 
 The parameters come in tuples:
     row         position, begin, end, slope, b, n; each [rows]: the row sees the keys begin <= key < end
-    cache       key_cache, value_cache, table (pointer to the sequence's row), pages (of that row), kv_head, kv_heads
+    cache       key_cache, value_cache, key_scale, value_scale, table (pointer to the sequence's row; of contiguous keys
+                the place of its head's first), end (keys from there on are not read), kv_head, kv_heads
     attributes  scale, softcap, alpha
     solution    peak, inverse temperature or tau; each [rows]
     stored      pointers [rows] to the logits of key 0 in scratch memory, and whether the rows exist
@@ -30,10 +31,10 @@ from sharp.plugins.triton.normalizers import (
 
 
 @triton.jit
-def load_query(query, tokens, heads, exists, q_heads, OPTIONS: tl.constexpr):
-    """Query rows [rows, head_width]; zeros where a row does not exist."""
+def load_query(query, rows, exists, OPTIONS: tl.constexpr):
+    """Query rows [rows, head_width], by their number (int64); zeros where a row does not exist."""
     channels = tl.arange(0, OPTIONS.head_width)
-    offsets = (tokens.to(tl.int64) * q_heads + heads) * OPTIONS.head_dim
+    offsets = rows * OPTIONS.head_dim
     inside = exists[:, None]
     if OPTIONS.head_width != OPTIONS.head_dim:
         inside = inside & (channels < OPTIONS.head_dim)[None, :]
@@ -60,46 +61,81 @@ def blocks_of(keys, OPTIONS: tl.constexpr):
 
 
 @triton.jit
+def cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
+    """A walk's `cache`; `tensors` are the first four of it."""
+    key_cache, value_cache, key_scale, value_scale = tensors
+    if OPTIONS.contiguous:
+        table = (sequence.to(tl.int64) * kv_heads + kv_head) * places
+    else:
+        table = block_table + sequence.to(tl.int64) * max_blocks
+    return key_cache, value_cache, key_scale, value_scale, table, end, kv_head, kv_heads
+
+
+@triton.jit
 def load_pages(start, cache, OPTIONS: tl.constexpr):
     """Block of every key of the tile at `start`, -1 for none; by whole blocks, so that loads of keys stay vectors.
 
     A block is looked up once and not once for each of its keys: in prefill the registers that this takes made the
-    assembler wait for every single matrix product.
+    assembler wait for every single matrix product. Contiguous keys are all of block 0, as far as there are any.
     """
-    _, _, table, pages, _, _ = cache
-    BLOCKS: tl.constexpr = OPTIONS.blocks
-    KEYS: tl.constexpr = OPTIONS.keys // OPTIONS.blocks  # of a block, in this tile
-    index = start // OPTIONS.block_size + tl.arange(0, BLOCKS)
-    page = tl.load(table + index, mask=index < pages, other=-1)
-    page = tl.broadcast_to(page[:, None], [BLOCKS, KEYS])
-    return tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), KEYS)
+    _, _, _, _, table, end, _, _ = cache
+    if OPTIONS.contiguous:
+        page = tl.where(start + tl.arange(0, OPTIONS.keys) < end, 0, -1)
+    else:
+        BLOCKS: tl.constexpr = OPTIONS.blocks
+        KEYS: tl.constexpr = OPTIONS.keys // OPTIONS.blocks  # of a block, in this tile
+        index = start // OPTIONS.block_size + tl.arange(0, BLOCKS)
+        page = tl.load(table + index, mask=index < blocks_of(end, OPTIONS), other=-1)
+        page = tl.broadcast_to(page[:, None], [BLOCKS, KEYS])
+        page = tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), KEYS)
+    return page
 
 
 @triton.jit
 def load_keys(keys, page, cache, OPTIONS: tl.constexpr):
-    """Keys [head_width, keys]: a block's panel is [head_dim, block_size]."""
-    key_cache, _, _, _, kv_head, kv_heads = cache
+    """Keys [head_width, keys]: a block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim]."""
+    key_cache, _, key_scale, _, table, _, kv_head, kv_heads = cache
     channels = tl.arange(0, OPTIONS.head_width)
-    panel = (page.to(tl.int64) * kv_heads + kv_head) * (OPTIONS.head_dim * OPTIONS.block_size)
-    offsets = panel + keys % OPTIONS.block_size
     inside = (page >= 0)[None, :]
     if OPTIONS.head_width != OPTIONS.head_dim:
         inside = inside & (channels < OPTIONS.head_dim)[:, None]
-    pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
-    return tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
+    if OPTIONS.contiguous:
+        pointers = key_cache + ((table + keys) * OPTIONS.head_dim)[None, :] + channels[:, None]
+    else:
+        panel = (page.to(tl.int64) * kv_heads + kv_head) * (OPTIONS.head_dim * OPTIONS.block_size)
+        offsets = panel + keys % OPTIONS.block_size
+        pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
+    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
+    if OPTIONS.quantized:
+        loaded = loaded * block_scale(key_scale, page, cache)[None, :]
+    return loaded
 
 
 @triton.jit
 def load_values(keys, used, page, cache, OPTIONS: tl.constexpr):
     """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
-    _, value_cache, _, _, kv_head, kv_heads = cache
+    _, value_cache, _, value_scale, table, _, kv_head, kv_heads = cache
     channels = tl.arange(0, OPTIONS.value_width)
-    panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
-    offsets = (panel + keys % OPTIONS.block_size) * OPTIONS.value_dim
+    if OPTIONS.contiguous:
+        offsets = (table + keys) * OPTIONS.value_dim
+    else:
+        panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
+        offsets = (panel + keys % OPTIONS.block_size) * OPTIONS.value_dim
     inside = used[:, None]
     if OPTIONS.value_width != OPTIONS.value_dim:
         inside = inside & (channels < OPTIONS.value_dim)[None, :]
-    return tl.load(value_cache + offsets[:, None] + channels[None, :], mask=inside, other=0.0).to(OPTIONS.element)
+    pointers = value_cache + offsets[:, None] + channels[None, :]
+    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
+    if OPTIONS.quantized:
+        loaded = loaded * tl.where(used, block_scale(value_scale, page, cache), 0.0)[:, None]
+    return loaded
+
+
+@triton.jit
+def block_scale(scale, page, cache):
+    """What the integers of every key's block are multiplied by, float32 [keys]; 0 where there is no block."""
+    _, _, _, _, _, _, kv_head, kv_heads = cache
+    return tl.load(scale + page.to(tl.int64) * kv_heads + kv_head, mask=page >= 0, other=0.0)
 
 
 @triton.jit
@@ -115,7 +151,7 @@ def tile_logits(query, keys, page, row, cache, attributes, OPTIONS: tl.constexpr
     """Logits [rows, keys] in the kernels' unit, before the mask: scale, soft cap, position bias."""
     position, _, _, slope, _, _ = row
     scale, softcap, _ = attributes
-    dots = tl.dot(query, load_keys(keys, page, cache, OPTIONS), input_precision="ieee")
+    dots = tl.dot(query, load_keys(keys, page, cache, OPTIONS), input_precision=OPTIONS.precision)
     if OPTIONS.softcap:
         logits = softcap * OPTIONS.unit * tanh(dots * (scale / softcap))
     else:
@@ -162,7 +198,7 @@ def visit(
         seen = tl.sum(mapped.to(tl.float32), 0)
     if STORE:
         pointers, exists = stored
-        inside = keys // OPTIONS.block_size < cache[3]  # whole blocks, so that the reads may be vectors
+        inside = keys // OPTIONS.block_size < blocks_of(cache[5], OPTIONS)  # whole ones, so that reads may be vectors
         tl.store(pointers[:, None] + keys[None, :], logits, mask=exists[:, None] & inside[None, :])
 
     if MODE != "count" and MODE != "settled":

@@ -15,7 +15,17 @@ from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import BESIDE_CACHE, NORMALIZERS, OUTPUTS
-from tests.conformance.cases import Case, Shape, assert_agrees, cases, make_case, make_model, run_reference, session
+from tests.conformance.cases import (
+    Case,
+    Shape,
+    assert_agrees,
+    cases,
+    int8_case,
+    make_case,
+    make_model,
+    run_reference,
+    session,
+)
 
 CACHES = ("key_cache", "value_cache")
 BESIDE_OUT = tuple(f"{name}_out" for name in BESIDE_CACHE)
@@ -201,20 +211,6 @@ def test_a_number_that_an_int8_cache_cannot_hold_spoils_its_block(name: str, num
     assert np.isnan(actual.output[token:]).all()
     for field in ("key_cache", "value_cache", "key_scale", "value_scale"):
         np.testing.assert_array_equal(getattr(actual, field), getattr(expected, field))
-
-
-def int8_case(case: Case) -> Case:
-    """The case with its caches quantized, a scale for each block and head; what is not used holds any integers."""
-    generator = np.random.default_rng(1)
-    inputs = dict(case.inputs)
-    for name, scale_name in zip(CACHES, BESIDE_CACHE, strict=True):
-        numbers = np.nan_to_num(inputs[name], nan=9.0)
-        scale = (np.abs(numbers).max((2, 3)).clip(1e-6) / 127 * generator.uniform(0.5, 1.0, numbers.shape[:2])).astype(
-            np.float32
-        )
-        inputs[name] = np.clip(np.rint(numbers / scale[:, :, None, None]), -127, 127).astype(np.int8)
-        inputs[scale_name] = scale
-    return replace(case, inputs=inputs)
 
 
 def int8_model(case: Case) -> onnx.ModelProto:

@@ -143,6 +143,14 @@ FAKE cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
   return CUDA_SUCCESS;
 }
 
+FAKE cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
+  events += "copy rows to=" + std::to_string(copy->dstDevice) + " from=" + std::to_string(copy->srcDevice) +
+            " bytes=" + std::to_string(copy->WidthInBytes) + " rows=" + std::to_string(copy->Height) +
+            " pitches=" + std::to_string(copy->srcPitch) + "," + std::to_string(copy->dstPitch) +
+            " stream=" + std::to_string(reinterpret_cast<uintptr_t>(stream)) + "\n";
+  return CUDA_SUCCESS;
+}
+
 FAKE cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
   events +=
       "set to=" + std::to_string(to) + " value=" + std::to_string(value) + " bytes=" + std::to_string(bytes) + "\n";

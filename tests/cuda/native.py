@@ -13,6 +13,7 @@ from sharp.plugins.cuda.package import write_package
 from sharp.plugins.ops.attributes import NORMALIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
+OPS = ("PagedAttention", "Attention")
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
 PREFILL_SHARED = 100_000  # more than a kernel may have without asking
 OTHER_SHARED = 4096
@@ -51,7 +52,7 @@ def fake_image(kernel: Kernel, capability: int | None) -> Image:
 
 
 def fake_package(folder: Path, capabilities: Sequence[int | None] = (80, 86, 90, 100, None)) -> None:
-    options = options_for(NORMALIZERS, [64, 128], ["float16", "float32"], FEATURES)
+    options = options_for(NORMALIZERS, [64, 128], ["float16", "float32", "float32/int8"], FEATURES, OPS)
     images = [
         fake_image(kernel, capability)
         for capability in capabilities

@@ -9,13 +9,18 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sharp.plugins.cuda.library import TYPES, Attributes, Library, Problem, normalizer_number
+from sharp.plugins.cuda.library import TYPES, AttentionProblem, Attributes, Library, Problem, normalizer_number
 from sharp.plugins.errors import SharpError
 
 BUFFERS = (
     *("query", "key", "value", "key_cache", "value_cache", "slot_mapping", "block_table", "query_start"),
-    *("context_lens", "head_params", "alibi_slopes", "collect_stats", "output", "stats"),
+    *("context_lens", "head_params", "alibi_slopes", "collect_stats", "output", "stats", "key_scale", "value_scale"),
+    *("past_key", "past_value", "past_lens", "total_lens", "present_key", "present_value"),
 )
+ABSENT = ("head_params", "alibi_slopes", "collect_stats")
+PAGED = ("key_cache", "value_cache", "slot_mapping", "block_table", "query_start", "context_lens")
+SCALES = ("key_scale", "value_scale")
+CONTIGUOUS = ("past_key", "past_value", "past_lens", "total_lens", "present_key", "present_value")
 
 
 @dataclass
@@ -24,6 +29,7 @@ class Call:
 
     normalizer: str = "softmax"
     dtype: str = "float16"
+    cache_dtype: str = ""  # that of the query
     alpha: float = 1.5
     softcap: float = 0.0
     window: int = -1
@@ -35,12 +41,16 @@ class Call:
     kv_heads: int = 2
     head_dim: int = 64
     parameters: int = 0
-    absent: list[str] = field(default_factory=lambda: ["head_params", "alibi_slopes", "collect_stats"])
+    # Of op Attention: each of `sequences` has `tokens` queries, and `past` places.
+    contiguous: bool = False
+    new_keys: int = 5
+    past: int = 0
+    absent: list[str] = field(default_factory=lambda: list(ABSENT))
     shifted: str = ""  # a buffer whose address is one byte off
     only: str = ""  # "workspace" or "prepare" instead of the call
     workspace: int = 1 << 30
 
-    def problem(self) -> Problem:
+    def problem(self) -> Problem | AttentionProblem:
         attributes = Attributes(
             normalizer=normalizer_number(self.normalizer),
             scale=0.125,
@@ -52,23 +62,37 @@ class Call:
             window=self.window,
             causal=1,
         )
-        buffers = {name: 4096 * (index + 1) + (name == self.shifted) for index, name in enumerate(BUFFERS)}
+        unused = PAGED + SCALES if self.contiguous else CONTIGUOUS + SCALES * (self.cache_dtype != "int8")
+        given = [name for name in BUFFERS if name not in self.absent and name not in unused]
+        common = {
+            "attributes": attributes,
+            "q_heads": self.q_heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "value_dim": self.head_dim,
+            "type": TYPES.index(self.dtype),
+            "head_params_width": self.parameters,
+            "alibi": "alibi_slopes" in given,
+            **{name: 4096 * (BUFFERS.index(name) + 1) + (name == self.shifted) for name in given},
+        }
+        if self.contiguous:
+            return AttentionProblem(
+                batch=self.sequences,
+                queries=self.tokens,
+                new_keys=self.new_keys,
+                capacity=self.past,
+                has_past="past_key" in given,
+                shared="past_lens" in given,
+                **common,
+            )
         return Problem(
-            attributes=attributes,
             tokens=self.tokens,
-            q_heads=self.q_heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            value_dim=self.head_dim,
             blocks=100,
             block_size=16,
             sequences=self.sequences,
             max_blocks=self.max_blocks,
-            type=TYPES.index(self.dtype),
-            cache_type=TYPES.index(self.dtype),
-            head_params_width=self.parameters,
-            alibi="alibi_slopes" not in self.absent,
-            **{name: address for name, address in buffers.items() if name not in self.absent},
+            cache_type=TYPES.index(self.cache_dtype or self.dtype),
+            **common,
         )
 
     def as_dict(self):
@@ -93,7 +117,8 @@ def main() -> None:
             else:
                 result["bytes"] = library.workspace_bytes(problem)
             if not call.only:
-                library.paged_attention(problem, call.workspace, 77)
+                enqueue = library.attention if call.contiguous else library.paged_attention
+                enqueue(problem, call.workspace, 77)
         except SharpError as error:
             result["error"] = str(error)
         if fake:

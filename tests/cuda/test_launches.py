@@ -1,6 +1,7 @@
 """What libsharp_cuda.so launches, written down by a fake driver, against the description that Triton's wrapper uses."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.variants import Shapes, kernels, scratch
 from tests.cuda.native import OTHER_SHARED, PREFILL_SHARED
-from tests.cuda.process import BUFFERS, Call
+from tests.cuda.process import ABSENT, BUFFERS, CONTIGUOUS, Call
 
 MULTIPROCESSORS = 132
 ADDRESSES = {name: 4096 * (index + 1) for index, name in enumerate(BUFFERS)}
@@ -18,19 +19,27 @@ def options_of(call: Call) -> Options:
     return Options(
         call.normalizer,
         call.dtype,
-        call.dtype,
+        call.cache_dtype or call.dtype,
         call.head_dim,
         call.head_dim,
         16,
         statistics=True,
         alibi="alibi_slopes" not in call.absent,
         softcap=call.softcap != 0,
+        contiguous=call.contiguous,
         power=power_name(call.alpha) if call.normalizer == "entmax" else "",
     )
 
 
 def shapes_of(call: Call) -> Shapes:
-    return Shapes(call.tokens, call.sequences, call.max_blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS)
+    if not call.contiguous:
+        return Shapes(call.tokens, call.sequences, call.max_blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS)
+    tokens, blocks = call.tokens * call.sequences, -(-places(call) // 16)
+    return Shapes(tokens, call.sequences, blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS, call.new_keys)
+
+
+def places(call: Call) -> int:
+    return call.past if "past_lens" not in call.absent else call.past + call.new_keys
 
 
 def launches(result: dict) -> list[tuple[str, dict[str, str]]]:
@@ -50,7 +59,9 @@ def drawn_calls(count: int) -> list[Call]:
         calls.append(
             Call(
                 normalizer,
-                dtype=draw.choice(["float16", "float32"]),
+                **draw.choice(
+                    [{"dtype": "float16"}, {"dtype": "float32"}, {"dtype": "float32", "cache_dtype": "int8"}]
+                ),
                 alpha=draw.choice([1.5, 2.0, 1.25]),
                 softcap=draw.choice([0.0, 30.0]),
                 window=draw.choice([-1, 64]),
@@ -67,9 +78,35 @@ def drawn_calls(count: int) -> list[Call]:
     return calls
 
 
+FORMS = {
+    "none": [*ABSENT, "past_key", "past_value", "past_lens"],
+    "joined": [*ABSENT, "past_lens"],
+    "shared": [*ABSENT],
+}
+
+
+def drawn_contiguous_calls(count: int) -> list[Call]:
+    """Calls of op Attention, of all forms; half of them decode."""
+    draw = random.Random(8)
+    calls = []
+    for call in drawn_calls(count):
+        form = draw.choice(list(FORMS))
+        changes = {
+            "dtype": draw.choice(["float16", "float32"]),
+            "cache_dtype": "",
+            "tokens": draw.choice([1, 1, 2, 300]),
+            "contiguous": True,
+            "new_keys": draw.choice([0, 1, 17, 1500]),
+            "past": 0 if form == "none" else draw.choice([0, 3, 5000]),
+            "absent": [name for name in FORMS[form] if name not in ABSENT] + call.absent,
+        }
+        calls.append(replace(call, **changes))
+    return calls
+
+
 @pytest.mark.parametrize("capability", [80, 86, 90])
 def test_every_call_launches_what_the_variants_say(launch, capability):
-    calls = drawn_calls(60)
+    calls = drawn_calls(60) + drawn_contiguous_calls(60)
     for call, result in zip(calls, launch(calls, capability), strict=True):
         expected = [kernel for kernel in kernels(options_of(call), capability) if kernel.needed(shapes_of(call))]
         found = launches(result)
@@ -102,12 +139,18 @@ def test_arguments_are_those_of_the_problem(launch):
 
 
 def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
-    calls = drawn_calls(40)
+    calls = drawn_calls(40) + [call for call in drawn_contiguous_calls(40) if call.tokens == 1]
     for call, result in zip(calls, launch(calls), strict=True):
         sizes = {name: 4 * count for name, count in scratch(options_of(call), shapes_of(call)).items()}
         places = {}
         for _, values in launches(result):
             places.update({name: int(values[name]) for name in sizes if sizes[name] and name in values})
+        if call.contiguous:
+            sizes |= {"query_start": 4 * call.sequences + 4, "context_lens": 4 * call.sequences}
+            sizes |= {"block_table": 4 * call.sequences}
+            places |= {
+                name: int(launches(result)[0][1][name]) for name in ("query_start", "context_lens", "block_table")
+            }
         assert {"sums", "outputs"} <= set(places)
         regions = sorted((place, place + sizes[name]) for name, place in places.items())
         if "collect_stats" in call.absent:
@@ -128,6 +171,84 @@ def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch):
     ]
     most, *others = (result["bytes"] for result in launch([largest, *smaller]))
     assert max(others) <= most
+
+
+def attention(form: str, **changes) -> Call:
+    return Call(contiguous=True, absent=FORMS[form], **changes)
+
+
+def row_copies(result: dict) -> list[dict[str, str]]:
+    lines = [event.split() for event in result["events"] if event.startswith("copy rows ")]
+    return [dict(word.split("=") for word in line[2:]) for line in lines]
+
+
+def test_keys_of_attention_are_read_where_they_lie(launch):
+    plain, given = launch(
+        [attention("none", new_keys=9), replace(attention("none", new_keys=9), absent=[*FORMS["none"], *CONTIGUOUS])]
+    )
+    for result in (plain, given):
+        first, *rest = launches(result)
+        assert first[1]["stored"] == "0" and first[1]["past"] == "0"
+        assert all(values["key_cache"] == str(ADDRESSES["key"]) for _, values in rest)
+        assert all(values["value_cache"] == str(ADDRESSES["value"]) for _, values in rest)
+    # A present that somebody wants is a copy.
+    keys, values = row_copies(plain)
+    assert keys["from"] == str(ADDRESSES["key"]) and keys["to"] == str(ADDRESSES["present_key"])
+    assert values["from"] == str(ADDRESSES["value"]) and values["to"] == str(ADDRESSES["present_value"])
+    assert not row_copies(given)
+
+
+def test_a_past_is_joined_with_the_new_keys(launch):
+    wanted = attention("joined", past=40, new_keys=3, tokens=3)
+    [result, unwanted] = launch([wanted, replace(wanted, absent=[*wanted.absent, "present_key", "present_value"])])
+    keys, values = row_copies(result)
+    row = 64 * 2  # bytes of a key
+    assert keys == {
+        "to": str(ADDRESSES["present_key"]),
+        "from": str(ADDRESSES["past_key"]),
+        "bytes": str(40 * row),
+        "rows": "4",  # sequences times KV heads
+        "pitches": f"{40 * row},{43 * row}",
+        "stream": "77",
+    }
+    assert values["to"] == str(ADDRESSES["present_value"]) and values["from"] == str(ADDRESSES["past_value"])
+    first, second = launches(result)
+    assert (first[1]["past"], first[1]["stored"], first[1]["places"], first[1]["new_keys"]) == ("40", "1", "43", "3")
+    assert second[1]["key_cache"] == str(ADDRESSES["present_key"])
+    # Presents that nobody wants are scratch memory.
+    starts = [int(copy["to"]) for copy in row_copies(unwanted)]
+    assert wanted.workspace <= starts[0] and starts[0] + 4 * 43 * row <= starts[1]
+    assert starts[1] + 4 * 43 * row <= wanted.workspace + unwanted["bytes"]
+
+
+def test_a_shared_buffer_is_written_in_place(launch):
+    apart = attention("shared", past=64, new_keys=1, tokens=1)
+    [result] = launch([apart])
+    assert [copy["bytes"] for copy in row_copies(result)] == [str(64 * 64 * 2)] * 2  # of a present that is not the past
+    first = launches(result)[0][1]
+    assert (first["past"], first["counted"], first["places"]) == ("-1", "1", "64")
+    assert first["past_lens"] == str(ADDRESSES["past_lens"]) and first["total_lens"] == str(ADDRESSES["total_lens"])
+    [whole] = launch([replace(apart, absent=[*apart.absent, "total_lens"])])
+    assert launches(whole)[0][1]["counted"] == "0"
+
+
+def test_statistics_that_nobody_wants_are_not_touched(launch):
+    wanted = attention("none", tokens=4, new_keys=4)
+    with_output, without = launch([wanted, replace(wanted, absent=[*FORMS["none"], "stats"])])
+    cleared = f"set to={ADDRESSES['stats']} value=0 bytes={2 * 8 * 4 * 4 * 4}"
+    assert cleared in with_output["events"]
+    assert [event for event in without["events"] if event.startswith("set ")] == [
+        f"set to={wanted.workspace} value=0 bytes=1"  # the flag that says so to the kernels
+    ]
+
+
+def test_a_call_without_queries_or_keys_still_writes_what_it_holds(launch):
+    none, no_keys, no_batch = launch(
+        [attention("joined", tokens=0, past=4), attention("none", new_keys=0), attention("none", sequences=0)]
+    )
+    assert [name.split("@")[0] for name, _ in launches(none)] == ["write_present"]
+    assert [name.split("@")[0] for name, _ in launches(no_keys)] == ["write_present", "prefill"]
+    assert not launches(no_batch)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +297,12 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(tokens=1 << 40, sequences=1), "which is more than CUDA has"),
         (Call(workspace=0), "the workspace is null"),
         (Call(dtype="int8"), "there is no such type"),
+        (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
+        (attention("none", dtype="int8"), "Attention has no int8 keys"),
+        (attention("none", past=5), "without a past it has neither places nor lengths"),
+        (replace(attention("joined", past=5), absent=[*FORMS["joined"], "past_value"]), "says otherwise"),
+        (replace(attention("none"), absent=[*FORMS["none"], "output"]), "a buffer is null that is not empty"),
+        (attention("none", sequences=70_000, tokens=1), "which is more than CUDA has"),
     ],
 )
 def test_what_cannot_be_launched_is_said_in_a_sentence(launch, call, words):

@@ -11,7 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 
+from sharp.plugins.ops.attention_reference import ContiguousOutput
 from sharp.plugins.ops.reference import AttentionOutput
+from tests.conformance import attention_cases
 from tests.conformance.cases import Case
 from tests.triton import interpreted
 from tests.triton.interpreted import Run
@@ -32,5 +34,15 @@ def run(interpreter: ProcessPoolExecutor) -> Run:
     def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> AttentionOutput:
         result: dict[str, np.ndarray] = interpreter.submit(interpreted.run, case, dtype, cache_dtype).result()
         return AttentionOutput(**result)
+
+    return run
+
+
+@pytest.fixture
+def run_attention(interpreter: ProcessPoolExecutor) -> Run:
+    """`run_attention(case, dtype)`: op Attention by the interpreted kernels."""
+
+    def run(case: attention_cases.Case, dtype: str = "float32") -> ContiguousOutput:
+        return ContiguousOutput(**interpreter.submit(interpreted.run_attention, case, dtype).result())
 
     return run

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from sharp.plugins.ops.schema import BESIDE_CACHE
+from tests.conformance import attention_cases
 from tests.conformance.cases import Case
 
 DATA = ("query", "key", "value")
 CACHES = ("key_cache", "value_cache")
+PASTS = ("past_key", "past_value")
 Run = Callable[..., Any]
 RESULTS = ("output", "key_cache", "value_cache", "stats")
 
@@ -71,15 +74,30 @@ def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
 
 def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> dict[str, np.ndarray]:
     """The op's outputs as float32 arrays, for inputs in these dtypes."""
-    import torch
-
     from sharp.plugins.triton.paged_attention import paged_attention
 
-    dtypes = dict.fromkeys(DATA, dtype) | dict.fromkeys(CACHES, cache_dtype)
-    tensors = {
+    tensors = _tensors(case, dict.fromkeys(DATA, dtype) | dict.fromkeys(CACHES, cache_dtype))
+    results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
+    found = {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}
+    return found | {name: tensors[name].numpy() for name in BESIDE_CACHE if name in tensors}
+
+
+def run_attention(case: attention_cases.Case, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The outputs of op Attention as float32 arrays, for inputs in this dtype."""
+    from sharp.plugins.triton.attention import attention
+
+    tensors = _tensors(case, dict.fromkeys((*DATA, *PASTS), dtype))
+    results = attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    if "past_lens" in tensors:
+        assert results[1] is tensors["past_key"] and results[2] is tensors["past_value"]  # in place
+    return {name: tensor.float().numpy() for name, tensor in zip(attention_cases.OUTPUTS, results, strict=True)}
+
+
+def _tensors(case: Case | attention_cases.Case, dtypes: dict[str, str]) -> dict[str, Any]:
+    import torch
+
+    return {
         name: torch.tensor(array).to(getattr(torch, dtypes[name])) if name in dtypes else torch.tensor(array)
         for name, array in case.inputs.items()
     }
-    results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
-    assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
-    return {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sharp.plugins.ops.schema import NORMALIZERS
-from tests.conformance.cases import Case, Shape, assert_agrees, make_case, run_reference
+from tests.conformance.cases import Case, Shape, assert_agrees, int8_case, make_case, run_reference
 from tests.triton import interpreted
 from tests.triton.interpreted import CACHES, DATA, Run
 
@@ -84,6 +84,42 @@ def test_16_bits(run: Run, normalizer: str, dtype: str) -> None:
 def test_a_16_bit_cache_under_float32(run: Run, dtype: str) -> None:
     case = rounded(make_case("entmax", MIXED, seed=6), (*DATA, *CACHES), dtype)
     assert_agrees(run(case, "float32", dtype), run_reference(case), case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_an_int8_cache(run: Run, normalizer: str) -> None:
+    case = int8_case(make_case(normalizer, MIXED, seed=7))
+    assert_int8_agrees(run(case, cache_dtype="int8"), run_reference(case), case)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("drop_slots", [False, True])
+def test_an_int8_cache_is_written_as_token_by_token(run: Run, block_size: int, drop_slots: bool) -> None:
+    # Several tokens raise a block's scale one after the other; blocks begin in the middle of a chunk and before it.
+    lengths = ((0, 37), (5, 1), (30, 20), (64, 64))
+    shape = Shape(sequences=lengths, kv_heads=2, group=1, block_size=block_size, drop_slots=drop_slots)
+    case = int8_case(make_case("softmax", shape, seed=8))
+    growing = case.inputs["key"] * np.linspace(0.1, 3, len(case.inputs["key"]), dtype=np.float32)[:, None, None]
+    case = case.with_inputs(key=growing)
+    assert_int8_agrees(run(case, cache_dtype="int8"), run_reference(case), case)
+
+
+@pytest.mark.parametrize("token", [0, 5])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_a_number_that_an_int8_cache_cannot_hold_spoils_its_block(
+    run: Run, name: str, number: float, token: int
+) -> None:
+    case = int8_case(make_case("softmax", Shape(sequences=((0, 20),), kv_heads=1, group=1)))
+    numbers = case.inputs[name].copy()
+    numbers[token, 0, 2] = number
+    case = case.with_inputs(**{name: numbers})
+    actual = run(case, cache_dtype="int8")
+    with np.errstate(invalid="ignore"):
+        expected = run_reference(case)
+    assert np.isnan(actual.output[token:]).all()
+    for field in ("key_cache", "value_cache", "key_scale", "value_scale"):
+        np.testing.assert_array_equal(getattr(actual, field), getattr(expected, field))
 
 
 @pytest.mark.parametrize("normalizer", ["relu", "relu2"])
@@ -168,6 +204,13 @@ def rounded(case: Case, names: tuple[str, ...], dtype: str) -> Case:
     with np.errstate(invalid="ignore"):
         arrays = {name: case.inputs[name].astype(DTYPES[dtype]).astype(np.float32) for name in names}
     return case.with_inputs(**arrays)
+
+
+def assert_int8_agrees(actual: Any, expected: Any, case: Case) -> None:
+    """The caches hold the very integers, and their scales are the very numbers."""
+    assert_agrees(actual, expected, case, tolerance=2e-5)
+    np.testing.assert_array_equal(actual.key_scale, expected.key_scale)
+    np.testing.assert_array_equal(actual.value_scale, expected.value_scale)
 
 
 def assert_close(actual: Any, case: Case, dtype: str) -> None:

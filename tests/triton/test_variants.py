@@ -14,8 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.triton import paged_attention as wrapper
+from sharp.plugins.triton import launching
 from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.paged_attention import paged_attention
 from sharp.plugins.triton.variants import Kernel, Shapes, compile_kernel, kernels, scratch, splits
 from tests.conformance.cases import Case, Shape, make_case
 
@@ -110,28 +111,28 @@ def test_the_wrapper_launches_what_is_compiled_ahead_of_time(monkeypatch: pytest
         assert compiled.src.signature == kernel.signature
         assert compile_kernel(kernel, 90).hash == compiled.hash
 
-    monkeypatch.setattr(wrapper, "launch", compile_only)
+    monkeypatch.setattr(launching, "launch", compile_only)
     inputs = tensors(make_case("sigmoid", SHAPE), "cpu")
     del inputs["collect_stats"]  # nothing optional: what stands in for it must have its type
-    wrapper.paged_attention(**inputs, normalizer="sigmoid", scale=0.125)
+    paged_attention(**inputs, normalizer="sigmoid", scale=0.125)
     assert list(signatures) == ["write_cache", "decode_stream", "merge", "prefill"]
 
 
 def test_no_launch_depends_on_what_a_tensor_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tensors of the device "meta" hold nothing: whatever looked at one would fail.
     launched = []
-    monkeypatch.setattr(wrapper, "launch", lambda kernel, shapes, arguments: launched.append(kernel.grid(shapes)))
+    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.grid(shapes)))
     for normalizer in ("softmax", "adaptive_softmax", "entmax"):
         case = make_case(normalizer, SHAPE, alibi=True)
-        wrapper.paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=0.125, window=9, softcap=3.0)
+        paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=0.125, window=9, softcap=3.0)
     assert len(launched) == 4 + 6 + 6
 
 
 def test_one_token_needs_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
-    monkeypatch.setattr(wrapper, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
     case = make_case("softmax", Shape(sequences=((5, 1),)))
-    wrapper.paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
+    paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
     assert launched == ["write_cache", "decode_stream", "merge"]
 
 
@@ -166,7 +167,7 @@ def test_what_the_kernels_lack_is_refused(
 ) -> None:
     case = make_case("softmax", Shape(**changes))
     with pytest.raises(InputError, match=message):
-        wrapper.paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=1.0, **attributes)
+        paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=1.0, **attributes)
 
 
 @pytest.mark.parametrize("width", [None, 1])
@@ -175,7 +176,7 @@ def test_ssa_needs_its_parameters(width: int | None) -> None:
     if width is not None:
         inputs["head_params"] = torch.ones(6, width, device="meta")
     with pytest.raises(InputError, match="ssa needs head_params"):
-        wrapper.paged_attention(**inputs, normalizer="ssa", scale=1.0)
+        paged_attention(**inputs, normalizer="ssa", scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -192,36 +193,36 @@ def test_shapes_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], m
     inputs = tensors(make_case("softmax"), "meta")
     inputs[name] = torch.ones(shape, device="meta")
     with pytest.raises(InputError, match=message):
-        wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+        paged_attention(**inputs, normalizer="softmax", scale=1.0)
 
 
 def test_tokens_without_a_sequence_need_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
-    monkeypatch.setattr(wrapper, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
     inputs = tensors(make_case("softmax"), "meta")
     for name, rows in (("block_table", 0), ("context_lens", 0), ("query_start", 1)):
         inputs[name] = inputs[name][:rows].clone()
-    wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+    paged_attention(**inputs, normalizer="softmax", scale=1.0)
     assert "prefill" not in launched
 
 
 def test_types_that_the_kernels_lack_are_refused() -> None:
     inputs = tensors(make_case("softmax"), "meta")
     inputs["query"] = inputs["query"].double()
-    with pytest.raises(InputError, match=r"query is torch\.float64"):
-        wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+    with pytest.raises(InputError, match=r"query is float64"):
+        paged_attention(**inputs, normalizer="softmax", scale=1.0)
 
 
 def test_what_is_not_contiguous_is_refused() -> None:
     inputs = tensors(make_case("softmax"), "meta")
     inputs["value_cache"] = inputs["value_cache"].transpose(2, 3).contiguous().transpose(2, 3)
     with pytest.raises(InputError, match="value_cache is not contiguous"):
-        wrapper.paged_attention(**inputs, normalizer="softmax", scale=1.0)
+        paged_attention(**inputs, normalizer="softmax", scale=1.0)
 
 
 def test_the_cpu_is_refused_without_the_interpreter() -> None:
     with pytest.raises(InputError, match="query is on the CPU"):
-        wrapper.paged_attention(**tensors(make_case("softmax"), "cpu"), normalizer="softmax", scale=1.0)
+        paged_attention(**tensors(make_case("softmax"), "cpu"), normalizer="softmax", scale=1.0)
 
 
 def tensors(case: Case, device: str) -> dict[str, torch.Tensor]:

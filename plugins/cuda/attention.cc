@@ -1,0 +1,160 @@
+// Attention's functions of sharp_cuda.h: the kernels of PagedAttention, compiled for keys that lie one behind the
+// other.
+#include <algorithm>
+
+#include "plan.h"
+
+namespace sharp::cuda {
+namespace {
+
+int64_t bytes_of(SharpType type) { return type == SHARP_FLOAT32 ? 4 : 2; }
+
+int64_t places_of(const SharpAttention& problem) {
+  return problem.shared ? problem.capacity : problem.capacity + problem.new_keys;
+}
+
+void check_problem(const SharpAttention& problem) {
+  require(problem.batch >= 0 && problem.queries >= 0 && problem.new_keys >= 0 && problem.capacity >= 0,
+          "batch, queries, new_keys and capacity must be 0 or more");
+  require(problem.has_past || (problem.capacity == 0 && !problem.shared),
+          "without a past it has neither places nor lengths");
+  require(problem.type != SHARP_INT8, "Attention has no int8 keys");
+}
+
+// Keys or values: where those of a call come from, and where they lie when the kernels read them.
+struct Keys {
+  const void *fresh, *past;
+  void* present;
+  int64_t dim;
+};
+
+struct Workspace {
+  Workspace(const SharpAttention& problem, const Call& call, int64_t split_rows, void* base)
+      : buffers(base), scratch(buffers, call, split_rows) {
+    query_start = buffers.take(problem.batch + 1, sizeof(int32_t));
+    context_lens = buffers.take(problem.batch, sizeof(int32_t));
+    counts = buffers.take(problem.batch, sizeof(int32_t));
+    // For a call that leaves its presents out, which is known only when the buffers are.
+    const int64_t rows = problem.has_past ? problem.batch * problem.kv_heads * call.places : 0;
+    keys = buffers.take(rows * problem.head_dim, bytes_of(problem.type));
+    values = buffers.take(rows * problem.value_dim, bytes_of(problem.type));
+  }
+
+  Buffers buffers;
+  Scratch scratch;
+  void *query_start, *context_lens, *counts, *keys, *values;
+};
+
+// All of a call but the buffers that lie in a workspace.
+Call call_of(const SharpAttention& from) {
+  Call call{};
+  call.contiguous = true;
+  call.places = places_of(from);
+  call.new_keys = from.new_keys;
+  call.past = from.shared ? -1 : from.capacity;
+  call.stored = from.has_past;
+  call.past_lens = from.past_lens;
+  call.total_lens = from.total_lens;
+  SharpPagedAttention& problem = call.problem;
+  problem.attributes = from.attributes;
+  problem.tokens = from.batch * from.queries;
+  problem.q_heads = from.q_heads;
+  problem.kv_heads = from.kv_heads;
+  problem.head_dim = from.head_dim;
+  problem.value_dim = from.value_dim;
+  problem.block_size = Call::kBlockSize;
+  problem.sequences = from.batch;
+  problem.max_blocks = (call.places + Call::kBlockSize - 1) / Call::kBlockSize;
+  problem.type = problem.cache_type = from.type;
+  problem.query = from.query;
+  problem.key = from.key;
+  problem.value = from.value;
+  problem.head_params = from.head_params;
+  problem.head_params_width = from.head_params_width;
+  problem.alibi = from.alibi;
+  problem.alibi_slopes = from.alibi_slopes;
+  problem.collect_stats = from.stats == nullptr ? nullptr : from.collect_stats;
+  problem.output = from.output;
+  problem.stats = from.stats;
+  check_sizes(problem);
+  return call;
+}
+
+void copy_rows(void* to, int64_t to_pitch, const void* from, int64_t bytes, int64_t rows, SharpStream stream) {
+  if (bytes == 0 || rows == 0) return;
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = reinterpret_cast<CUdeviceptr>(from);
+  copy.srcPitch = copy.WidthInBytes = bytes;
+  copy.dstDevice = reinterpret_cast<CUdeviceptr>(to);
+  copy.dstPitch = to_pitch;
+  copy.Height = rows;
+  check(driver().cuMemcpy2DAsync(&copy, stream), "copying the past on the device");
+}
+
+// Keys or values as the kernels read them: the past where it must be; the new ones are written by a kernel.
+void* gather(const SharpAttention& problem, const Keys& keys, void* spare, SharpStream stream) {
+  const int64_t row = keys.dim * bytes_of(problem.type), pairs = problem.batch * problem.kv_heads;
+  if (!problem.has_past) {
+    if (keys.present != nullptr)
+      copy_rows(keys.present, problem.new_keys * row, keys.fresh, problem.new_keys * row, pairs, stream);
+    return const_cast<void*>(keys.fresh);
+  }
+  void* present = keys.present == nullptr ? spare : keys.present;
+  if (present != keys.past)
+    copy_rows(present, places_of(problem) * row, keys.past, problem.capacity * row, pairs, stream);
+  return present;
+}
+
+}  // namespace
+}  // namespace sharp::cuda
+
+using namespace sharp::cuda;
+
+SHARP_EXPORT int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* bytes) {
+  return status_of([&] {
+    check_problem(*problem);
+    const Call call = call_of(*problem);
+    *bytes = Workspace(*problem, call, plan(call).most_split_rows, nullptr).buffers.bytes();
+  });
+}
+
+SHARP_EXPORT int sharp_cuda_prepare_attention(const SharpAttention* problem) {
+  return status_of([&] {
+    check_problem(*problem);
+    SharpAttention some = *problem;
+    some.batch = 1;
+    for (const int64_t queries : {1, 2}) {
+      some.queries = queries;
+      for (const Launch& launch : plan(call_of(some)).launches) load_kernel(launch.kernel);
+    }
+  });
+}
+
+SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* workspace, SharpStream stream) {
+  return status_of([&] {
+    check_problem(*problem);
+    Call call = call_of(*problem);
+    if (problem->batch == 0) return;
+    require(workspace != nullptr, "the workspace is null");
+    require((problem->past_key != nullptr) == (problem->has_past != 0) &&
+                (problem->past_value != nullptr) == (problem->has_past != 0) &&
+                (problem->past_lens != nullptr) == (problem->shared != 0),
+            "has_past or shared says otherwise than the buffers");
+    const Plan planned = plan(call);
+    const Workspace memory(*problem, call, problem->batch * problem->q_heads * planned.splits, workspace);
+    call.problem.key_cache = gather(
+        *problem, {problem->key, problem->past_key, problem->present_key, problem->head_dim}, memory.keys, stream);
+    call.problem.value_cache =
+        gather(*problem, {problem->value, problem->past_value, problem->present_value, problem->value_dim},
+               memory.values, stream);
+    call.problem.query_start = static_cast<const int32_t*>(memory.query_start);
+    call.problem.context_lens = static_cast<const int32_t*>(memory.context_lens);
+    call.problem.block_table = static_cast<const int32_t*>(memory.counts);
+    if (problem->stats != nullptr)
+      check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(problem->stats), 0,
+                                     problem->batch * problem->q_heads * problem->queries * 4 * sizeof(float), stream),
+            "clearing statistics");
+    launch(call, planned, memory.scratch, stream);
+  });
+}

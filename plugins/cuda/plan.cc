@@ -1,0 +1,211 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace sharp::cuda {
+namespace {
+
+constexpr uintptr_t kVectorBytes = 16;  // what the kernels' loads rely on
+const char* const kNormalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"};
+const char* const kTypes[] = {"float32", "float16", "bfloat16", "int8"};
+
+int64_t ceil_div(int64_t number, int64_t by) { return (number + by - 1) / by; }
+
+bool solves(const SharpPagedAttention& problem) {
+  return problem.attributes.normalizer == SHARP_ADAPTIVE_SOFTMAX || problem.attributes.normalizer == SHARP_ENTMAX;
+}
+
+// The names of a problem's kernels, as plugins/cuda/kernel_set.py makes them.
+class Names {
+ public:
+  explicit Names(const Call& call) : Names(call.problem, call.contiguous) {}
+  Names(const SharpPagedAttention& problem, bool contiguous)
+      : first_(contiguous                         ? "write_present"
+               : problem.cache_type == SHARP_INT8 ? "write_int8_cache"
+                                                  : "write_cache"),
+        sizes_(std::string(" ") + kTypes[problem.type] + " " + kTypes[problem.cache_type] + " " +
+               std::to_string(problem.head_dim) + " " + std::to_string(problem.value_dim) + " " +
+               std::to_string(problem.block_size) + (contiguous ? " contiguous" : "")),
+        normalizer_(std::string(" ") + kNormalizers[problem.attributes.normalizer]) {
+    if (problem.attributes.normalizer == SHARP_ENTMAX)
+      power_ = problem.attributes.alpha == 2.0f ? " one" : problem.attributes.alpha == 1.5f ? " two" : " any";
+    if (problem.alibi) features_ += " alibi";
+    if (problem.attributes.softcap != 0) features_ += " softcap";
+  }
+
+  std::string first() const { return first_ + sizes_; }
+  std::string decode_stream() const { return "decode_stream" + sizes_ + normalizer_ + features_; }
+  std::string decode_observe() const { return "decode_observe" + sizes_ + normalizer_ + features_; }
+  std::string decode_solve() const { return "decode_solve" + sizes_ + normalizer_ + power_; }
+  std::string decode_settled() const { return "decode_settled" + sizes_ + normalizer_ + power_; }
+  std::string merge() const { return "merge" + sizes_ + normalizer_; }
+  std::string prefill() const { return "prefill" + sizes_ + normalizer_ + power_ + features_; }
+
+ private:
+  std::string first_, sizes_, normalizer_, power_, features_;
+};
+
+}  // namespace
+
+Plan plan(const Call& call) {
+  const SharpPagedAttention& problem = call.problem;
+  const Names names(call);
+  const int64_t group = problem.q_heads / problem.kv_heads;
+  const int64_t rows = tile_rows(names.first());  // decoding's too
+  const int64_t head_tiles = problem.kv_heads * ceil_div(group, rows);
+  const int64_t programs = std::max<int64_t>(1, problem.sequences * head_tiles);
+  const int64_t wanted = ceil_div(kDecodeWaves * multiprocessors(), programs);
+  const int64_t longest = ceil_div(problem.max_blocks * problem.block_size, kSplitKeys);
+  const int64_t splits = std::max<int64_t>(1, std::min({wanted, longest, kMostSplits}));
+
+  const Grid by_split{problem.sequences, head_tiles, splits}, by_row{problem.sequences, problem.q_heads, 1};
+  std::vector<Launch> launches;
+  if (call.contiguous)
+    launches.push_back(
+        {names.first(), {std::max<int64_t>(1, ceil_div(call.new_keys, rows)), problem.kv_heads, problem.sequences}});
+  else
+    launches.push_back(
+        {names.first(),
+         {problem.cache_type == SHARP_INT8 ? problem.tokens : ceil_div(problem.tokens, rows), problem.kv_heads, 1}});
+  // Of contiguous calls it is known here whether sequences have one token or several.
+  const bool decodes = problem.tokens > 0 && !(call.contiguous && problem.tokens > problem.sequences);
+  const bool prompts = problem.sequences > 0 && problem.tokens > (call.contiguous ? problem.sequences : 1);
+  if (decodes) {
+    if (solves(problem)) {
+      launches.push_back({names.decode_observe(), by_split});
+      launches.push_back({names.decode_solve(), by_row});
+      launches.push_back({names.decode_settled(), by_split});
+    } else {
+      launches.push_back({names.decode_stream(), by_split});
+    }
+    launches.push_back({names.merge(), by_row});
+  }
+  if (prompts) {
+    const int64_t tiles = problem.tokens * group / tile_rows(names.prefill()) + problem.sequences;
+    launches.push_back({names.prefill(), {tiles, problem.kv_heads, 1}});
+  }
+  const int64_t per_sequence = std::max<int64_t>(1, std::min(longest, kMostSplits));
+  const int64_t overall = ceil_div(kDecodeWaves * multiprocessors(), head_tiles) + problem.sequences;
+  return {splits, problem.q_heads * std::min(problem.sequences * per_sequence, overall), launches};
+}
+
+Scratch::Scratch(Buffers& buffers, const Call& call, int64_t split_rows) {
+  const SharpPagedAttention& problem = call.problem;
+  const int64_t rows = problem.sequences * problem.q_heads;
+  never = buffers.take(1, 1);
+  sums = buffers.take(split_rows * 8, sizeof(float));
+  outputs = buffers.take(split_rows * problem.value_dim, sizeof(float));
+  const bool stored = solves(problem);
+  logits = buffers.take(stored ? rows * problem.max_blocks * problem.block_size : 0, sizeof(float));
+  solution = buffers.take(stored ? rows * 2 : 0, sizeof(float));
+}
+
+void require(bool holds, const char* what) {
+  if (!holds) throw Error(what);
+}
+
+void check_sizes(const SharpPagedAttention& problem) {
+  require(problem.tokens >= 0 && problem.sequences >= 0 && problem.max_blocks >= 0 && problem.blocks >= 0,
+          "tokens, sequences, blocks and max_blocks must be 0 or more");
+  require(problem.q_heads > 0 && problem.kv_heads > 0 && problem.q_heads % problem.kv_heads == 0,
+          "kv_heads must divide q_heads");
+  require(problem.head_dim > 0 && problem.value_dim > 0 && problem.block_size > 0,
+          "head_dim, value_dim and block_size must be positive");
+  require(problem.attributes.normalizer >= SHARP_SOFTMAX && problem.attributes.normalizer <= SHARP_RELU2,
+          "there is no such normalizer");
+  require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&
+              problem.cache_type <= SHARP_INT8,
+          "there is no such type");
+  require(
+      problem.attributes.temperature_terms >= 0 && problem.attributes.temperature_terms <= SHARP_MAX_TEMPERATURE_TERMS,
+      "there are too many temperature_coefficients");
+}
+
+namespace {
+
+void set_buffer(Arguments& arguments, Argument argument, const void* pointer) {
+  if (reinterpret_cast<uintptr_t>(pointer) % kVectorBytes != 0 && argument != Argument::collect_stats)
+    throw Error(std::string(kArgumentNames[static_cast<int>(argument)]) + " must lie at a multiple of 16 bytes");
+  arguments.set(argument, pointer);
+}
+
+Arguments arguments_of(const Call& call, const Scratch& scratch, int64_t splits) {
+  const SharpPagedAttention& problem = call.problem;
+  const bool sequences = problem.block_table && problem.query_start && problem.context_lens;
+  const bool data = problem.query && problem.key && problem.value && problem.key_cache && problem.value_cache;
+  require(sequences && (call.contiguous || (data && problem.slot_mapping && problem.stats && problem.output)),
+          "a buffer is null that every call needs");
+  require(!call.contiguous || ((problem.tokens == 0 || (problem.query && problem.output)) &&
+                               (call.new_keys == 0 || (problem.key && problem.value)) &&
+                               (call.places == 0 || (problem.key_cache && problem.value_cache))),
+          "a buffer is null that is not empty");
+  require(problem.cache_type != SHARP_INT8 || (problem.key_scale && problem.value_scale),
+          "an int8 cache needs key_scale and value_scale");
+  require(problem.attributes.normalizer != SHARP_SSA || (problem.head_params && problem.head_params_width >= 2),
+          "ssa needs head_params [q_heads, 2]: b and n of every head");
+  require((problem.alibi != 0) == (problem.alibi_slopes != nullptr), "alibi says otherwise than alibi_slopes");
+  const SharpAttributes& attributes = problem.attributes;
+  Arguments arguments;
+  set_buffer(arguments, Argument::query, problem.query);
+  set_buffer(arguments, Argument::key, problem.key);
+  set_buffer(arguments, Argument::value, problem.value);
+  set_buffer(arguments, Argument::key_cache, problem.key_cache);
+  set_buffer(arguments, Argument::value_cache, problem.value_cache);
+  set_buffer(arguments, Argument::key_scale, problem.key_scale);
+  set_buffer(arguments, Argument::value_scale, problem.value_scale);
+  set_buffer(arguments, Argument::past_lens, call.past_lens);
+  set_buffer(arguments, Argument::total_lens, call.total_lens);
+  set_buffer(arguments, Argument::slot_mapping, problem.slot_mapping);
+  set_buffer(arguments, Argument::block_table, problem.block_table);
+  set_buffer(arguments, Argument::query_start, problem.query_start);
+  set_buffer(arguments, Argument::context_lens, problem.context_lens);
+  set_buffer(arguments, Argument::head_params, problem.head_params);
+  set_buffer(arguments, Argument::alibi_slopes, problem.alibi_slopes);
+  set_buffer(arguments, Argument::collect_stats, problem.collect_stats ? problem.collect_stats : scratch.never);
+  set_buffer(arguments, Argument::output, problem.output);
+  set_buffer(arguments, Argument::stats, problem.stats);
+  set_buffer(arguments, Argument::sums, scratch.sums);
+  set_buffer(arguments, Argument::outputs, scratch.outputs);
+  set_buffer(arguments, Argument::logits, scratch.logits);
+  set_buffer(arguments, Argument::solution, scratch.solution);
+  arguments.set(Argument::tokens, problem.tokens);
+  arguments.set(Argument::sequences, problem.sequences);
+  arguments.set(Argument::q_heads, problem.q_heads);
+  arguments.set(Argument::kv_heads, problem.kv_heads);
+  arguments.set(Argument::max_blocks, problem.max_blocks);
+  arguments.set(Argument::places, call.places);
+  arguments.set(Argument::new_keys, call.new_keys);
+  arguments.set(Argument::past, call.past);
+  arguments.set(Argument::counted, static_cast<int64_t>(call.total_lens != nullptr));
+  arguments.set(Argument::stored, static_cast<int64_t>(call.stored));
+  arguments.set(Argument::splits, splits);
+  arguments.set(Argument::parameters, problem.head_params_width);
+  arguments.set(Argument::window, static_cast<int64_t>(attributes.window));
+  arguments.set(Argument::causal, static_cast<int64_t>(attributes.causal));
+  arguments.set(Argument::scale, attributes.scale);
+  arguments.set(Argument::softcap, attributes.softcap);
+  arguments.set(Argument::alpha, attributes.alpha);
+  arguments.set(Argument::entropy_threshold, attributes.entropy_threshold);
+  // t0 has the highest power; a shorter polynomial has zeros in front.
+  const int32_t missing = SHARP_MAX_TEMPERATURE_TERMS - attributes.temperature_terms;
+  for (int32_t term = 0; term < SHARP_MAX_TEMPERATURE_TERMS; ++term)
+    arguments.set(static_cast<Argument>(static_cast<int>(Argument::t0) + term),
+                  term < missing ? 0.0f : attributes.temperature_coefficients[term - missing]);
+  return arguments;
+}
+
+}  // namespace
+
+void launch(const Call& call, const Plan& plan, const Scratch& scratch, SharpStream stream) {
+  const Arguments arguments = arguments_of(call, scratch, plan.splits);
+  if (call.problem.collect_stats == nullptr)
+    check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(scratch.never), 0, 1, stream), "clearing a flag");
+  for (const Launch& launch : plan.launches) launch_kernel(launch.kernel, launch.grid, arguments, stream);
+}
+
+std::string& last_error() {
+  thread_local std::string words;
+  return words;
+}
+
+}  // namespace sharp::cuda

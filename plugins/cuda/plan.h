@@ -1,0 +1,95 @@
+// Which kernels a call launches, with what grid and scratch memory: plugins/triton/variants.py in C++. A test compares
+// the two.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "sharp_cuda.h"
+
+namespace sharp::cuda {
+
+constexpr size_t kAlignment = 256;  // bytes, of the buffers in a workspace
+
+// A call of either op. Attention's batch is sequences of equally many tokens, and its keys lie one behind the other in
+// key_cache and value_cache; query_start, context_lens and block_table are then scratch memory that a kernel fills.
+struct Call {
+  SharpPagedAttention problem;
+  bool contiguous = false;
+  // Of contiguous calls only:
+  int64_t places = 0;  // of a sequence, for keys
+  int64_t new_keys = 0;
+  int64_t past = 0;                     // keys before this call; -1: see past_lens
+  bool stored = false;                  // whether new keys must be written to the places
+  const int32_t* past_lens = nullptr;   // null unless `past` is -1
+  const int32_t* total_lens = nullptr;  // null: all keys count
+
+  // A block for every 16 places, in which scratch memory for logits is counted.
+  static constexpr int64_t kBlockSize = 16;
+};
+
+struct Launch {
+  std::string kernel;
+  Grid grid;
+};
+
+struct Plan {
+  int64_t splits;
+  int64_t most_split_rows;  // rows times splits of this call and of any smaller one
+  std::vector<Launch> launches;
+};
+
+// Throws Error.
+Plan plan(const Call& call);
+
+// Buffers one behind the other; `base` may be null to learn the size.
+class Buffers {
+ public:
+  explicit Buffers(void* base) : base_(static_cast<char*>(base)) {}
+  void* take(int64_t count, size_t size) {
+    void* taken = base_ == nullptr ? nullptr : base_ + bytes_;
+    bytes_ += (count * size + kAlignment - 1) / kAlignment * kAlignment;
+    return taken;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* base_;
+  size_t bytes_ = 0;
+};
+
+// What every call needs of a workspace.
+struct Scratch {
+  Scratch(Buffers& buffers, const Call& call, int64_t split_rows);
+
+  void* never;  // one byte: collect_stats where there is none
+  void *sums, *outputs, *logits, *solution;
+};
+
+// Throws Error with `what` unless `holds`.
+void require(bool holds, const char* what);
+
+// Throws Error.
+void check_sizes(const SharpPagedAttention& problem);
+
+// Puts the work on the stream. Throws Error.
+void launch(const Call& call, const Plan& plan, const Scratch& scratch, SharpStream stream);
+
+// Why this thread's last call failed.
+std::string& last_error();
+
+template <typename Work>
+int status_of(const Work& work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+    return 1;
+  }
+}
+
+}  // namespace sharp::cuda
+
+#define SHARP_EXPORT extern "C" __attribute__((visibility("default")))
