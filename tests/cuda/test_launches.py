@@ -34,11 +34,11 @@ def options_of(call: Call) -> Options:
 def shapes_of(call: Call) -> Shapes:
     if not call.contiguous:
         return Shapes(call.tokens, call.sequences, call.max_blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS)
-    tokens, blocks = call.tokens * call.sequences, -(-places(call) // 16)
+    tokens, blocks = call.tokens * call.sequences, -(-places_of(call) // 16)
     return Shapes(tokens, call.sequences, blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS, call.new_keys)
 
 
-def places(call: Call) -> int:
+def places_of(call: Call) -> int:
     return call.past if "past_lens" not in call.absent else call.past + call.new_keys
 
 
@@ -59,9 +59,7 @@ def drawn_calls(count: int) -> list[Call]:
         calls.append(
             Call(
                 normalizer,
-                **draw.choice(
-                    [{"dtype": "float16"}, {"dtype": "float32"}, {"dtype": "float32", "cache_dtype": "int8"}]
-                ),
+                *draw.choice([("float16", ""), ("float32", ""), ("float32", "int8")]),
                 alpha=draw.choice([1.5, 2.0, 1.25]),
                 softcap=draw.choice([0.0, 30.0]),
                 window=draw.choice([-1, 64]),
@@ -121,7 +119,7 @@ def test_every_call_launches_what_the_variants_say(launch, capability):
 
 
 def test_arguments_are_those_of_the_problem(launch):
-    present = Call("adaptive_softmax", softcap=20.0, window=9, parameters=3, absent=[])
+    present = Call("adaptive_softmax", "float32", "int8", softcap=20.0, window=9, parameters=3, absent=[])
     [result] = launch([present])
     for _, values in launches(result):
         for name in set(values) & set(ADDRESSES):
@@ -146,11 +144,9 @@ def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
         for _, values in launches(result):
             places.update({name: int(values[name]) for name in sizes if sizes[name] and name in values})
         if call.contiguous:
-            sizes |= {"query_start": 4 * call.sequences + 4, "context_lens": 4 * call.sequences}
-            sizes |= {"block_table": 4 * call.sequences}
-            places |= {
-                name: int(launches(result)[0][1][name]) for name in ("query_start", "context_lens", "block_table")
-            }
+            arrays = {"query_start": call.sequences + 1, "context_lens": call.sequences, "block_table": call.sequences}
+            sizes |= {name: 4 * count for name, count in arrays.items()}
+            places |= {name: int(launches(result)[0][1][name]) for name in arrays}
         assert {"sums", "outputs"} <= set(places)
         regions = sorted((place, place + sizes[name]) for name, place in places.items())
         if "collect_stats" in call.absent:
