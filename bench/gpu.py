@@ -78,6 +78,7 @@ def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterator[dict[str, Any]]:
     """The section's results, one row at a time."""
+    import gpu_attention
     import gpu_correctness
     import gpu_generation
     import gpu_speed
@@ -94,6 +95,7 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
             executor = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
             try:
                 yield from gpu_correctness.check_small(quick, executor, capability, cases)
+                yield from gpu_attention.check(quick, executor, capability, cases)
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
             yield from gpu_correctness.check_large(cases)

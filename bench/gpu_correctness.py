@@ -37,24 +37,27 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
         cases.append({"normalizer": normalizer, "head_dim": 64, "alibi": True, "softcap": 5.0, "window": 150})
     cases += [{"normalizer": "entmax", "head_dim": 64, "alpha": alpha} for alpha in (1.25, 2.0)]
+    caches = (torch.int8,) if quick else (torch.int8, torch.float16, torch.bfloat16)
+    for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
+        cases += [{"normalizer": normalizer, "dtype": torch.float32, "head_dim": 64, "cache_dtype": c} for c in caches]
     return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases]
 
 
 def options_of(call: Call) -> Options:
     """The compile-time options of a call."""
     tensors = call.tensors
-    name = str(tensors["query"].dtype).removeprefix("torch.")
+    name, cache = (str(tensors[which].dtype).removeprefix("torch.") for which in ("query", "key_cache"))
     return Options(
         call.normalizer,
         name,
-        name,
+        cache,
         tensors["query"].shape[2],
         tensors["value"].shape[2],
         tensors["key_cache"].shape[3],
         "collect_stats" in tensors,
         "alibi_slopes" in tensors,
         call.attributes.get("softcap", 0.0) > 0,
-        power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else "",
+        power=power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else "",
     )
 
 

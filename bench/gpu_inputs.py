@@ -39,6 +39,7 @@ def make_call(
     kv_heads: int = 8,
     head_dim: int = 128,
     dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = None,
     device: str = "cuda",
     spread: float = 1.0,
     alibi: bool = False,
@@ -55,6 +56,7 @@ def make_call(
         kv_heads: key-value heads.
         head_dim: of keys and values.
         dtype: of all tensors but the small ones.
+        cache_dtype: of the caches, where it is another one; int8 has scales beside it.
         device: where they are.
         spread: standard deviation of the logits; larger ones give entmax a smaller support.
         alibi: whether there are slopes.
@@ -90,6 +92,14 @@ def make_call(
         "context_lens": _integers([context for context, _ in sequences], device),
         "head_params": torch.rand(q_heads, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=device),
     }
+    if cache_dtype == torch.int8:
+        for kind in ("key", "value"):
+            numbers = tensors[f"{kind}_cache"].float()
+            scale = numbers.abs().amax((2, 3)) / 127
+            tensors[f"{kind}_cache"] = (numbers / scale[:, :, None, None]).round().to(torch.int8)
+            tensors[f"{kind}_scale"] = scale
+    elif cache_dtype is not None:
+        tensors |= {name: tensors[name].to(cache_dtype) for name in ("key_cache", "value_cache")}
     if alibi:
         tensors["alibi_slopes"] = torch.rand(q_heads, **options)
     if statistics is not None:

@@ -19,7 +19,8 @@ from sharp.plugins.ops.attributes import NORMALIZERS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("float16", "bfloat16")
-OTHER_DTYPES = ("float32", "float32/float16", "float32/bfloat16")
+OTHER_DTYPES = ("float32", "float32/float16", "float32/bfloat16", "float32/int8")
+OPS = ("PagedAttention", "Attention")
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
 DEFAULT_FEATURES = FEATURES[:-1]  # models have slopes or a soft cap or neither
 PTX_TILES = 86  # the GPU with the least shared memory
@@ -43,6 +44,7 @@ PTX_TILES = 86  # the GPU with the least shared memory
 @click.option(
     "--feature", "features", type=click.Choice(FEATURES), multiple=True, default=DEFAULT_FEATURES, help="With these."
 )
+@click.option("--op", "ops", type=click.Choice(OPS), multiple=True, default=OPS, help="For this op.")
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at a time.  [default: processors]")
 @click.option("--list", "only_list", is_flag=True, help="Name the kernels and compile nothing.")
 def main(
@@ -52,6 +54,7 @@ def main(
     head_dims: tuple[int, ...],
     dtypes: tuple[str, ...],
     features: tuple[str, ...],
+    ops: tuple[str, ...],
     jobs: int | None,
     only_list: bool,
 ) -> None:
@@ -64,7 +67,7 @@ def main(
     from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 
     capabilities = [None if target == "ptx" else int(target) for target in targets or (*map(str, CAPABILITIES), "ptx")]
-    options = options_for(normalizers or NORMALIZERS, head_dims, dtypes, features)
+    options = options_for(normalizers or NORMALIZERS, head_dims, dtypes, features, ops)
     # Tiles differ between GPUs; PTX has those of the smallest.
     work = [(kernel, goal) for goal in capabilities for kernel in kernels_for(options, goal or PTX_TILES)]
     if only_list:

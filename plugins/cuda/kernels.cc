@@ -63,6 +63,14 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
   return value;
 }
 
+// What makes `make kernels` compile a kernel of this name, on top of what it compiles by itself.
+std::string options_for(const std::string& name) {
+  std::istringstream words(name);
+  std::string function, type, cache_type, head_dim;
+  words >> function >> type >> cache_type >> head_dim;
+  return "--dtype " + (type == cache_type ? type : type + "/" + cache_type) + " --head-dim " + head_dim;
+}
+
 LoadedKernel load(const std::string& name, CUdevice device) {
   const int capability = 10 * attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
                          attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
@@ -70,7 +78,7 @@ LoadedKernel load(const std::string& name, CUdevice device) {
   if (image == nullptr)
     throw Error("libsharp_cuda.so has no kernel " + name + " for compute capability " +
                 std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
-                "; build it with `make kernels`");
+                "; compile it with make kernels KERNELS=\"" + options_for(name) + "\"");
   LoadedKernel loaded{image, nullptr, parameters_of(*image)};
   CUlibrary library;
   check(driver().cuLibraryLoadData(&library, image->content, nullptr, nullptr, 0, nullptr, nullptr, 0),

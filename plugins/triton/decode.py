@@ -327,7 +327,7 @@ def values_of(start, needed, begin, end, cache, OPTIONS: tl.constexpr):
     """Values [keys, value_width] of the tile's keys that are `needed` and seen."""
     keys = start + tl.arange(0, OPTIONS.keys)
     page = load_pages(start, cache, OPTIONS)
-    return load_values(keys, needed & (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS)
+    return load_values(start, needed & (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS)
 
 
 @triton.jit(do_not_specialize=INTEGERS)

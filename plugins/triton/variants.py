@@ -140,6 +140,10 @@ def decode_tile(options: Options, capability: int) -> Tile:
 def prefill_tile(options: Options, capability: int) -> Tile:
     """Prefill's tiles: as large as shared memory and registers allow."""
     width = _width(options)
+    if options.precision == "tf32x3":  # three operands for one take many registers
+        if width > 128:
+            return Tile(16, 16, warps=4, stages=1)
+        return Tile(64, 32, warps=4, stages=1) if capability == 90 else Tile(32, 16, warps=4, stages=2)
     if _bytes(options) == 4:
         return Tile(32, 32, warps=4, stages=2)
     if capability in LARGE_SHARED_MEMORY:

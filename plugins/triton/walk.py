@@ -92,18 +92,20 @@ def load_pages(start, cache, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def load_keys(keys, page, cache, OPTIONS: tl.constexpr):
+def load_keys(start, page, cache, OPTIONS: tl.constexpr):
     """Keys [head_width, keys]: a block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim]."""
     key_cache, _, key_scale, _, table, _, kv_head, kv_heads = cache
     channels = tl.arange(0, OPTIONS.head_width)
+    index = tl.arange(0, OPTIONS.keys)
     inside = (page >= 0)[None, :]
     if OPTIONS.head_width != OPTIONS.head_dim:
         inside = inside & (channels < OPTIONS.head_dim)[:, None]
     if OPTIONS.contiguous:
-        pointers = key_cache + ((table + keys) * OPTIONS.head_dim)[None, :] + channels[:, None]
+        tile = key_cache + (table + start) * OPTIONS.head_dim
+        pointers = tile + index[None, :] * OPTIONS.head_dim + channels[:, None]
     else:
         panel = (page.to(tl.int64) * kv_heads + kv_head) * (OPTIONS.head_dim * OPTIONS.block_size)
-        offsets = panel + keys % OPTIONS.block_size
+        offsets = panel + (start + index) % OPTIONS.block_size
         pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
     loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
     if OPTIONS.quantized:
@@ -112,19 +114,21 @@ def load_keys(keys, page, cache, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def load_values(keys, used, page, cache, OPTIONS: tl.constexpr):
+def load_values(start, used, page, cache, OPTIONS: tl.constexpr):
     """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
     _, value_cache, _, value_scale, table, _, kv_head, kv_heads = cache
     channels = tl.arange(0, OPTIONS.value_width)
-    if OPTIONS.contiguous:
-        offsets = (table + keys) * OPTIONS.value_dim
-    else:
-        panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
-        offsets = (panel + keys % OPTIONS.block_size) * OPTIONS.value_dim
+    index = tl.arange(0, OPTIONS.keys)
     inside = used[:, None]
     if OPTIONS.value_width != OPTIONS.value_dim:
         inside = inside & (channels < OPTIONS.value_dim)[None, :]
-    pointers = value_cache + offsets[:, None] + channels[None, :]
+    if OPTIONS.contiguous:
+        tile = value_cache + (table + start) * OPTIONS.value_dim
+        pointers = tile + index[:, None] * OPTIONS.value_dim + channels[None, :]
+    else:
+        panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
+        offsets = (panel + (start + index) % OPTIONS.block_size) * OPTIONS.value_dim
+        pointers = value_cache + offsets[:, None] + channels[None, :]
     loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
     if OPTIONS.quantized:
         loaded = loaded * tl.where(used, block_scale(value_scale, page, cache), 0.0)[:, None]
@@ -147,16 +151,17 @@ def tanh(x):
 
 
 @triton.jit
-def tile_logits(query, keys, page, row, cache, attributes, OPTIONS: tl.constexpr):
+def tile_logits(query, start, page, row, cache, attributes, OPTIONS: tl.constexpr):
     """Logits [rows, keys] in the kernels' unit, before the mask: scale, soft cap, position bias."""
     position, _, _, slope, _, _ = row
     scale, softcap, _ = attributes
-    dots = tl.dot(query, load_keys(keys, page, cache, OPTIONS), input_precision=OPTIONS.precision)
+    dots = tl.dot(query, load_keys(start, page, cache, OPTIONS), input_precision=OPTIONS.precision)
     if OPTIONS.softcap:
         logits = softcap * OPTIONS.unit * tanh(dots * (scale / softcap))
     else:
         logits = dots * (scale * OPTIONS.unit)
     if OPTIONS.alibi:
+        keys = start + tl.arange(0, OPTIONS.keys)
         distance = tl.abs(keys[None, :] - position[:, None]).to(tl.float32)
         logits = logits - (slope * OPTIONS.unit)[:, None] * distance
     return logits
@@ -185,7 +190,7 @@ def visit(
     keys = start + tl.arange(0, OPTIONS.keys)
     page = load_pages(start, cache, OPTIONS)
     mapped = page >= 0
-    logits = tile_logits(query, keys, page, row, cache, attributes, OPTIONS)
+    logits = tile_logits(query, start, page, row, cache, attributes, OPTIONS)
     used = mapped
     if MASKED:
         sees = (keys[None, :] >= begin[:, None]) & (keys[None, :] < end[:, None]) & mapped[None, :]
@@ -214,7 +219,7 @@ def visit(
         peak, total, weighted_log, support = sums
         if MODE == "stream" and not OPTIONS.pointwise:
             output = output * factor[:, None]
-        output = add_values(output, weights, load_values(keys, used, page, cache, OPTIONS), OPTIONS)
+        output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS), OPTIONS)
     elif MODE == "observe":
         if OPTIONS.normalizer == "entmax":
             peak = tl.maximum(peak, tl.max(logits, 1))
@@ -234,10 +239,10 @@ def visit(
         if OPTIONS.normalizer == "entmax":
             # `!= 0` and not `> 0`: a NaN must reach the output.
             if tl.max((tl.sum(weights, 1) != 0).to(tl.int32)) > 0:
-                values = load_values(keys, used, page, cache, OPTIONS)
+                values = load_values(start, used, page, cache, OPTIONS)
                 output = add_values(output, weights, values, OPTIONS)
         else:
-            output = add_values(output, weights, load_values(keys, used, page, cache, OPTIONS), OPTIONS)
+            output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS), OPTIONS)
     return peak, total, weighted_log, highest, lowest, visible, support, output
 
 

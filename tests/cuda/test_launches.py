@@ -78,7 +78,7 @@ def drawn_calls(count: int) -> list[Call]:
 
 FORMS = {
     "none": [*ABSENT, "past_key", "past_value", "past_lens"],
-    "joined": [*ABSENT, "past_lens"],
+    "concatenating": [*ABSENT, "past_lens"],
     "shared": [*ABSENT],
 }
 
@@ -195,7 +195,7 @@ def test_keys_of_attention_are_read_where_they_lie(launch):
 
 
 def test_a_past_is_joined_with_the_new_keys(launch):
-    wanted = attention("joined", past=40, new_keys=3, tokens=3)
+    wanted = attention("concatenating", past=40, new_keys=3, tokens=3)
     [result, unwanted] = launch([wanted, replace(wanted, absent=[*wanted.absent, "present_key", "present_value"])])
     keys, values = row_copies(result)
     row = 64 * 2  # bytes of a key
@@ -240,7 +240,7 @@ def test_statistics_that_nobody_wants_are_not_touched(launch):
 
 def test_a_call_without_queries_or_keys_still_writes_what_it_holds(launch):
     none, no_keys, no_batch = launch(
-        [attention("joined", tokens=0, past=4), attention("none", new_keys=0), attention("none", sequences=0)]
+        [attention("concatenating", tokens=0, past=4), attention("none", new_keys=0), attention("none", sequences=0)]
     )
     assert [name.split("@")[0] for name, _ in launches(none)] == ["write_present"]
     assert [name.split("@")[0] for name, _ in launches(no_keys)] == ["write_present", "prefill"]
@@ -286,6 +286,7 @@ def test_nothing_is_launched_for_nothing(launch):
     ("call", "words"),
     [
         (Call(head_dim=72), "has no kernel write_cache float16 float16 72 72 16 for compute capability 9.0"),
+        (Call(dtype="float32", cache_dtype="float16"), 'make kernels KERNELS="--dtype float32/float16 --head-dim 64"'),
         (Call(q_heads=7), "kv_heads must divide q_heads"),
         (Call("ssa"), "ssa needs head_params"),
         (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
@@ -296,7 +297,7 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
         (attention("none", dtype="int8"), "Attention has no int8 keys"),
         (attention("none", past=5), "without a past it has neither places nor lengths"),
-        (replace(attention("joined", past=5), absent=[*FORMS["joined"], "past_value"]), "says otherwise"),
+        (replace(attention("concatenating", past=5), absent=[*FORMS["concatenating"], "past_value"]), "says otherwise"),
         (replace(attention("none"), absent=[*FORMS["none"], "output"]), "a buffer is null that is not empty"),
         (attention("none", sequences=70_000, tokens=1), "which is more than CUDA has"),
     ],

@@ -7,7 +7,19 @@ from typing import Any
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def check(normalizer: str) -> dict[str, Any]:
+def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
+    """Errors of a case of op Attention as the bench would find them, and whether a wrong answer is told."""
+    sys.path.insert(0, str(BENCH))
+    import torch
+    from gpu_attention import compare, expected, make_call
+    from gpu_inputs import to_numpy
+
+    call = make_call("entmax", form, queries, new_keys, past=70, dtype=torch.float32, head_dim=16, device="cpu")
+    answer = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
+    return {"right": compare(call, answer), "wrong": compare(call, (answer[0] * 1.01, *answer[1:]))["holds"]}
+
+
+def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
     """Whether a right and a wrong answer are told apart, and how far rows of a large call are from float64."""
     sys.path.insert(0, str(BENCH))
     import numpy as np
@@ -15,12 +27,14 @@ def check(normalizer: str) -> dict[str, Any]:
     from gpu_correctness import compare, holds
     from gpu_inputs import expected, expected_row, make_call, run, to_numpy
 
+    cache = getattr(torch, cache_dtype) if cache_dtype else None
     options: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 16, "dtype": torch.float32, "device": "cpu"}
+    options["cache_dtype"] = cache
     call = make_call(normalizer, ((40, 1), (5, 3)), statistics=True, alibi=True, window=30, **options)
     answer = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
     wrong = (answer[0] + np.eye(*answer[0].shape[1:]) * 0.01, *answer[1:])
     output, _, _, stats = run(call)
-    row, statistics = expected_row(call, 2, 1)
+    row, statistics = (0.0, 0.0) if cache else expected_row(call, 2, 1)
     return {
         "right": holds(compare(call, answer), torch.float32),
         "wrong": holds(compare(call, wrong), torch.float32),

@@ -134,11 +134,25 @@ def test_its_correctness_part_on_a_tiny_case(interpreter: ProcessPoolExecutor, n
     assert found["statistics"] < 1e-4
 
 
+@pytest.mark.parametrize(("form", "queries", "new_keys"), [("none", 3, 20), ("concatenating", 1, 1), ("shared", 9, 9)])
+def test_its_part_for_attention_on_a_tiny_case(
+    interpreter: ProcessPoolExecutor, form: str, queries: int, new_keys: int
+) -> None:
+    found = interpreter.submit(bench_check.check_attention, form, queries, new_keys).result()
+    assert found["right"]["holds"], found["right"]
+    assert found["wrong"] is False
+
+
+def test_an_int8_cache_is_among_its_cases(interpreter: ProcessPoolExecutor) -> None:
+    assert interpreter.submit(bench_check.check, "softmax", "int8").result()["right"] is True
+
+
 def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
     # -S: no site, and so nothing of an editable install; the packages themselves are put back.
     script = (
         f"import sys; sys.path[:0] = [{str(BENCH)!r}, {sysconfig.get_path('platlib')!r}]; "
-        "sys.modules['onnx'] = None; import gpu_tiles, gpu_speed, gpu_correctness, gpu_generation, sharp.plugins; "
+        "sys.modules['onnx'] = None; "
+        "import gpu_tiles, gpu_attention, gpu_speed, gpu_correctness, gpu_generation, sharp.plugins; "
         "print(sharp.plugins.__file__)"
     )
     finished = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=300)

@@ -1,5 +1,6 @@
 """The kernels compile for GPUs that are not there, and what is launched follows from shapes alone."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ VARIANTS = {
         Options("entmax", "bfloat16", "bfloat16", 64, 64, 16, statistics=True, alibi=True, softcap=True, power="two"),
         90,
     ),
+    "entmax over contiguous keys for sm_90": (
+        Options("entmax", "bfloat16", "bfloat16", 64, 64, 16, statistics=True, contiguous=True, power="two"),
+        90,
+    ),
     "ssa for sm_80": (Options("ssa", "float16", "float16", 40, 40, 32), 80),
     "adaptive softmax for sm_86, tiles smaller than a block": (
         Options("adaptive_softmax", "bfloat16", "bfloat16", 64, 64, 128),
@@ -53,9 +58,7 @@ def test_every_kernel_compiles(name: str) -> None:
 def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -> None:
     options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16, power="two" if normalizer == "entmax" else "")
     prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
-    (tmp_path / "prefill.ptx").write_text(compile_kernel(prefill, 90).asm["ptx"])
-    assembler = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "prefill.ptx", "-o", "prefill.cubin"]
-    said = subprocess.run(assembler, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    said = assembled(compile_kernel(prefill, 90), 90, tmp_path)
     assert "registers" in said
     assert "serialized" not in said  # what the assembler does where it runs out of registers, a factor in time
 
@@ -227,3 +230,23 @@ def test_the_cpu_is_refused_without_the_interpreter() -> None:
 
 def tensors(case: Case, device: str) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(np.asarray(array), device=device) for name, array in case.inputs.items()}
+
+
+@pytest.mark.parametrize("capability", [86, 90])
+def test_kernels_of_int8_caches_have_room_in_registers(capability: int, tmp_path: Path) -> None:
+    options = Options("softmax", "float32", "int8", 64, 64, 16)
+    for kernel in kernels(options, capability):
+        compiled = compile_kernel(kernel, capability)
+        assert compiled.metadata.shared <= SHARED_MEMORY[capability] * 1024
+        if kernel.name in ("decode_stream", "prefill"):
+            assert "tf32" in compiled.asm["ptx"]  # matrix products in float32 itself would spill kilobytes
+            said = assembled(compiled, capability, tmp_path)
+            assert int(re.findall(r"(\d+) bytes spill stores", said)[0]) < 256, said
+
+
+def assembled(compiled: Any, capability: int, folder: Path) -> str:
+    """What the assembler says of a kernel: registers, and what it could not do."""
+    (folder / "kernel.ptx").write_text(compiled.asm["ptx"])
+    target = f"--gpu-name=sm_{capability}{'a' * (capability >= 90)}"
+    assembler = [triton.knobs.nvidia.ptxas.path, "-v", target, "kernel.ptx", "-o", "kernel.cubin"]
+    return subprocess.run(assembler, cwd=folder, capture_output=True, text=True, check=True).stderr

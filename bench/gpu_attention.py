@@ -1,0 +1,146 @@
+"""Op Attention, over contiguous keys, on a GPU against float64; nothing is timed."""
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+import gpu_tree  # noqa: F401 - makes sharp.plugins importable
+import numpy as np
+import torch
+from gpu_cases import Cases
+from gpu_correctness import TOLERANCES, compile_all
+from gpu_inputs import Call, to_numpy
+
+from sharp.plugins.ops.attention_reference import attention as reference
+from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.triton.options import Options, power_name
+
+BATCH, Q_HEADS, KV_HEADS = 3, 6, 2
+PAST = 700
+# By form: queries, new keys.
+SHAPES = {
+    "none": ((200, 200), (1, 1500), (40, 300)),  # a prompt, and cross-attention of one query and of several
+    "concatenating": ((1, 1), (60, 60)),
+    "shared": ((1, 1), (60, 60)),
+}
+
+
+def cases(quick: bool) -> list[dict[str, Any]]:
+    """What `make_call` is given."""
+    dtypes = (torch.bfloat16,) if quick else tuple(TOLERANCES)
+    normalizers = ("softmax", "ssa", "adaptive_softmax", "entmax") if quick else NORMALIZERS
+    return [
+        {"normalizer": normalizer, "dtype": dtype, "form": form, "queries": queries, "new_keys": new_keys}
+        for dtype in dtypes
+        for normalizer in normalizers
+        for form, shapes in SHAPES.items()
+        for queries, new_keys in shapes
+    ]
+
+
+def make_call(
+    normalizer: str,
+    form: str,
+    queries: int,
+    new_keys: int,
+    *,
+    past: int = PAST,
+    dtype: torch.dtype = torch.bfloat16,
+    head_dim: int = 64,
+    device: str = "cuda",
+) -> Call:
+    """Gaussian inputs with slopes and statistics; in all forms some keys of the second sequence do not count.
+
+    Causal where there are as many queries as new keys. What no query may see is NaN.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    options: dict[str, Any] = {"device": device, "generator": generator}
+
+    def drawn(heads: int, length: int) -> torch.Tensor:
+        return torch.randn(BATCH, heads, length, head_dim, **options).to(dtype)
+
+    tensors = {
+        "query": drawn(Q_HEADS, queries),
+        "key": drawn(KV_HEADS, new_keys),
+        "value": drawn(KV_HEADS, new_keys),
+        "head_params": torch.rand(Q_HEADS, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=device),
+        "alibi_slopes": torch.rand(Q_HEADS, **options) / 8,
+        "collect_stats": torch.tensor(True, device=device),
+    }
+    filled = torch.zeros(BATCH, dtype=torch.int32)
+    if form != "none":
+        tensors |= {"past_key": drawn(KV_HEADS, past), "past_value": drawn(KV_HEADS, past)}
+        filled += past
+    if form == "shared":
+        filled = torch.tensor([past - new_keys, 0, past // 2], dtype=torch.int32)
+        tensors["past_lens"] = filled.to(device)
+        for sequence, first in enumerate(filled.tolist()):
+            for name in ("past_key", "past_value"):
+                tensors[name][sequence, :, first:] = float("nan")
+    totals = filled + new_keys
+    totals[1] -= new_keys // 3
+    tensors["total_lens"] = totals.to(device)
+    for name in ("key", "value"):
+        tensors[name][1, :, new_keys - new_keys // 3 :] = float("nan")
+    return Call(normalizer, tensors, {"scale": head_dim**-0.5, "causal": queries == new_keys})
+
+
+def options_of(call: Call) -> Options:
+    """The compile-time options of a call."""
+    query = call.tensors["query"]
+    name = str(query.dtype).removeprefix("torch.")
+    power = power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else ""
+    return Options(
+        call.normalizer, name, name, query.shape[3], query.shape[3], 16, True, True, contiguous=True, power=power
+    )
+
+
+def run(call: Call) -> tuple[torch.Tensor, ...]:
+    """The op by our kernels; a shared buffer changes."""
+    from sharp.plugins.triton.attention import attention
+
+    return attention(**call.tensors, normalizer=call.normalizer, **call.attributes)
+
+
+def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    """Output, presents and stats in float64; `arrays` are the call's tensors before it."""
+    result = reference(**arrays, normalizer=Normalizer(normalizer), **attributes)  # type: ignore[arg-type]
+    return result.output, result.present_key, result.present_value, result.stats
+
+
+def compare(call: Call, wanted: tuple[np.ndarray, ...]) -> dict[str, Any]:
+    """Relative norm of the output's error, whether the presents are equal, the largest errors of the statistics."""
+    output, *presents, stats = (tensor.float().cpu().numpy() for tensor in run(call))
+    pairs = zip(presents, wanted[1:3], strict=True)
+    columns = np.abs(stats - wanted[3]).reshape(-1, 4).max(0)
+    errors = {
+        "output": float(np.linalg.norm(output - wanted[0]) / np.linalg.norm(wanted[0])),
+        "presents": float(not all(np.array_equal(found, right, equal_nan=True) for found, right in pairs)),
+        **dict(zip(("entropy", "support", "inverse_temperature", "logit_spread"), map(float, columns), strict=True)),
+    }
+    limits = {"output": TOLERANCES[call.tensors["query"].dtype], "presents": 0.0, "entropy": 2e-3, "support": 2.0}
+    limits |= {"inverse_temperature": 2e-3, "logit_spread": 2e-3}
+    return {**errors, "holds": all(errors[name] <= limit for name, limit in limits.items())}
+
+
+def check(
+    quick: bool, executor: Executor, capability: int, cases_done: Cases, device: str = "cuda"
+) -> Iterator[dict[str, Any]]:
+    """A row for each case; references and compilation run in the executor's processes, all at once."""
+    wanted = cases(quick)
+    calls = [make_call(**case, device=device) for case in wanted]
+    started: dict[Options, Future[Any]] = {}
+    for call in calls:
+        options = options_of(call)
+        started.setdefault(options, executor.submit(compile_all, options, capability))
+    answers = [executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes) for call in calls]
+
+    def compared(number: int) -> Iterator[dict[str, Any]]:
+        started[options_of(calls[number])].result()
+        yield compare(calls[number], answers[number].result())
+
+    for number, case in enumerate(wanted):
+        named = {"op": "Attention", **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
+        yield from cases_done.run(named, partial(compared, number))
