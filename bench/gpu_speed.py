@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
+OTHER_DECODE = {"softmax, int8 cache": 2, "softmax, contiguous keys": 1}  # by how much a cache is smaller
 PREFILL = ("softmax", "ssa", "adaptive_softmax", "entmax")
 CONTEXTS = (1024, 8192, 32_768, 131_072, 1_048_576)
 PROMPTS = (1024, 8192, 32_768, 131_072)
@@ -83,7 +84,9 @@ def decode(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
             if _cache_bytes(batch, context) > MOST_BYTES:
                 continue
             calls = cache(partial(_decode_calls, batch, context))  # made for the first subject that is timed
-            for name in (*DECODE, "torch SDPA", "FlashInfer"):
+            for name in (*DECODE, *OTHER_DECODE, "torch SDPA", "FlashInfer"):
+                if name in OTHER_DECODE and _cache_bytes(batch, context) > MOST_BYTES // 4:  # drawn in float32
+                    continue
                 named = {"subject": name, "batch": batch, "context": context}
                 yield from cases.run(named, partial(_time_decode, name, calls, batch, context))
 
@@ -97,6 +100,26 @@ def _decode_calls(batch: int, context: int) -> list[Call]:
     return [make_call("softmax", ((context - 1, 1),) * batch, spread=SPREAD, seed=i) for i in range(layers)]
 
 
+def _int8_calls(batch: int, context: int, layers: int) -> list[Call]:
+    options = {"spread": SPREAD, "dtype": torch.float32, "cache_dtype": torch.int8}  # as half models are exported
+    return [make_call("softmax", ((context - 1, 1),) * batch, seed=i, **options) for i in range(layers)]
+
+
+def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
+    """Op Attention with a shared buffer, whose last place the new key takes."""
+    from sharp.plugins.triton.attention import attention
+
+    query, fresh = _heads(batch, 1, HEADS), _heads(batch, 1, KV_HEADS)
+    caches = [(_heads(batch, context, KV_HEADS), _heads(batch, context, KV_HEADS)) for _ in range(layers)]
+    past = torch.full((batch,), context - 1, device="cuda", dtype=torch.int32)
+
+    def step() -> None:
+        for key, value in caches:
+            attention(query, fresh, fresh, key, value, past, normalizer="softmax", scale=SPREAD * HEAD_DIM**-0.5)
+
+    return step
+
+
 def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context: int) -> Iterator[dict[str, Any]]:
     layers = len(calls())
     if name == "torch SDPA":
@@ -105,13 +128,17 @@ def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context
         if find_spec("flashinfer") is None:
             return
         subject = _flashinfer_decode(batch, context, layers)
+    elif name == "softmax, int8 cache":
+        subject = _over(_int8_calls(batch, context, layers))
+    elif name == "softmax, contiguous keys":
+        subject = _contiguous_decode(batch, context, layers)
     else:
         subject = _over([call.with_normalizer(name) for call in calls()])
     timing = time_call(subject, graph=name != "FlashInfer")
     milliseconds = timing.median / layers
     yield {
         "microseconds_per_layer": milliseconds * 1e3,
-        "cache_gb_per_second": _cache_bytes(batch, context) / milliseconds / 1e6,
+        "cache_gb_per_second": _cache_bytes(batch, context) / OTHER_DECODE.get(name, 1) / milliseconds / 1e6,
         "spread": timing.spread,
         **({"support": support(calls()[0].with_normalizer(name))} if name == "entmax" else {}),
     }
