@@ -34,9 +34,11 @@ target_link_options(sharp_cuda PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR
 
 if(SHARP_TENSORRT)
   add_library(sharp_trt SHARED
+    plugins/tensorrt/attention_plugin.cc
     plugins/tensorrt/attributes.cc
     plugins/tensorrt/creators.cc
-    plugins/tensorrt/paged_attention_plugin.cc)
+    plugins/tensorrt/paged_attention_plugin.cc
+    plugins/tensorrt/plugin.cc)
   target_include_directories(sharp_trt SYSTEM PRIVATE ${SHARP_TENSORRT_INCLUDE_DIR})
   target_link_libraries(sharp_trt PRIVATE sharp_cuda)
   sharp_gpu_library(sharp_trt)

@@ -15,6 +15,8 @@ set(sources
   plugins/onnxruntime/attention_inputs.cc
   plugins/onnxruntime/attention_op.cc
   plugins/onnxruntime/attributes.cc
+  plugins/onnxruntime/cuda_attention_op.cc
+  plugins/onnxruntime/cuda_library.cc
   plugins/onnxruntime/cuda_paged_attention_op.cc
   plugins/onnxruntime/inputs.cc
   plugins/onnxruntime/paged_attention_op.cc)
@@ -35,7 +37,8 @@ endif()
 
 add_library(sharp_ops SHARED ${sources})
 target_include_directories(sharp_ops PRIVATE ${cpu} plugins/onnxruntime)
-set_source_files_properties(plugins/onnxruntime/cuda_paged_attention_op.cc PROPERTIES
+set_source_files_properties(plugins/onnxruntime/cuda_attention_op.cc plugins/onnxruntime/cuda_library.cc
+  plugins/onnxruntime/cuda_paged_attention_op.cc PROPERTIES
   INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/plugins/cuda)
 target_include_directories(sharp_ops SYSTEM PRIVATE ${ONNXRUNTIME_INCLUDE_DIR})
 # No -ffast-math: infinities and NaN have a meaning here.

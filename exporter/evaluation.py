@@ -40,10 +40,16 @@ class ScoredConfig:
 
 
 class ExportedModel:
-    """A model folder as something that can be scored."""
+    """A model folder as something that can be scored.
+
+    Raises:
+        InputError: the folder has no function body to run.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest, runtime: str, threads: int) -> None:
         kernels = RUNTIMES[runtime]
+        if manifest.target == "tensorrt" and not kernels:
+            raise InputError(f"{folder} was exported with --target tensorrt and has no body; give --runtime kernels")
         self.session = UncachedSession(folder, kernels=kernels, threads=threads)
         # The kernels are streamed, and the set model has one query.
         heads = 0 if kernels or manifest.kind == "set" else manifest.q_heads

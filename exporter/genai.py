@@ -14,8 +14,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 def write_genai_config(folder: Path, manifest: Manifest) -> None:
     """Describe the decoder of `folder` to onnxruntime-genai 0.18.
 
-    It runs the function body, unless our library is named in `session_options.custom_ops_library`, a path of the
-    machine that runs it: see `with_kernels`.
+    It runs the function body, which a folder of `--target tensorrt` has not, unless our library is named in
+    `session_options.custom_ops_library`, a path of the machine that runs it: see `with_kernels`.
     """
     config = genai_config(manifest)
     (folder / GENAI_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

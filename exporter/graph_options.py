@@ -62,11 +62,6 @@ class GraphOptions:
                 f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "
                 f"leave --target {target} out"
             )
-        if target == "tensorrt" and cache != "paged":
-            raise InputError(
-                f"--target tensorrt is for --cache paged: TensorRT takes the node of --cache {cache} for ONNX's own "
-                "Attention; choose --target portable"
-            )
         if self.quantize and self.dtype != "float32":
             raise InputError(f"--quantize is for --dtype float32; leave --dtype {self.dtype} out")
 

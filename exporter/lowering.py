@@ -174,7 +174,7 @@ def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], targ
     """Write `model.onnx` and its external data into `folder`; attach the attention's function body and the defaults.
 
     For the target `portable` the body takes the place of every attention node, so that only standard ops are left. For
-    `tensorrt` there is no body: its parser would import a local function before it looks for a plugin.
+    `tensorrt` there is no body: see `leave_to_plugin`.
     """
     path = folder / MODEL_FILE
     onnx_ir.save(graph, path, external_data=DATA_FILE)
@@ -183,7 +183,7 @@ def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], targ
     if target == "portable":
         model = inline(model)
     if target == "tensorrt":
-        del model.functions[:]
+        leave_to_plugin(model)
     for name, value in defaults.items():
         model.graph.initializer.append(numpy_helper.from_array(torch.tensor(value).numpy(), name))
     onnx.save(model, path)
@@ -193,6 +193,21 @@ def release_weights(graph: onnx_ir.Model) -> None:
     """Forget the weights of a graph that was written: something in onnxscript keeps the last graphs alive."""
     for value in graph.graph.initializers.values():
         value.const_value = None
+
+
+def leave_to_plugin(model: onnx.ModelProto) -> None:
+    """Make the attention nodes of `model` such that TensorRT's parser takes Sharp's plugin for them.
+
+    Its older parsers look for a local function before they look for a plugin, so there is none; and all refuse a node
+    that names fewer outputs than its plugin has, so those that nobody reads get names.
+    """
+    del model.functions[:]
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.ATTENTION.name):
+            named = dict(zip(schema.ATTENTION.output_names, node.output, strict=False))
+            outputs = [named.get(name) or f"{node.output[0]}.{name}" for name in schema.ATTENTION.output_names]
+            del node.output[:]
+            node.output.extend(outputs)
 
 
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:

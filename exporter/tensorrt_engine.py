@@ -50,6 +50,7 @@ def build_engine(
     configure: Callable[[Any], None],
     progress: Progress,
     plugin: str | None = None,
+    parser_flags: Sequence[Any] = (),
     compute_capability: int | None = None,
 ) -> Engine:
     """Parse `model`, whose weights lie in `folder`, and build.
@@ -69,6 +70,8 @@ def build_engine(
         raise SharpError(f"{runtime} could not be started; its messages are above")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, builder_logger)
+    for flag in parser_flags:
+        parser.set_flag(flag)
     if not parser.parse(model.SerializeToString(), str(path.resolve())):
         raise InputError(f"{path} cannot be read by {runtime}: {parser.get_error(0).desc()}")
     config = builder.create_builder_config()
@@ -82,7 +85,8 @@ def build_engine(
         config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
-        raise SharpError(f"{runtime} could not build an engine from {path}; its messages are above")
+        otherwise = "; exported with --target portable, the model needs no plugin" if plugin else ""
+        raise SharpError(f"{runtime} could not build an engine from {path}; its messages are above{otherwise}")
     content = bytes(engine)
     return Engine(
         content,

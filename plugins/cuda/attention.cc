@@ -29,15 +29,15 @@ struct Keys {
 };
 
 struct Workspace {
-  Workspace(const SharpAttention& problem, const Call& call, int64_t split_rows, void* base)
-      : buffers(base), scratch(buffers, call, split_rows) {
+  Workspace(const SharpAttention& problem, const Call& call, int64_t rows, int64_t split_rows, void* base)
+      : buffers(base), scratch(buffers, call, rows, split_rows) {
     query_start = buffers.take(problem.batch + 1, sizeof(int32_t));
     context_lens = buffers.take(problem.batch, sizeof(int32_t));
     counts = buffers.take(problem.batch, sizeof(int32_t));
     // For a call that leaves its presents out, which is known only when the buffers are.
-    const int64_t rows = problem.has_past ? problem.batch * problem.kv_heads * call.places : 0;
-    keys = buffers.take(rows * problem.head_dim, bytes_of(problem.type));
-    values = buffers.take(rows * problem.value_dim, bytes_of(problem.type));
+    const int64_t places = problem.has_past ? problem.batch * problem.kv_heads * call.places : 0;
+    keys = buffers.take(places * problem.head_dim, bytes_of(problem.type));
+    values = buffers.take(places * problem.value_dim, bytes_of(problem.type));
   }
 
   Buffers buffers;
@@ -115,7 +115,8 @@ SHARP_EXPORT int sharp_cuda_attention_workspace_bytes(const SharpAttention* prob
   return status_of([&] {
     check_problem(*problem);
     const Call call = call_of(*problem);
-    *bytes = Workspace(*problem, call, plan(call).most_split_rows, nullptr).buffers.bytes();
+    const Plan planned = plan(call);
+    *bytes = Workspace(*problem, call, planned.most_rows, planned.most_split_rows, nullptr).buffers.bytes();
   });
 }
 
@@ -124,7 +125,7 @@ SHARP_EXPORT int sharp_cuda_prepare_attention(const SharpAttention* problem) {
     check_problem(*problem);
     SharpAttention some = *problem;
     some.batch = 1;
-    for (const int64_t queries : {1, 2}) {
+    for (const int64_t queries : {int64_t{1}, kSomePrompt}) {
       some.queries = queries;
       for (const Launch& launch : plan(call_of(some)).launches) load_kernel(launch.kernel);
     }
@@ -142,7 +143,7 @@ SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* works
                 (problem->past_lens != nullptr) == (problem->shared != 0),
             "has_past or shared says otherwise than the buffers");
     const Plan planned = plan(call);
-    const Workspace memory(*problem, call, problem->batch * problem->q_heads * planned.splits, workspace);
+    const Workspace memory(*problem, call, planned.most_rows, split_rows(call, planned), workspace);
     call.problem.key_cache = gather(
         *problem, {problem->key, problem->past_key, problem->present_key, problem->head_dim}, memory.keys, stream);
     call.problem.value_cache =

@@ -10,7 +10,8 @@ SHARP_EXPORT int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, 
     check_sizes(*problem);
     const Call call{*problem};
     Buffers buffers(nullptr);
-    Scratch(buffers, call, plan(call).most_split_rows);
+    const Plan planned = plan(call);
+    Scratch(buffers, call, planned.most_rows, planned.most_split_rows);
     *bytes = buffers.bytes();
   });
 }
@@ -19,7 +20,7 @@ SHARP_EXPORT int sharp_cuda_prepare(const SharpPagedAttention* problem) {
   return status_of([&] {
     check_sizes(*problem);
     Call call{*problem};
-    call.problem.tokens = std::max<int64_t>(problem->tokens, 2);  // a single token needs less
+    call.problem.tokens = std::max(problem->tokens, kSomePrompt);  // fewer tokens need less
     for (const Launch& launch : plan(call).launches) load_kernel(launch.kernel);
   });
 }
@@ -32,7 +33,7 @@ SHARP_EXPORT int sharp_cuda_paged_attention(const SharpPagedAttention* problem, 
     const Call call{*problem};
     const Plan planned = plan(call);
     Buffers buffers(workspace);
-    const Scratch scratch(buffers, call, problem->sequences * problem->q_heads * planned.splits);
+    const Scratch scratch(buffers, call, planned.most_rows, split_rows(call, planned));
     launch(call, planned, scratch, stream);
   });
 }

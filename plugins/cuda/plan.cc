@@ -58,7 +58,10 @@ Plan plan(const Call& call) {
   const int64_t longest = ceil_div(problem.max_blocks * problem.block_size, kSplitKeys);
   const int64_t splits = std::max<int64_t>(1, std::min({wanted, longest, kMostSplits}));
 
-  const Grid by_split{problem.sequences, head_tiles, splits}, by_row{problem.sequences, problem.q_heads, 1};
+  const int64_t room = std::max<int64_t>(1, rows / group);  // for tokens of a sequence, in a tile of decoding
+  const int64_t most_tokens = problem.tokens <= problem.sequences ? 1 : room;
+  const Grid by_split{problem.sequences, head_tiles, splits};
+  const Grid by_row{problem.sequences * most_tokens, problem.q_heads, 1};
   std::vector<Launch> launches;
   if (call.contiguous)
     launches.push_back(
@@ -67,9 +70,11 @@ Plan plan(const Call& call) {
     launches.push_back(
         {names.first(),
          {problem.cache_type == SHARP_INT8 ? problem.tokens : ceil_div(problem.tokens, rows), problem.kv_heads, 1}});
-  // Of contiguous calls it is known here whether sequences have one token or several.
-  const bool decodes = problem.tokens > 0 && !(call.contiguous && problem.tokens > problem.sequences);
-  const bool prompts = problem.sequences > 0 && problem.tokens > (call.contiguous ? problem.sequences : 1);
+  // The most tokens that a sequence may have, which of contiguous calls is known here.
+  const int64_t longest_chunk =
+      call.contiguous ? problem.tokens / std::max<int64_t>(1, problem.sequences) : problem.tokens;
+  const bool prompts = problem.sequences > 0 && longest_chunk > most_tokens;
+  const bool decodes = problem.tokens > 0 && !(call.contiguous && prompts);
   if (decodes) {
     if (solves(problem)) {
       launches.push_back({names.decode_observe(), by_split});
@@ -84,14 +89,20 @@ Plan plan(const Call& call) {
     const int64_t tiles = problem.tokens * group / tile_rows(names.prefill()) + problem.sequences;
     launches.push_back({names.prefill(), {tiles, problem.kv_heads, 1}});
   }
+  const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);
   const int64_t per_sequence = std::max<int64_t>(1, std::min(longest, kMostSplits));
-  const int64_t overall = ceil_div(kDecodeWaves * multiprocessors(), head_tiles) + problem.sequences;
-  return {splits, problem.q_heads * std::min(problem.sequences * per_sequence, overall), launches};
+  const int64_t overall = room * (ceil_div(kDecodeWaves * multiprocessors(), head_tiles) + problem.sequences);
+  return {splits, most_tokens, most_rows * problem.q_heads,
+          problem.q_heads * std::min(most_rows * per_sequence, overall), launches};
 }
 
-Scratch::Scratch(Buffers& buffers, const Call& call, int64_t split_rows) {
+int64_t split_rows(const Call& call, const Plan& plan) {
   const SharpPagedAttention& problem = call.problem;
-  const int64_t rows = problem.sequences * problem.q_heads;
+  return std::min(problem.tokens, problem.sequences * plan.most_tokens) * problem.q_heads * plan.splits;
+}
+
+Scratch::Scratch(Buffers& buffers, const Call& call, int64_t rows, int64_t split_rows) {
+  const SharpPagedAttention& problem = call.problem;
   never = buffers.take(1, 1);
   sums = buffers.take(split_rows * 8, sizeof(float));
   outputs = buffers.take(split_rows * problem.value_dim, sizeof(float));
@@ -129,7 +140,7 @@ void set_buffer(Arguments& arguments, Argument argument, const void* pointer) {
   arguments.set(argument, pointer);
 }
 
-Arguments arguments_of(const Call& call, const Scratch& scratch, int64_t splits) {
+Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& plan) {
   const SharpPagedAttention& problem = call.problem;
   const bool sequences = problem.block_table && problem.query_start && problem.context_lens;
   const bool data = problem.query && problem.key && problem.value && problem.key_cache && problem.value_cache;
@@ -178,7 +189,8 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, int64_t splits)
   arguments.set(Argument::past, call.past);
   arguments.set(Argument::counted, static_cast<int64_t>(call.total_lens != nullptr));
   arguments.set(Argument::stored, static_cast<int64_t>(call.stored));
-  arguments.set(Argument::splits, splits);
+  arguments.set(Argument::splits, plan.splits);
+  arguments.set(Argument::most_tokens, plan.most_tokens);
   arguments.set(Argument::parameters, problem.head_params_width);
   arguments.set(Argument::window, static_cast<int64_t>(attributes.window));
   arguments.set(Argument::causal, static_cast<int64_t>(attributes.causal));
@@ -197,7 +209,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, int64_t splits)
 }  // namespace
 
 void launch(const Call& call, const Plan& plan, const Scratch& scratch, SharpStream stream) {
-  const Arguments arguments = arguments_of(call, scratch, plan.splits);
+  const Arguments arguments = arguments_of(call, scratch, plan);
   if (call.problem.collect_stats == nullptr)
     check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(scratch.never), 0, 1, stream), "clearing a flag");
   for (const Launch& launch : plan.launches) launch_kernel(launch.kernel, launch.grid, arguments, stream);

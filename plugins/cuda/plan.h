@@ -10,7 +10,8 @@
 
 namespace sharp::cuda {
 
-constexpr size_t kAlignment = 256;  // bytes, of the buffers in a workspace
+constexpr int64_t kSomePrompt = 64;  // tokens; more than decoding takes of any sequence
+constexpr size_t kAlignment = 256;   // bytes, of the buffers in a workspace
 
 // A call of either op. Attention's batch is sequences of equally many tokens, and its keys lie one behind the other in
 // key_cache and value_cache; query_start, context_lens and block_table are then scratch memory that a kernel fills.
@@ -36,12 +37,17 @@ struct Launch {
 
 struct Plan {
   int64_t splits;
-  int64_t most_split_rows;  // rows times splits of this call and of any smaller one
+  int64_t most_tokens;      // of a sequence that decoding takes
+  int64_t most_rows;        // of scratch memory, of this call and of any smaller one
+  int64_t most_split_rows;  // the same times splits
   std::vector<Launch> launches;
 };
 
 // Throws Error.
 Plan plan(const Call& call);
+
+// The rows times splits of this very call.
+int64_t split_rows(const Call& call, const Plan& plan);
 
 // Buffers one behind the other; `base` may be null to learn the size.
 class Buffers {
@@ -61,7 +67,7 @@ class Buffers {
 
 // What every call needs of a workspace.
 struct Scratch {
-  Scratch(Buffers& buffers, const Call& call, int64_t split_rows);
+  Scratch(Buffers& buffers, const Call& call, int64_t rows, int64_t split_rows);
 
   void* never;  // one byte: collect_stats where there is none
   void *sums, *outputs, *logits, *solution;

@@ -12,11 +12,8 @@ std::string element(const char* name, int64_t index, int64_t value, const std::s
   return std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value) + "; it must be " + rule;
 }
 
-void check_head_params(const cpu::ContiguousProblem& problem, const NamedTensor& head_params) {
-  if (problem.attributes.normalizer != cpu::NormalizerKind::kSsa) return;
-  head_params.expect_rank(2, "[q_heads, 2]");
-  if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
-    head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
+void check_head_params(const cpu::ContiguousProblem& problem) {
+  if (problem.head_params == nullptr) return;
   for (int64_t head = 0; head < problem.q_heads; ++head) {
     const float* pair = problem.head_params + head * problem.head_params_width;
     if (!(pair[0] > 0 && pair[1] > 0))
@@ -26,22 +23,20 @@ void check_head_params(const cpu::ContiguousProblem& problem, const NamedTensor&
 }
 
 // Fills past and total, and checks that what counts has room.
-void read_lengths(Inputs& inputs, const NamedTensor& past_lens, const NamedTensor& total_lens) {
+void read_lengths(Inputs& inputs) {
   cpu::ContiguousProblem& problem = inputs.problem;
   const int64_t capacity = problem.keys.capacity, new_keys = problem.keys.new_keys;
-  if (past_lens.given()) past_lens.expect_shape({problem.batch}, "[batch]");
-  if (total_lens.given()) total_lens.expect_shape({problem.batch}, "[batch]");
   for (int64_t sequence = 0; sequence < problem.batch; ++sequence) {
-    const int64_t past = past_lens.given() ? past_lens.data<int32_t>()[sequence] : capacity;
+    const int64_t past = inputs.shared_buffer() ? inputs.past_lens[sequence] : capacity;
     if (past < 0 || past > capacity)
       throw InputError(element("past_lens", sequence, past, "from 0 to " + std::to_string(capacity) + " (capacity)"));
     int64_t total = past + new_keys;
-    if (total_lens.given()) {
-      const int64_t given = total_lens.data<int32_t>()[sequence];
+    if (inputs.total_lens != nullptr) {
+      const int64_t given = inputs.total_lens[sequence];
       if (given < 0) throw InputError(element("total_lens", sequence, given, "0 or more"));
       total = std::min(total, given);
     }
-    if (inputs.shared_buffer && total > capacity)
+    if (inputs.shared_buffer() && total > capacity)
       throw InputError(element("past_lens", sequence, past,
                                "at most " + std::to_string(capacity - new_keys) +
                                    " (capacity less new keys), or total_lens must leave the rest out"));
@@ -52,7 +47,7 @@ void read_lengths(Inputs& inputs, const NamedTensor& past_lens, const NamedTenso
 
 }  // namespace
 
-Inputs read_attention_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes) {
+Inputs read_attention_shapes(const Ort::KernelContext& context, const cpu::Attributes& attributes, ElementTypes types) {
   const NamedTensor query(context, kQuery, "query", false), key(context, kKey, "key", false);
   const NamedTensor value(context, kValue, "value", false);
   const NamedTensor past_key(context, kPastKey, "past_key", true), past_value(context, kPastValue, "past_value", true);
@@ -83,6 +78,8 @@ Inputs read_attention_inputs(const Ort::KernelContext& context, const cpu::Attri
     throw InputError("past_key and past_value must be given together; one is missing");
   if (past_lens.given() && !past_key.given())
     throw InputError("past_lens is given without past_key; it needs a buffer");
+  if (past_key.given() && types.cache != types.compute)
+    throw InputError("past_key is float32 and query is not; they must be of one type");
   int64_t capacity = 0;
   if (past_key.given()) {
     past_key.expect_rank(4, "[batch, kv_heads, past or capacity, head_dim]");
@@ -95,6 +92,8 @@ Inputs read_attention_inputs(const Ort::KernelContext& context, const cpu::Attri
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (capacity + new_keys > kMost || problem.batch * problem.queries > kMost)
     throw InputError("the call has more than 2^31 - 1 keys in a sequence or queries in all; split it");
+  if (past_lens.given()) past_lens.expect_shape({problem.batch}, "[batch]");
+  if (total_lens.given()) total_lens.expect_shape({problem.batch}, "[batch]");
   if (alibi_slopes.given()) alibi_slopes.expect_shape({problem.q_heads}, "[q_heads]");
 
   inputs.query = query.data<void>();
@@ -102,18 +101,26 @@ Inputs read_attention_inputs(const Ort::KernelContext& context, const cpu::Attri
   inputs.value = value.data<void>();
   inputs.past_key = past_key.data<void>();
   inputs.past_value = past_value.data<void>();
+  inputs.past_lens = past_lens.data<int32_t>();
+  inputs.total_lens = total_lens.data<int32_t>();
+  inputs.collect_stats = collect_stats.data<bool>();
   problem.keys = {nullptr, capacity, nullptr, new_keys, head_dim};
   problem.values = {nullptr, capacity, nullptr, new_keys, value_dim};
   problem.alibi_slopes = alibi_slopes.data<float>();
-  if (head_params.given() && attributes.normalizer == cpu::NormalizerKind::kSsa) {
+  if (attributes.normalizer == cpu::NormalizerKind::kSsa) {
     head_params.expect_rank(2, "[q_heads, 2]");
+    if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
+      head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
     problem.head_params = head_params.data<float>();
     problem.head_params_width = head_params.dimension(1);
   }
-  check_head_params(problem, head_params);
-  inputs.shared_buffer = past_lens.given();
-  inputs.collect_stats = collect_stats.given() && collect_stats.data<bool>()[0];
-  read_lengths(inputs, past_lens, total_lens);
+  return inputs;
+}
+
+Inputs read_attention_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes, ElementTypes types) {
+  Inputs inputs = read_attention_shapes(context, attributes, types);
+  check_head_params(inputs.problem);
+  read_lengths(inputs);
   return inputs;
 }
 

@@ -3,14 +3,10 @@
 
 #include <vector>
 
+#include "element_types.h"
 #include "half.h"
-#include "ort.h"
 
 namespace sharp::ort {
-
-constexpr ONNXTensorElementDataType kFloat32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-constexpr ONNXTensorElementDataType kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-constexpr ONNXTensorElementDataType kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
 // Numbers of a type as float: where they lie, or converted into memory of their own.
 class FloatInput {

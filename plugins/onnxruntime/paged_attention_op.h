@@ -1,70 +1,40 @@
 // `ai.sharp::PagedAttention` as ONNX Runtime sees it, on every execution provider: names, types, what may be left out.
 #pragma once
 
-#include <memory>
+#include <string>
 #include <vector>
 
-#include "converted.h"
-#include "inputs.h"
-#include "runtime.h"
+#include "custom_op.h"
 
 namespace sharp::ort {
 
-constexpr ONNXTensorElementDataType kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+// Types of the op, on every provider.
+constexpr std::initializer_list<ElementTypes> kPagedTypes = {{kFloat32, kFloat32},  {kFloat32, kFloat16},
+                                                             {kFloat32, kBfloat16}, {kFloat32, kInt8},
+                                                             {kFloat16, kFloat16},  {kBfloat16, kBfloat16}};
 
-// T: query, key, value and output; C: the caches.
-struct ElementTypes {
-  ONNXTensorElementDataType compute, cache;
-
-  cpu::CacheType cache_type() const {
-    if (cache == kFloat16) return cpu::CacheType::kFloat16;
-    if (cache == kBfloat16) return cpu::CacheType::kBfloat16;
-    return cache == kInt8 ? cpu::CacheType::kInt8 : cpu::CacheType::kFloat32;
-  }
-};
-
-// A Kernel has the members `attributes` and `types`, which are set here, and computes.
 template <typename Op, typename Kernel>
-struct PagedAttentionSchema : Ort::CustomOpBase<Op, Kernel, true> {
-  explicit PagedAttentionSchema(ElementTypes element_types) : types(element_types) {
-    OrtCustomOp::version = kApiVersion;
-    // A cache that is an intermediate value and not needed again may be updated in place too.
-    OrtCustomOp::GetMayInplace = [](int** inputs, int** outputs) -> size_t {
-      *inputs = new int[4]{kKeyCache, kValueCache, kKeyScale, kValueScale};
-      *outputs = new int[4]{kKeyCacheOut, kValueCacheOut, kKeyScaleOut, kValueScaleOut};
-      return 4;
-    };
-    OrtCustomOp::ReleaseMayInplace = [](int* inputs, int* outputs) {
-      delete[] inputs;
-      delete[] outputs;
-    };
-  }
+struct PagedAttentionSchema : CustomOp<Op, Kernel> {
+  using CustomOp<Op, Kernel>::CustomOp;
 
-  OrtStatusPtr CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {
-    try {
-      auto created = std::make_unique<Kernel>();
-      read_attributes(Ort::ConstKernelInfo(info), created->attributes);
-      created->types = types;
-      *kernel = created.release();
-    } catch (const std::exception& error) {
-      return status_of("PagedAttention", error);
-    }
-    return nullptr;
-  }
+  static constexpr const char* kName = "PagedAttention";
+  static constexpr InPlace kInPlace[] = {{kKeyCache, kKeyCacheOut},
+                                         {kValueCache, kValueCacheOut},
+                                         {kKeyScale, kKeyScaleOut},
+                                         {kValueScale, kValueScaleOut}};
 
-  const char* GetName() const { return "PagedAttention"; }
   size_t GetInputTypeCount() const { return kInputCount; }
   size_t GetOutputTypeCount() const { return kOutputCount; }
 
   ONNXTensorElementDataType GetInputType(size_t index) const {
     if (index == kCollectStats) return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
     if (index >= kSlotMapping && index <= kContextLens) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
-    if (index == kKeyCache || index == kValueCache) return types.cache;
-    return index <= kValue ? types.compute : kFloat32;
+    if (index == kKeyCache || index == kValueCache) return this->types.cache;
+    return index <= kValue ? this->types.compute : kFloat32;
   }
   ONNXTensorElementDataType GetOutputType(size_t index) const {
-    if (index == kKeyCacheOut || index == kValueCacheOut) return types.cache;
-    return index == kOutput ? types.compute : kFloat32;
+    if (index == kKeyCacheOut || index == kValueCacheOut) return this->types.cache;
+    return index == kOutput ? this->types.compute : kFloat32;
   }
 
   OrtCustomOpInputOutputCharacteristic GetInputCharacteristic(size_t index) const {
@@ -73,12 +43,40 @@ struct PagedAttentionSchema : Ort::CustomOpBase<Op, Kernel, true> {
   OrtCustomOpInputOutputCharacteristic GetOutputCharacteristic(size_t index) const {
     return index >= kKeyScaleOut ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
   }
-
-  ElementTypes types;
 };
 
-// The op for CUDAExecutionProvider, for every pair of types that its kernels may have; none where libsharp_cuda.so does
-// not lie beside this library.
+// The output's buffer with the input's content: the same memory where it is bound so, else `copy(to, from, bytes)` is
+// asked to fill it. Throws InputError.
+template <typename Copy>
+void* updated(const Ort::KernelContext& context, Input input, Output output, int64_t element_bytes, const Copy& copy) {
+  const Ort::ConstValue value = context.GetInput(input);
+  const auto info = value.GetTensorTypeAndShapeInfo();
+  const int64_t bytes = static_cast<int64_t>(info.GetElementCount()) * element_bytes;
+  const void* from = value.GetTensorRawData();
+  void* to = output_of(context, output, info.GetShape());
+  if (to == nullptr && bytes > 0) {
+    const std::string name = kInputNames[input];
+    throw InputError(name + " is given, but the node has no output " + name + "_out; it needs both");
+  }
+  if (to != from && bytes > 0) copy(to, from, bytes);
+  return to;
+}
+
+// The caches of a cpu::Problem or a SharpPagedAttention, and the scales of int8 ones.
+template <typename Problem, typename Copy>
+void set_caches(const Ort::KernelContext& context, ElementTypes types, Problem& problem, const Copy& copy) {
+  const int64_t bytes = cpu::bytes_of(types.cache_type());
+  problem.key_cache = updated(context, kKeyCache, kKeyCacheOut, bytes, copy);
+  problem.value_cache = updated(context, kValueCache, kValueCacheOut, bytes, copy);
+  if (types.cache != kInt8) return;
+  problem.key_scale = static_cast<float*>(updated(context, kKeyScale, kKeyScaleOut, sizeof(float), copy));
+  problem.value_scale = static_cast<float*>(updated(context, kValueScale, kValueScaleOut, sizeof(float), copy));
+}
+
+// The op on the CPU.
+std::vector<const OrtCustomOp*> paged_attention_ops();
+
+// The op for CUDAExecutionProvider; none where libsharp_cuda.so does not lie beside this library.
 std::vector<const OrtCustomOp*> cuda_paged_attention_ops();
 
 }  // namespace sharp::ort

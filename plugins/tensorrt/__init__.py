@@ -1,1 +1,1 @@
-"""TensorRT's plugin for `ai.sharp::PagedAttention`, and TensorRT's Python package with it loaded."""
+"""TensorRT's plugins for the ops of `ai.sharp`, and TensorRT's Python package with it loaded."""

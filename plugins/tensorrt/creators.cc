@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdio>
 
+#include "attention_plugin.h"
 #include "log.h"
 #include "paged_attention_plugin.h"
 
@@ -10,13 +11,14 @@ namespace {
 
 std::atomic<nvinfer1::ILoggerFinder*> logger_finder{nullptr};
 
-class PagedAttentionCreator : public nvinfer1::IPluginCreatorV3One {
+template <typename OpPlugin>
+class Creator : public nvinfer1::IPluginCreatorV3One {
  public:
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase) noexcept override {
     try {
       if (fields == nullptr) throw InputError("there are no attributes");
-      return new PagedAttentionPlugin(read_fields(*fields));
+      return new OpPlugin(read_fields(*fields));
     } catch (const std::exception& error) {
       // TensorRT's parser gives the node's name.
       log_error((std::string(name == nullptr ? getPluginName() : name) + ": " + error.what()).c_str());
@@ -24,7 +26,7 @@ class PagedAttentionCreator : public nvinfer1::IPluginCreatorV3One {
     }
   }
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override { return field_names(); }
-  const char* getPluginName() const noexcept override { return PagedAttentionPlugin::kName; }
+  const char* getPluginName() const noexcept override { return OpPlugin::kName; }
   const char* getPluginVersion() const noexcept override { return kPluginVersion; }
   const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }
 };
@@ -46,9 +48,10 @@ void log_error(const char* message) {
 
 extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterface* const* getCreators(
     int32_t& count) {
-  static sharp::tensorrt::PagedAttentionCreator paged_attention;
-  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged_attention};
-  count = 1;
+  static sharp::tensorrt::Creator<sharp::tensorrt::PagedAttentionPlugin> paged_attention;
+  static sharp::tensorrt::Creator<sharp::tensorrt::AttentionPlugin> attention;
+  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged_attention, &attention};
+  count = 2;
   return creators;
 }
 

@@ -1,8 +1,6 @@
 #include "paged_attention_plugin.h"
 
-#include <functional>
-
-#include "log.h"
+#include "tensors.h"
 
 namespace sharp::tensorrt {
 namespace {
@@ -27,7 +25,7 @@ enum Input {
   kCollectStats,
   kInputCount
 };
-enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kOutputCount };
+enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats };
 
 constexpr const char* kInputNames[] = {"query",        "key",          "value",        "key_cache",
                                        "value_cache",  "slot_mapping", "block_table",  "query_start",
@@ -35,19 +33,7 @@ constexpr const char* kInputNames[] = {"query",        "key",          "value", 
 constexpr int32_t kRequiredInputs = kContextLens + 1;
 constexpr int32_t kRanks[kInputCount] = {3, 3, 3, 4, 4, 1, 2, 1, 1, -1, -1, -1};
 
-int64_t elements(const Dims& dims) {
-  int64_t product = 1;
-  for (int32_t index = 0; index < dims.nbDims; ++index) product *= dims.d[index];
-  return product;
-}
-
 size_t bytes_of(DataType type) { return type == DataType::kFLOAT ? 4 : type == DataType::kINT8 ? 1 : 2; }
-
-SharpType sharp_type(DataType type) {
-  if (type == DataType::kHALF) return SHARP_FLOAT16;
-  if (type == DataType::kBF16) return SHARP_BFLOAT16;
-  return SHARP_FLOAT32;
-}
 
 // An optional input that is left out before a given one is an empty tensor.
 bool is_given(Input input, const Dims* dims, int32_t count) {
@@ -57,13 +43,9 @@ bool is_given(Input input, const Dims* dims, int32_t count) {
 // The sizes and types of a call, all inputs checked against each other; -1 where a size is not known yet.
 SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims, const DataType* types,
                              int32_t count) {
-  if (count < kRequiredInputs || count > kInputCount)
-    throw InputError("it has " + std::to_string(count) + " inputs, but must have " + std::to_string(kRequiredInputs) +
-                     " to " + std::to_string(kInputCount));
+  require_count(count, kRequiredInputs, kInputCount);
   for (int32_t input = 0; input < count; ++input)
-    if (kRanks[input] >= 0 && dims[input].nbDims != kRanks[input])
-      throw InputError(std::string(kInputNames[input]) + " has " + std::to_string(dims[input].nbDims) +
-                       " dimensions, but must have " + std::to_string(kRanks[input]));
+    if (kRanks[input] >= 0) require_rank(kInputNames[input], dims[input], kRanks[input]);
   SharpPagedAttention problem{};
   problem.attributes = attributes;
   problem.tokens = dims[kQuery].d[0];
@@ -77,9 +59,6 @@ SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims
   problem.max_blocks = dims[kBlockTable].d[1];
   problem.type = sharp_type(types[kQuery]);
   problem.cache_type = sharp_type(types[kKeyCache]);
-  const auto require = [](bool holds, const char* what) {
-    if (!holds) throw InputError(what);
-  };
   require(problem.q_heads > 0 && problem.kv_heads > 0 && problem.head_dim > 0 && problem.value_dim > 0 &&
               problem.block_size > 0,
           "heads, head_dim, value_dim and block_size must be fixed in the model");
@@ -91,71 +70,12 @@ SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims
           "query, key and key_cache must have the same head_dim");
   require(dims[kValueCache].d[2] == problem.block_size && dims[kValueCache].d[3] == problem.value_dim,
           "value_cache must be [blocks, kv_heads, block_size, value_dim]");
-  const bool ssa = attributes.normalizer == SHARP_SSA;
-  if (is_given(kHeadParams, dims, count)) {
-    require(dims[kHeadParams].nbDims == 2 && dims[kHeadParams].d[0] == problem.q_heads,
-            "head_params must be [q_heads, parameters]");
-    problem.head_params_width = dims[kHeadParams].d[1];
-  }
-  require(!ssa || problem.head_params_width >= 2, "ssa needs head_params [q_heads, 2]: b and n of every head");
-  problem.alibi = is_given(kAlibiSlopes, dims, count);
-  if (problem.alibi)
-    require(dims[kAlibiSlopes].nbDims == 1 && dims[kAlibiSlopes].d[0] == problem.q_heads,
-            "alibi_slopes must be [q_heads]");
+  const auto given = [&](Input input) { return is_given(input, dims, count) ? &dims[input] : nullptr; };
+  read_head_inputs(problem, given(kHeadParams), given(kAlibiSlopes));
   return problem;
 }
 
-// Descriptions of either kind as plain shapes and types.
-struct Shapes {
-  Dims dims[kInputCount];
-  DataType types[kInputCount];
-
-  Shapes(const PluginTensorDesc* inputs, int32_t count) {
-    for (int32_t input = 0; input < std::min<int32_t>(count, kInputCount); ++input) {
-      dims[input] = inputs[input].dims;
-      types[input] = inputs[input].type;
-    }
-  }
-  Shapes(const DynamicPluginTensorDesc* inputs, int32_t count, bool largest) {
-    for (int32_t input = 0; input < std::min<int32_t>(count, kInputCount); ++input) {
-      dims[input] = largest ? inputs[input].max : inputs[input].desc.dims;
-      types[input] = inputs[input].desc.type;
-    }
-  }
-};
-
-void check(int status) {
-  if (status != 0) throw std::runtime_error(sharp_cuda_last_error());
-}
-
-// TensorRT's status: 0, or 1 with the reason in the log.
-int32_t status_of(const std::function<void()>& work) noexcept {
-  try {
-    work();
-    return 0;
-  } catch (const std::exception& error) {
-    log_error((std::string(PagedAttentionPlugin::kName) + ": " + error.what()).c_str());
-    return 1;
-  }
-}
-
 }  // namespace
-
-PagedAttentionPlugin::PagedAttentionPlugin(const SharpAttributes& attributes)
-    : attributes_(attributes), description_(describe(attributes)), serialized_(attributes) {}
-
-nvinfer1::IPluginCapability* PagedAttentionPlugin::getCapabilityInterface(
-    nvinfer1::PluginCapabilityType type) noexcept {
-  switch (type) {
-    case nvinfer1::PluginCapabilityType::kCORE:
-      return static_cast<nvinfer1::IPluginV3OneCore*>(this);
-    case nvinfer1::PluginCapabilityType::kBUILD:
-      return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
-    case nvinfer1::PluginCapabilityType::kRUNTIME:
-      return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
-  }
-  return nullptr;
-}
 
 nvinfer1::IPluginV3* PagedAttentionPlugin::clone() noexcept {
   PagedAttentionPlugin* copy = nullptr;
@@ -165,8 +85,6 @@ nvinfer1::IPluginV3* PagedAttentionPlugin::clone() noexcept {
   });
   return copy;
 }
-
-int32_t PagedAttentionPlugin::getNbOutputs() const noexcept { return kOutputCount; }
 
 int32_t PagedAttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t output_count, const DataType* inputs,
                                                  int32_t input_count) const noexcept {
@@ -227,7 +145,7 @@ bool PagedAttentionPlugin::supportsFormatCombination(int32_t position, const Dyn
 int32_t PagedAttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t input_count,
                                               const DynamicPluginTensorDesc*, int32_t) noexcept {
   return status_of([&] {
-    const Shapes shapes(inputs, input_count, false);
+    const Shapes<kInputCount> shapes(inputs, input_count, false);
     sizes_of(attributes_, shapes.dims, shapes.types, input_count);
     input_count_ = input_count;
   });
@@ -237,7 +155,7 @@ size_t PagedAttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inp
                                               const DynamicPluginTensorDesc*, int32_t) const noexcept {
   size_t bytes = 0;
   status_of([&] {
-    const Shapes shapes(inputs, input_count, true);
+    const Shapes<kInputCount> shapes(inputs, input_count, true);
     const SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
     check(sharp_cuda_workspace_bytes(&problem, &bytes));
   });
@@ -252,7 +170,7 @@ int32_t PagedAttentionPlugin::getAliasedInput(int32_t output) noexcept {
 int32_t PagedAttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t input_count,
                                             const PluginTensorDesc*, int32_t) noexcept {
   return status_of([&] {
-    const Shapes shapes(inputs, input_count);
+    const Shapes<kInputCount> shapes(inputs, input_count);
     const SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
     input_count_ = input_count;
     check(sharp_cuda_prepare(&problem));
@@ -263,7 +181,7 @@ int32_t PagedAttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions
                                       const void* const* inputs, void* const* outputs, void* workspace,
                                       cudaStream_t cuda_stream) noexcept {
   return status_of([&] {
-    const Shapes shapes(input_descriptions, input_count_);
+    const Shapes<kInputCount> shapes(input_descriptions, input_count_);
     SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count_);
     const SharpStream stream = cuda_stream;
     const auto updated = [&](Input cache, Output to) {
@@ -290,14 +208,6 @@ int32_t PagedAttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions
     problem.stats = static_cast<float*>(outputs[kStats]);
     check(sharp_cuda_paged_attention(&problem, workspace, stream));
   });
-}
-
-nvinfer1::IPluginV3* PagedAttentionPlugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept {
-  return clone();
-}
-
-const nvinfer1::PluginFieldCollection* PagedAttentionPlugin::getFieldsToSerialize() noexcept {
-  return serialized_.collection();
 }
 
 }  // namespace sharp::tensorrt

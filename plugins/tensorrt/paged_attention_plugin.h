@@ -2,35 +2,17 @@
 // input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
 #pragma once
 
-#include <NvInferRuntime.h>
-
-#include <memory>
-#include <string>
-
-#include "attributes.h"
+#include "plugin.h"
 
 namespace sharp::tensorrt {
 
-constexpr const char* kPluginVersion = "1";
-constexpr const char* kPluginNamespace = "";
-
-class PagedAttentionPlugin : public nvinfer1::IPluginV3,
-                             public nvinfer1::IPluginV3OneCore,
-                             public nvinfer1::IPluginV3OneBuildV2,
-                             public nvinfer1::IPluginV3OneRuntime {
+class PagedAttentionPlugin : public Plugin {
  public:
   static constexpr const char* kName = "PagedAttention";
 
-  explicit PagedAttentionPlugin(const SharpAttributes& attributes);
+  explicit PagedAttentionPlugin(const SharpAttributes& attributes) : Plugin(kName, attributes) {}
 
-  nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
   nvinfer1::IPluginV3* clone() noexcept override;
-
-  const char* getPluginName() const noexcept override { return kName; }
-  const char* getPluginVersion() const noexcept override { return kPluginVersion; }
-  const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }
-
-  int32_t getNbOutputs() const noexcept override;
   int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count, const nvinfer1::DataType* inputs,
                              int32_t input_count) const noexcept override;
   int32_t getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t input_count, const nvinfer1::DimsExprs* shapes,
@@ -43,8 +25,6 @@ class PagedAttentionPlugin : public nvinfer1::IPluginV3,
   size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t input_count,
                           const nvinfer1::DynamicPluginTensorDesc* outputs,
                           int32_t output_count) const noexcept override;
-  const char* getTimingCacheID() noexcept override { return description_.c_str(); }
-  const char* getMetadataString() noexcept override { return description_.c_str(); }
   int32_t getAliasedInput(int32_t output) noexcept override;
 
   int32_t onShapeChange(const nvinfer1::PluginTensorDesc* inputs, int32_t input_count,
@@ -52,14 +32,6 @@ class PagedAttentionPlugin : public nvinfer1::IPluginV3,
   int32_t enqueue(const nvinfer1::PluginTensorDesc* input_descriptions,
                   const nvinfer1::PluginTensorDesc* output_descriptions, const void* const* inputs,
                   void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
-  nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
-  const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
-
- private:
-  SharpAttributes attributes_;
-  std::string description_;
-  SerializedFields serialized_;
-  int32_t input_count_ = 0;  // optional inputs may be missing at the end; known from onShapeChange on
 };
 
 }  // namespace sharp::tensorrt

@@ -1,14 +1,15 @@
-"""Decoding: the one query token of a sequence, its keys split over programs; `merge.py` puts the splits together.
+"""Decoding: sequences of one token or few, their keys split over programs; `merge.py` puts the splits together.
 
-Query heads that share a KV head are the rows of one tile, so keys and values are read once for all of them. Sequences
-with any other number of tokens are left to `prefill.py`. The number of splits follows from shapes; which keys a split
-has follows from the sequence's length, read here.
+Query heads that share a KV head are the rows of one tile, and so are the tokens of a sequence as far as the tile has
+room (`most_tokens`, such as 4 for groups of 4 heads): keys and values are read once for all of them. Sequences with
+more tokens are left to `prefill.py`. The number of splits follows from shapes; which keys a split has follows from the
+sequence's length, read here.
 
 Softmax, ssa and the pointwise normalizers take one kernel, `decode_stream`. Adaptive softmax and entmax take three:
 `decode_observe` reads the keys and leaves the logits in scratch memory, `decode_solve` finds each row's temperature or
 threshold from them, `decode_settled` reads the values, under entmax only of keys that some row gives a weight.
 
-Scratch memory, float32 (rows = sequences * q_heads):
+Scratch memory, float32 (rows = tokens that may be decoded here * q_heads):
     sums      [rows, splits, 8]: peak, total, weighted_log, highest, lowest, visible, support of `normalizers.py`
     outputs   [rows, splits, value_dim]
     logits    [rows, max_blocks * block_size], -infinity where a key is not seen
@@ -28,25 +29,50 @@ from sharp.plugins.triton.normalizers import (
     settled,
     temperature,
 )
-from sharp.plugins.triton.walk import blocks_of, cache_of, head_values, load_pages, load_query, load_values, walk
+from sharp.plugins.triton.walk import (
+    blocks_of,
+    cache_of,
+    head_values,
+    keys_of,
+    load_pages,
+    load_query,
+    load_values,
+    row_numbers,
+    walk,
+)
 
-INTEGERS = ("q_heads", "kv_heads", "max_blocks", "places", "splits", "window", "causal", "parameters")
+INTEGERS = ("q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "splits", "window", "causal", "parameters")
 MOST_STEPS = tl.constexpr(64)
 
 
 @triton.jit
-def split_bounds(context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS: tl.constexpr):
-    """Where a sequence's token stands, which keys it sees: [begin, end), and a split's share of them: [low, high).
+def tokens_of(query_start, sequence):
+    """The sequence's first token, and how many it has."""
+    first = tl.load(query_start + sequence)
+    return first, tl.load(query_start + sequence + 1) - first
 
-    Also how many of the splits have any keys at all.
+
+@triton.jit
+def scratch_row(first, token, sequence, most_tokens, q_heads, head):
+    """The row (int64) of a token, counted from the sequence's `first`, in scratch memory.
+
+    No two sequences overlap, as both numbers grow by their tokens at least, and the rows are as few as either says.
+    """
+    return (tl.minimum(first, sequence * most_tokens) + token).to(tl.int64) * q_heads + head
+
+
+@triton.jit
+def split_bounds(
+    context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS: tl.constexpr
+):
+    """Which keys the sequence's `count` tokens see: [begin, end), and a split's share of them: [low, high).
+
+    Also where its first token stands, and how many of the splits have any keys at all.
     """
     position = tl.load(context_lens + sequence)
-    if OPTIONS.contiguous:
-        counted = tl.load(block_table + sequence)
-        past = (causal != 0) | (window >= 0)  # only keys up to the token's own position are seen
-        end = tl.where(past, tl.minimum(position + 1, counted), counted)
-    else:
-        end = tl.minimum(position + 1, max_blocks * OPTIONS.block_size)
+    end = keys_of(block_table, sequence, position, count, max_blocks, OPTIONS)
+    if (causal != 0) | (window >= 0):  # only keys up to the token's own position are seen
+        end = tl.minimum(end, position + count)
     begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
     first = begin // OPTIONS.keys * OPTIONS.keys
     tiles = (tl.cdiv(end - first, splits) + OPTIONS.keys - 1) // OPTIONS.keys
@@ -56,13 +82,21 @@ def split_bounds(context_lens, block_table, sequence, max_blocks, window, causal
 
 
 @triton.jit
-def decode_rows(q_heads, kv_heads, OPTIONS: tl.constexpr):
-    """The rows of this program: their KV head, heads, and whether they exist."""
+def decode_rows(count, q_heads, kv_heads, OPTIONS: tl.constexpr):
+    """The rows of this program: their KV head, heads, tokens of the sequence, and whether they exist."""
     group = q_heads // kv_heads
-    head_blocks = (group + OPTIONS.rows - 1) // OPTIONS.rows
+    head_blocks = (group + OPTIONS.rows - 1) // OPTIONS.rows  # 1 where a sequence may have more than one token
     kv_head = tl.program_id(1) // head_blocks
     member = tl.program_id(1) % head_blocks * OPTIONS.rows + tl.arange(0, OPTIONS.rows)
-    return kv_head, kv_head * group + member, member < group
+    return kv_head, kv_head * group + member % group, member // group, member < count * group
+
+
+@triton.jit
+def row_bounds(position, end, window, causal):
+    """`begin` and `end` of rows at these positions, in a sequence whose keys end at `end`."""
+    begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
+    past = (causal != 0) | (window >= 0)
+    return begin, tl.where(past, tl.minimum(position + 1, end), end)
 
 
 @triton.jit
@@ -107,6 +141,7 @@ def decode_stream(
     kv_heads,
     max_blocks,
     places,
+    most_tokens,
     splits,
     parameters,
     window,
@@ -117,20 +152,21 @@ def decode_stream(
 ):
     """One pass over the keys and values of a split. Grid: sequences, KV heads * head blocks, splits."""
     sequence, split = tl.program_id(0), tl.program_id(2)
-    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+    first, count = tokens_of(query_start, sequence)
+    if (count < 1) | (count > most_tokens):
         return
-    position, begin, end, low, high, _ = split_bounds(
-        context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS
+    position, _, end, low, high, _ = split_bounds(
+        context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
-    kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
+    kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
-    zeros = tl.full([OPTIONS.rows], 0, tl.int32)
-    row = (zeros + position, zeros + begin, zeros + end, slope, b, n)
+    begin, ends = row_bounds(position + tokens, end, window, causal)
+    row = (position + tokens, begin, ends, slope, b, n)
     tensors = (key_cache, value_cache, key_scale, value_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
-    rows = load_query(query, tl.load(query_start + sequence).to(tl.int64) * q_heads + heads, exists, OPTIONS)
+    rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     state = walk(
         (low, low, low, high),
         empty_state(OPTIONS),
@@ -146,7 +182,7 @@ def decode_stream(
         False,
         OPTIONS.statistics,
     )
-    index = (sequence.to(tl.int64) * q_heads + heads) * splits + split
+    index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads) * splits + split
     store_sums(sums, index, exists, state, OPTIONS, True, True)
     store_output(outputs, index, exists, state[7], OPTIONS)
 
@@ -166,6 +202,7 @@ def decode_observe(
     kv_heads,
     max_blocks,
     places,
+    most_tokens,
     splits,
     window,
     causal,
@@ -175,21 +212,22 @@ def decode_observe(
 ):
     """The logits of a split into scratch memory, and what the solution is found from. Grid as `decode_stream`."""
     sequence, split = tl.program_id(0), tl.program_id(2)
-    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+    first, count = tokens_of(query_start, sequence)
+    if (count < 1) | (count > most_tokens):
         return
-    position, begin, end, low, high, _ = split_bounds(
-        context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS
+    position, _, end, low, high, _ = split_bounds(
+        context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
-    kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
+    kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     slope, b, n = head_values(alibi_slopes, alibi_slopes, heads, exists, 0, OPTIONS)
-    zeros = tl.full([OPTIONS.rows], 0, tl.int32)
-    row = (zeros + position, zeros + begin, zeros + end, slope, b, n)
+    begin, ends = row_bounds(position + tokens, end, window, causal)
+    row = (position + tokens, begin, ends, slope, b, n)
     tensors = (key_cache, key_cache, key_scale, key_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
-    rows = load_query(query, tl.load(query_start + sequence).to(tl.int64) * q_heads + heads, exists, OPTIONS)
-    index = sequence.to(tl.int64) * q_heads + heads
+    rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
+    index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     state = walk(
         (low, low, low, high),
@@ -234,6 +272,7 @@ def decode_solve(
     solution,
     q_heads,
     max_blocks,
+    most_tokens,
     splits,
     window,
     causal,
@@ -251,14 +290,15 @@ def decode_solve(
     CHUNK: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The solution of one row: inverse temperature, or entmax's tau. Grid: sequences, query heads."""
-    sequence = tl.program_id(0)
-    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+    """The solution of one row: inverse temperature, or entmax's tau. Grid: sequences * most_tokens, query heads."""
+    sequence, token = tl.program_id(0) // most_tokens, tl.program_id(0) % most_tokens
+    first, count = tokens_of(query_start, sequence)
+    if (token >= count) | (count > most_tokens):
         return
     _, begin, end, _, _, active = split_bounds(
-        context_lens, block_table, sequence, max_blocks, window, causal, 0, splits, OPTIONS
+        context_lens, block_table, sequence, count, max_blocks, window, causal, 0, splits, OPTIONS
     )
-    row = sequence.to(tl.int64) * q_heads + tl.program_id(1)
+    row = scratch_row(first, token, sequence, most_tokens, q_heads, tl.program_id(1))
     split = tl.arange(0, MOST_SPLITS)
     place = sums + (row * splits + split) * 8
     peaks = tl.load(place, mask=split < active, other=-float("inf"))
@@ -273,11 +313,11 @@ def decode_solve(
         zero = tl.full([1], 0, tl.float32)
         low, high = zero - 1.0, zero - tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
         tau = low
-        first = begin // OPTIONS.keys * OPTIONS.keys
+        start = begin // OPTIONS.keys * OPTIONS.keys
         own = logits + row * max_blocks * OPTIONS.block_size
         step = 0
         while step < MOST_STEPS:
-            total, slope = stored_entmax_sums(own, first, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
+            total, slope = stored_entmax_sums(own, start, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
             following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
             unsettled = entmax_unsettled(following, tau, total, alpha, OPTIONS)
             step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
@@ -345,6 +385,7 @@ def decode_settled(
     kv_heads,
     max_blocks,
     places,
+    most_tokens,
     splits,
     window,
     causal,
@@ -353,17 +394,18 @@ def decode_settled(
 ):
     """Weights from the stored logits and the solution, and the values. Grid as `decode_stream`."""
     sequence, split = tl.program_id(0), tl.program_id(2)
-    if tl.load(query_start + sequence + 1) - tl.load(query_start + sequence) != 1:
+    first, count = tokens_of(query_start, sequence)
+    if (count < 1) | (count > most_tokens):
         return
     _, begin, end, low, high, _ = split_bounds(
-        context_lens, block_table, sequence, max_blocks, window, causal, split, splits, OPTIONS
+        context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
-    kv_head, heads, exists = decode_rows(q_heads, kv_heads, OPTIONS)
+    kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     tensors = (value_cache, value_cache, value_scale, value_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
-    index = sequence.to(tl.int64) * q_heads + heads
+    index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     peak = tl.load(solution + index * 2, mask=exists, other=0.0)
     solved = tl.load(solution + index * 2 + 1, mask=exists, other=0.0)

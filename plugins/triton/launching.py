@@ -19,6 +19,7 @@ from sharp.plugins.triton.variants import (
     Kernel,
     Shapes,
     kernels,
+    most_tokens,
     scratch,
     splits,
 )
@@ -124,6 +125,7 @@ def run_kernels(options: Options, shapes: Shapes, device: torch.device, given: d
         "max_blocks": shapes.max_blocks,
         "q_heads": shapes.q_heads,
         "kv_heads": shapes.kv_heads,
+        "most_tokens": most_tokens(shapes),
         "splits": splits(options, shapes),
         **{
             name: torch.empty(size, dtype=torch.float32, device=device)

@@ -3,10 +3,11 @@
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.decode import merged_sums, split_bounds
+from sharp.plugins.triton.decode import merged_sums, scratch_row, split_bounds, tokens_of
 from sharp.plugins.triton.normalizers import divided, row_statistics
+from sharp.plugins.triton.walk import row_numbers
 
-INTEGERS = ("q_heads", "max_blocks", "splits", "window", "causal")
+INTEGERS = ("q_heads", "max_blocks", "most_tokens", "splits", "window", "causal")
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -22,21 +23,23 @@ def merge(
     stats,
     q_heads,
     max_blocks,
+    most_tokens,
     splits,
     window,
     causal,
     MOST_SPLITS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: sequences, query heads. `sums`, `outputs` and `solution` are `decode.py`'s scratch memory."""
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    token = tl.load(query_start + sequence)
-    if tl.load(query_start + sequence + 1) - token != 1:
+    """Grid: sequences * most_tokens, query heads; `sums`, `outputs` and `solution` are `decode.py`'s scratch memory."""
+    sequence, token = tl.program_id(0) // most_tokens, tl.program_id(0) % most_tokens
+    first, count = tokens_of(query_start, sequence)
+    if (token >= count) | (count > most_tokens):
         return
     _, _, _, _, _, active = split_bounds(
-        context_lens, block_table, sequence, max_blocks, window, causal, 0, splits, OPTIONS
+        context_lens, block_table, sequence, count, max_blocks, window, causal, 0, splits, OPTIONS
     )
-    row = sequence.to(tl.int64) * q_heads + head
+    row = scratch_row(first, token, sequence, most_tokens, q_heads, tl.program_id(1))
+    own = row_numbers(first, count, token, tl.program_id(1), q_heads, OPTIONS)
     split = tl.arange(0, MOST_SPLITS)
     used = split < active
     place = sums + (row * splits + split) * 8
@@ -59,7 +62,7 @@ def merge(
     result = divided(
         merged[None, :], total + tl.full([1], 0, tl.float32), visible + tl.full([1], 0, tl.float32), OPTIONS
     )
-    at = (token.to(tl.int64) * q_heads + head) * OPTIONS.value_dim + channels[None, :]
+    at = own * OPTIONS.value_dim + channels[None, :]
     tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
 
     if OPTIONS.statistics:  # noqa: SIM102 - decided when compiling, the flag when running
@@ -73,7 +76,7 @@ def merge(
             entropy, keys, beta, spread = row_statistics(
                 total, weighted_log, highest, lowest, visible, support, beta, OPTIONS
             )
-            columns = stats + (token.to(tl.int64) * q_heads + head) * 4
+            columns = stats + own * 4
             tl.store(columns, entropy)
             tl.store(columns + 1, keys)
             tl.store(columns + 2, beta)

@@ -54,7 +54,7 @@ class Options:
 
         Numbers of 16 or 8 bits that are widened first would take more registers than there are.
         """
-        return "ieee" if self.dtype == self.cache_dtype else "tf32x3"
+        return "tf32x3" if self.dtype == "float32" else "ieee"
 
     @property
     def head_width(self) -> int:

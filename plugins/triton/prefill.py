@@ -1,4 +1,4 @@
-"""Prompts and chunks of prompts: every sequence of more than one token, in tiles of query rows times keys.
+"""Prompts and chunks of prompts: every sequence that `decode.py` leaves, in tiles of query rows times keys.
 
 The rows of a tile are (token, head) pairs that share a KV head, numbered token * group + head of the group, so that a
 chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Passes over the keys:
@@ -11,7 +11,7 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.decode import MOST_STEPS
+from sharp.plugins.triton.decode import MOST_STEPS, row_bounds
 from sharp.plugins.triton.normalizers import (
     divided,
     empty_state,
@@ -22,9 +22,9 @@ from sharp.plugins.triton.normalizers import (
     temperature,
     within_range,
 )
-from sharp.plugins.triton.walk import cache_of, head_values, load_query, walk
+from sharp.plugins.triton.walk import cache_of, head_values, keys_of, load_query, row_numbers, walk
 
-INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "places", "parameters", "window", "causal")
+INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "parameters", "window", "causal")
 
 
 @triton.jit
@@ -207,6 +207,7 @@ def prefill(
     kv_heads,
     max_blocks,
     places,
+    most_tokens,
     parameters,
     window,
     causal,
@@ -232,7 +233,7 @@ def prefill(
     first_token = tl.load(query_start + sequence)
     count = tl.load(query_start + sequence + 1) - first_token
     first = (tile - (first_token * group // OPTIONS.rows + sequence)) * OPTIONS.rows
-    if count < 2:
+    if count <= most_tokens:
         return
     if first >= count * group:
         return
@@ -240,18 +241,11 @@ def prefill(
     exists = member < count * group
     member = tl.minimum(member, count * group - 1)
     heads = kv_head * group + member % group
+    rows = row_numbers(first_token, count, member // group, heads, q_heads, OPTIONS)
     context = tl.load(context_lens + sequence)
-    if OPTIONS.contiguous:  # [sequences, q_heads, tokens of a sequence]
-        rows = first_token.to(tl.int64) * q_heads + heads * count + member // group
-        total = tl.load(block_table + sequence)
-    else:  # [tokens, q_heads]
-        rows = (first_token + member // group).to(tl.int64) * q_heads + heads
-        total = tl.minimum(context + count, max_blocks * OPTIONS.block_size)
-
-    past = (causal != 0) | (window >= 0)  # only keys up to the query's own position are seen
+    total = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
     position = context + member // group
-    begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
-    end = tl.where(past, tl.minimum(position + 1, total), total)
+    begin, end = row_bounds(position, total, window, causal)
     low = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
     high = tl.max(end)
     full_low = (tl.max(begin) + OPTIONS.keys - 1) // OPTIONS.keys * OPTIONS.keys

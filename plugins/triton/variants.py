@@ -8,6 +8,7 @@ Arguments have the same name in every kernel: those of the op's inputs, outputs 
 buffers, and
     parameters  the width P of head_params
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
+    most_tokens the function of that name
 An optional input that is absent is a null pointer; `Options` says so and no kernel reads it. `stats` is always written.
 
 Attention is computed by the same kernels, compiled with `Options.contiguous`. For them a batch is sequences of equally
@@ -51,6 +52,7 @@ FUNCTIONS = (
     write_present,
 )
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
+DECODE_ROWS = 16  # what a matrix product takes at least
 SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
 LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
 
@@ -104,6 +106,13 @@ def head_blocks(options: Options, shapes: Shapes) -> int:
     return _ceil(shapes.group, options.rows)
 
 
+def most_tokens(shapes: Shapes) -> int:
+    """Most tokens of a sequence that decoding takes: as many as its tile has rows for, where any has more than one."""
+    if shapes.tokens <= shapes.sequences:
+        return 1
+    return max(1, DECODE_ROWS // shapes.group)
+
+
 def splits(options: Options, shapes: Shapes) -> int:
     """Parts that decoding splits every sequence's keys into."""
     programs = max(1, shapes.sequences * shapes.kv_heads * head_blocks(options, shapes))
@@ -113,7 +122,8 @@ def splits(options: Options, shapes: Shapes) -> int:
 
 def scratch(options: Options, shapes: Shapes) -> dict[str, int]:
     """Number of float32 in each scratch buffer; what they hold is in `decode.py`."""
-    rows, parts = shapes.sequences * shapes.q_heads, splits(options, shapes)
+    tokens = min(shapes.tokens, shapes.sequences * most_tokens(shapes))
+    rows, parts = tokens * shapes.q_heads, splits(options, shapes)
     sizes = {"sums": rows * parts * 8, "outputs": rows * parts * options.value_dim, "logits": 0, "solution": 0}
     if options.solves:
         sizes.update(logits=rows * shapes.max_blocks * options.block_size, solution=rows * 2)
@@ -131,10 +141,10 @@ class Tile:
 
 
 def decode_tile(options: Options, capability: int) -> Tile:
-    """Decoding's tiles: 16 rows are what a matrix product takes at least."""
+    """Decoding's tiles."""
     wide = _width(options) * _bytes(options) > 256
     # The block of a key is loaded before the key, so that of five stages two are left for keys and values.
-    return Tile(16, 32 if wide else 64, warps=4, stages=5 if capability in LARGE_SHARED_MEMORY else 3)
+    return Tile(DECODE_ROWS, 32 if wide else 64, warps=4, stages=5 if capability in LARGE_SHARED_MEMORY else 3)
 
 
 def prefill_tile(options: Options, capability: int) -> Tile:
@@ -183,13 +193,14 @@ def kernels(
         return shapes.sequences, shapes.kv_heads * head_blocks(decode, shapes), splits(decode, shapes)
 
     def decoding_needed(shapes: Shapes) -> bool:
-        return shapes.tokens > 0 and not (options.contiguous and shapes.tokens > shapes.sequences)
+        return shapes.tokens > 0 and not (options.contiguous and prompts_needed(shapes))
 
     def prompts_needed(shapes: Shapes) -> bool:
-        return shapes.sequences > 0 and shapes.tokens > (shapes.sequences if options.contiguous else 1)
+        longest = shapes.tokens // max(1, shapes.sequences) if options.contiguous else shapes.tokens
+        return shapes.sequences > 0 and longest > most_tokens(shapes)
 
     def by_row(shapes: Shapes) -> Grid:
-        return shapes.sequences, shapes.q_heads, 1
+        return shapes.sequences * most_tokens(shapes), shapes.q_heads, 1
 
     tile = {"OPTIONS": decode}
     if options.contiguous:
@@ -222,7 +233,7 @@ def kernels(
             kernel(
                 decode_observe,
                 "query key_cache key_scale block_table query_start context_lens alibi_slopes sums logits"
-                " q_heads kv_heads max_blocks places splits window causal scale softcap",
+                " q_heads kv_heads max_blocks places most_tokens splits window causal scale softcap",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -231,8 +242,8 @@ def kernels(
             ),
             kernel(
                 decode_solve,
-                "block_table query_start context_lens sums logits solution q_heads max_blocks splits window causal"
-                " alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+                "block_table query_start context_lens sums logits solution q_heads max_blocks most_tokens splits"
+                " window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
                 by_row,
                 {"MOST_SPLITS": MOST_SPLITS, "CHUNK": 4096, "OPTIONS": decode},
                 needed=decoding_needed,
@@ -241,7 +252,7 @@ def kernels(
             kernel(
                 decode_settled,
                 "value_cache value_scale block_table query_start context_lens sums logits solution outputs"
-                " q_heads kv_heads max_blocks places splits window causal alpha",
+                " q_heads kv_heads max_blocks places most_tokens splits window causal alpha",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -254,8 +265,8 @@ def kernels(
             kernel(
                 decode_stream,
                 "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-                " alibi_slopes sums outputs q_heads kv_heads max_blocks places splits parameters window causal"
-                " scale softcap",
+                " alibi_slopes sums outputs q_heads kv_heads max_blocks places most_tokens splits parameters"
+                " window causal scale softcap",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -266,7 +277,7 @@ def kernels(
     merging = kernel(
         merge,
         "block_table query_start context_lens sums outputs solution collect_stats output stats"
-        " q_heads max_blocks splits window causal",
+        " q_heads max_blocks most_tokens splits window causal",
         by_row,
         {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
         needed=decoding_needed,
@@ -274,8 +285,8 @@ def kernels(
     prompts = kernel(
         prefill,
         "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-        " alibi_slopes collect_stats output stats sequences q_heads kv_heads max_blocks places parameters window causal"
-        " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+        " alibi_slopes collect_stats output stats sequences q_heads kv_heads max_blocks places most_tokens parameters"
+        " window causal scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
         lambda shapes: (shapes.tokens * shapes.group // prompt.rows + shapes.sequences, shapes.kv_heads, 1),
         {"OPTIONS": prompt},
         warps=prompt_tile.warps,
@@ -303,7 +314,7 @@ def _types(options: Options) -> dict[str, str]:
         ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens"),
         ("*fp32", "key_scale value_scale head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
-        ("i32", "tokens sequences max_blocks places q_heads kv_heads splits parameters window causal"),
+        ("i32", "tokens sequences max_blocks places most_tokens q_heads kv_heads splits parameters window causal"),
         ("i32", "new_keys past counted stored"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
     )

@@ -42,6 +42,26 @@ def load_query(query, rows, exists, OPTIONS: tl.constexpr):
 
 
 @triton.jit
+def row_numbers(first, count, token, heads, q_heads, OPTIONS: tl.constexpr):
+    """Where rows stand among queries, outputs and statistics (int64); `token` counts from the sequence's `first`."""
+    if OPTIONS.contiguous:  # [sequences, q_heads, tokens of a sequence]
+        rows = first.to(tl.int64) * q_heads + heads * count + token
+    else:  # [tokens, q_heads]
+        rows = (first + token).to(tl.int64) * q_heads + heads
+    return rows
+
+
+@triton.jit
+def keys_of(block_table, sequence, context, count, max_blocks, OPTIONS: tl.constexpr):
+    """How many keys a sequence has, with those of its `count` tokens in this step."""
+    if OPTIONS.contiguous:
+        keys = tl.load(block_table + sequence)
+    else:
+        keys = tl.minimum(context + count, max_blocks * OPTIONS.block_size)
+    return keys
+
+
+@triton.jit
 def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: tl.constexpr):
     """Slope, b and n of the rows' heads; zeros where they are not used."""
     slope = tl.full([OPTIONS.rows], 0, tl.float32)

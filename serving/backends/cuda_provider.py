@@ -11,7 +11,6 @@ import onnxruntime
 from sharp.plugins import library_path
 from sharp.plugins.cache_tensors import ELEMENTS, CacheTensor
 from sharp.plugins.cuda.device import clear_memory, find_device
-from sharp.plugins.manifest import Manifest
 from sharp.serving.errors import InputError, SharpError
 
 logger = logging.getLogger(__name__)
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 PROVIDER = "CUDAExecutionProvider"
 
 
-def choose_device(device: str, manifest: Manifest, kernels: bool) -> str:
+def choose_device(device: str, kernels: bool) -> str:
     """The device that a model runs on: "cuda" or "cpu".
 
     "auto" is the GPU where everything for our kernels is there, and the CPU otherwise.
@@ -34,7 +33,6 @@ def choose_device(device: str, manifest: Manifest, kernels: bool) -> str:
         if kernels:
             library_path("cuda")
         find_device()
-        _check_model(manifest, kernels)
     except SharpError as error:
         if device == "auto":
             # Who has the package for GPUs will wonder.
@@ -52,14 +50,6 @@ def _check_provider() -> None:
         raise SharpError(
             f"onnxruntime {onnxruntime.__version__} has no {PROVIDER}; install onnxruntime-gpu in its place "
             "(pip uninstall onnxruntime; pip install 'onnxruntime-gpu[cuda,cudnn]')"
-        )
-
-
-def _check_model(manifest: Manifest, kernels: bool) -> None:
-    if kernels and manifest.cache.beside:
-        raise SharpError(
-            f"the model has an {manifest.cache.dtype} cache, which the kernels for GPUs do not have; use --device cpu, "
-            "or export the model again with another --kv-dtype"
         )
 
 

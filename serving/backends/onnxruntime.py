@@ -82,7 +82,7 @@ class OnnxRuntimeBackend:
                 the device cannot be used.
         """
         with_kernels = config.kernels and manifest.target != "portable"
-        device = choose_device(config.device, manifest, with_kernels)
+        device = choose_device(config.device, with_kernels)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = config.threads
         options.inter_op_num_threads = 1

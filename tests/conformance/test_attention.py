@@ -115,6 +115,32 @@ def test_shared_buffer_is_updated_in_place_when_bound_so() -> None:
     np.testing.assert_array_equal(buffers["value"], expected.present_value.astype(np.float32))
 
 
+@pytest.mark.parametrize(("form", "new_keys"), [("shared", 3), ("concatenating", 0)])
+def test_a_past_between_nodes_may_become_the_present(form: str, new_keys: int) -> None:
+    # ONNX Runtime gives the present the past's memory where both are declared to have one shape.
+    case = make_case("softmax", replace(SMALL[form], new_keys=new_keys))
+    model = make_model(case)
+    graph, node = model.graph, onnx.NodeProto.FromString(model.graph.node[0].SerializeToString())
+    del model.functions[:], graph.node[:]
+    for kind in ("key", "value"):
+        past, present = f"past_{kind}", f"present_{kind}"
+        node.input[list(node.input).index(past)] += "_between"
+        node.output[list(node.output).index(present)] += "_between"
+        for name in (past, present):
+            shape = case.inputs[past].shape
+            graph.value_info.append(
+                onnx.helper.make_tensor_value_info(f"{name}_between", onnx.TensorProto.FLOAT, shape)
+            )
+        graph.node.append(onnx.helper.make_node("Neg", [past], [f"{past}_between"]))
+    graph.node.append(node)
+    for name in ("present_key", "present_value"):
+        graph.node.append(onnx.helper.make_node("Neg", [f"{name}_between"], [name]))
+    negated = case.with_inputs(**{name: -case.inputs[name] for name in ("past_key", "past_value")})
+    found = ContiguousOutput(*session(model, kernel=True).run(list(OUTPUTS), negated.inputs))
+    found = replace(found, present_key=-found.present_key, present_value=-found.present_value)
+    assert_agrees(found, run_reference(case), case)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_tensor_of_16_bits(dtype: str, form: str) -> None:

@@ -1,6 +1,7 @@
-"""Parses a model with TensorRT-RTX's parser and a plugin creator of our name; prints what the creator is given.
+"""Parses a model with TensorRT-RTX's parser and plugin creators of our names; prints what the first one is given.
 
-python -m tests.cuda.read_fields MODEL. In a process of its own: TensorRT-RTX takes no plugins, and may abort at one.
+python -m tests.cuda.read_fields MODEL [override]: with the parser's flag ENABLE_PLUGIN_OVERRIDE. In a process of its
+own: TensorRT-RTX takes no plugins, and may abort at one.
 """
 
 import json
@@ -21,9 +22,9 @@ FIELDS = {
 
 
 class Creator(trt.IPluginCreatorV3One):
-    def __init__(self):
+    def __init__(self, name):
         trt.IPluginCreatorV3One.__init__(self)
-        self.name, self.plugin_namespace, self.plugin_version = "PagedAttention", "", "1"
+        self.name, self.plugin_namespace, self.plugin_version = name, "", "1"
         self.field_names = trt.PluginFieldCollection([trt.PluginField(name, b"", FIELDS[name]) for name in FIELDS])
 
     def create_plugin(self, name, fields, _phase):
@@ -31,11 +32,15 @@ class Creator(trt.IPluginCreatorV3One):
             field.name: (bytes(field.data).decode() if field.type == trt.PluginFieldType.CHAR else field.data.tolist())
             for field in fields
         }
-        print(json.dumps({"node": name, "types": {f.name: f.type.name for f in fields}, "values": found}), flush=True)
+        types = {field.name: field.type.name for field in fields}
+        print(json.dumps({"op": self.name, "node": name, "types": types, "values": found}), flush=True)
 
 
-creator = Creator()
-assert trt.get_plugin_registry().register_creator(creator, "")
+creators = [Creator("PagedAttention"), Creator("Attention")]
+assert all(trt.get_plugin_registry().register_creator(creator, "") for creator in creators)
 logger = trt.Logger(trt.Logger.ERROR)
 network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-trt.OnnxParser(network, logger).parse_from_file(sys.argv[1])
+parser = trt.OnnxParser(network, logger)
+if sys.argv[2:] == ["override"]:
+    parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
+parser.parse_from_file(sys.argv[1])

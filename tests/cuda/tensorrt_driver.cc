@@ -1,112 +1,9 @@
-// Does with libsharp_trt.so what TensorRT does with a plugin library, with a registry, an expression builder and a CUDA
-// driver that are fakes, and prints what it sees: `tensorrt_driver LIBRARY`.
-#include <NvInferRuntime.h>
-#include <dlfcn.h>
-
-#include <cstdio>
+// Does with libsharp_trt.so and its plugin PagedAttention what TensorRT does: `tensorrt_driver LIBRARY`.
 #include <cstring>
-#include <deque>
-#include <initializer_list>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
-using namespace nvinfer1;
+#include "tensorrt_fakes.h"
 
 namespace {
-
-// An expression is its own text.
-class Expression : public IDimensionExpr, apiv::VDimensionExpr {
- public:
-  explicit Expression(std::string text) : text(std::move(text)) { mImpl = this; }
-  ~Expression() noexcept override = default;
-  bool isConstant() const override { return false; }
-  int64_t getConstantValue() const override { return 0; }
-  bool isSizeTensor() const override { return false; }
-  const std::string text;
-};
-
-class Builder : public IExprBuilder, apiv::VExprBuilder {
- public:
-  Builder() { mImpl = this; }
-  ~Builder() noexcept override = default;
-  const IDimensionExpr* make(const std::string& text) { return &made_.emplace_back(text); }
-  const IDimensionExpr* constant(int64_t value) override { return make(std::to_string(value)); }
-  const IDimensionExpr* operation(DimensionOperation, const IDimensionExpr&, const IDimensionExpr&) override {
-    return make("operation");
-  }
-  const IDimensionExpr* declareSizeTensor(int32_t, const IDimensionExpr&, const IDimensionExpr&) override {
-    return make("size");
-  }
-
- private:
-  std::deque<Expression> made_;
-};
-
-class Logger : public ILogger, public ILoggerFinder {
- public:
-  void log(Severity severity, const char* message) noexcept override {
-    std::printf("log %d %s\n", static_cast<int>(severity), message);
-  }
-  ILogger* findLogger() override { return this; }
-};
-
-// Fields as the parser of ONNX models gives them.
-struct Fields {
-  std::vector<PluginField> fields;
-  std::string normalizer;
-  float scale = 0.125f, alpha = 2.0f, threshold = 0.75f, softcap = 0;
-  int32_t window = 4096, causal = 1;
-  float coefficients[9] = {-0.5f, 0.25f, 1.5f};
-
-  explicit Fields(const char* name, int32_t terms = 3) : normalizer(name) {
-    fields = {{"normalizer", normalizer.c_str(), PluginFieldType::kCHAR, int32_t(normalizer.size() + 1)},
-              {"scale", &scale, PluginFieldType::kFLOAT32, 1},
-              {"alpha", &alpha, PluginFieldType::kFLOAT32, 1},
-              {"temperature_coefficients", coefficients, PluginFieldType::kFLOAT32, terms},
-              {"entropy_threshold", &threshold, PluginFieldType::kFLOAT32, 1},
-              {"softcap", &softcap, PluginFieldType::kFLOAT32, 1},
-              {"window", &window, PluginFieldType::kINT32, 1},
-              {"causal", &causal, PluginFieldType::kINT32, 1}};
-  }
-  PluginFieldCollection collection() const { return {int32_t(fields.size()), fields.data()}; }
-};
-
-const char* name_of(DataType type) {
-  switch (type) {
-    case DataType::kFLOAT:
-      return "float32";
-    case DataType::kHALF:
-      return "float16";
-    case DataType::kBF16:
-      return "bfloat16";
-    case DataType::kINT8:
-      return "int8";
-    case DataType::kINT32:
-      return "int32";
-    case DataType::kINT64:
-      return "int64";
-    case DataType::kBOOL:
-      return "bool";
-    default:
-      return "other";
-  }
-}
-
-Dims dims(std::initializer_list<int64_t> sizes) {
-  Dims result{};
-  for (int64_t size : sizes) result.d[result.nbDims++] = size;
-  return result;
-}
-
-PluginTensorDesc tensor(DataType type, Dims shape) {
-  PluginTensorDesc description{};
-  description.dims = shape;
-  description.type = type;
-  description.format = TensorFormat::kLINEAR;
-  return description;
-}
 
 // The inputs of a step: 5 tokens of 2 sequences, 8 query heads, 2 KV heads, head_dim 64, 100 blocks of 16.
 std::vector<PluginTensorDesc> step(DataType type = DataType::kHALF, int64_t head_params = 0, int64_t slopes = 0) {
@@ -123,26 +20,6 @@ std::vector<PluginTensorDesc> step(DataType type = DataType::kHALF, int64_t head
           tensor(DataType::kFLOAT, dims({slopes})),
           tensor(DataType::kBOOL, dims({}))};
 }
-
-std::vector<DynamicPluginTensorDesc> dynamic(const std::vector<PluginTensorDesc>& tensors) {
-  std::vector<DynamicPluginTensorDesc> result;
-  for (const PluginTensorDesc& description : tensors)
-    result.push_back({description, description.dims, description.dims, description.dims});
-  return result;
-}
-
-struct Plugin {
-  std::unique_ptr<IPluginV3> plugin;
-  IPluginV3OneCore* core;
-  IPluginV3OneBuildV2* build;
-  IPluginV3OneRuntime* runtime;
-
-  explicit Plugin(IPluginV3* created) : plugin(created) {
-    core = static_cast<IPluginV3OneCore*>(plugin->getCapabilityInterface(PluginCapabilityType::kCORE));
-    build = static_cast<IPluginV3OneBuildV2*>(plugin->getCapabilityInterface(PluginCapabilityType::kBUILD));
-    runtime = static_cast<IPluginV3OneRuntime*>(plugin->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
-  }
-};
 
 // Asks position by position, as TensorRT does, and prints the pairs of types that are taken with `count` inputs.
 void sweep(const Plugin& plugin, int32_t count) {
@@ -208,13 +85,13 @@ void shapes(const Plugin& plugin) {
 
 // Runs a step through an attached clone; a buffer's address is its number * 4096.
 void enqueue(const char* title, const Plugin& built, const std::vector<PluginTensorDesc>& inputs, bool aliased,
-             const char* (*events)()) {
+             const Library& library) {
   const Plugin plugin(built.runtime->attachToContext(nullptr));
   const std::vector<PluginTensorDesc> outputs = {tensor(inputs[0].type, dims({5, 8, 64})), inputs[3], inputs[4],
                                                  tensor(DataType::kFLOAT, dims({5, 8, 4}))};
   const int32_t count = int32_t(inputs.size());
   std::printf("%s shape %d\n", title, plugin.runtime->onShapeChange(inputs.data(), count, outputs.data(), 4));
-  events();  // loading is another test's
+  library.forget_events();  // loading is another test's
   std::vector<const void*> from;
   for (int32_t input = 0; input < count; ++input) from.push_back(reinterpret_cast<void*>(4096L * (input + 1)));
   std::vector<void*> to;
@@ -227,41 +104,18 @@ void enqueue(const char* title, const Plugin& built, const std::vector<PluginTen
   const int32_t status = plugin.runtime->enqueue(inputs.data(), outputs.data(), from.data(), to.data(), workspace,
                                                  reinterpret_cast<cudaStream_t>(55));
   std::printf("%s enqueue %d\n", title, status);
-  std::string line;
-  for (const char* text = events(); *text; ++text)
-    if (*text == '\n') {
-      std::printf("%s event %s\n", title, line.c_str());
-      line.clear();
-    } else {
-      line += *text;
-    }
+  library.print_events(title);
 }
 
 }  // namespace
 
 int main(int, char** arguments) {
-  void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return std::printf("%s\n", dlerror()), 1;
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-  const auto events = reinterpret_cast<const char* (*)()>(dlsym(driver, "fake_events"));
-  const auto get_creators =
-      reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(library, "getCreators"));
-  const auto set_logger_finder = reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library, "setLoggerFinder"));
-  Logger logger;
-  set_logger_finder(&logger);
-
-  int32_t count = 0;
-  IPluginCreatorInterface* const* creators = get_creators(count);
-  // A registry: creators by name, version and namespace.
-  std::map<std::string, IPluginCreatorV3One*> registry;
-  for (int32_t index = 0; index < count; ++index) {
-    const InterfaceInfo info = creators[index]->getInterfaceInfo();
-    auto* creator = static_cast<IPluginCreatorV3One*>(creators[index]);
-    std::printf("creator %s %d.%d\n", info.kind, info.major, info.minor);
-    registry[std::string(creator->getPluginName()) + "/" + creator->getPluginVersion() + "/" +
-             creator->getPluginNamespace()] = creator;
+  const Library library(arguments[1]);
+  for (const auto& [name, creator] : library.registry) {
+    const InterfaceInfo info = creator->getInterfaceInfo();
+    std::printf("creator %s %s %d.%d\n", name.c_str(), info.kind, info.major, info.minor);
   }
-  IPluginCreatorV3One* creator = registry.at("PagedAttention/1/");
+  IPluginCreatorV3One* creator = library.registry.at("PagedAttention/1/");
   const PluginFieldCollection* names = creator->getFieldNames();
   for (int32_t index = 0; index < names->nbFields; ++index)
     std::printf("field %s %d\n", names->fields[index].name, static_cast<int>(names->fields[index].type));
@@ -295,10 +149,10 @@ int main(int, char** arguments) {
   const auto described = dynamic(inputs);
   std::printf("configure %d\n", plugin.build->configurePlugin(described.data(), 12, nullptr, 0));
   std::printf("workspace %zu\n", plugin.build->getWorkspaceSize(described.data(), 12, nullptr, 0));
-  enqueue("aliased", plugin, inputs, true, events);
-  enqueue("copied", plugin, inputs, false, events);
-  enqueue("given", plugin, step(DataType::kHALF, 2, 8), true, events);
-  enqueue("short", plugin, {inputs.begin(), inputs.begin() + 9}, true, events);
+  enqueue("aliased", plugin, inputs, true, library);
+  enqueue("copied", plugin, inputs, false, library);
+  enqueue("given", plugin, step(DataType::kHALF, 2, 8), true, library);
+  enqueue("short", plugin, {inputs.begin(), inputs.begin() + 9}, true, library);
 
   Fields other("softmax", 0);
   other.fields.resize(2);
@@ -316,7 +170,7 @@ int main(int, char** arguments) {
   endless.alpha = 1.0f;
   none.fields.erase(none.fields.begin() + 1);
   for (const Fields* wrong : {&unknown, &endless, &many, &none}) std::printf("created %d\n", create(*wrong) != nullptr);
-  set_logger_finder(nullptr);
+  library.forget_logger();
   std::printf("created %d\n", creator->createPlugin("PagedAttention", nullptr, TensorRTPhase::kBUILD) != nullptr);
   return 0;
 }

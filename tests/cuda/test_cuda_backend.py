@@ -22,19 +22,28 @@ from tests.exporter.conftest import tiny_model
 LAYERS, HEADS, VOCAB = 2, 6, 257
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model with heads of 64, which the fake package of kernels has."""
-    out = tmp_path_factory.mktemp("model")
+def exported(out, *options):
+    """The folder of a model with heads of 64, which the fake package of kernels has."""
     save_checkpoint(out / "tiny.safetensors", tiny_model("ssa", head_dim=64))
-    result = CliRunner().invoke(export, [str(out / "tiny.safetensors"), "--norm", "ssa", "-o", str(out / "ssa")])
+    arguments = [str(out / "tiny.safetensors"), "--norm", "ssa", "-o", str(out / "ssa"), *options]
+    result = CliRunner().invoke(export, arguments)
     assert result.exit_code == 0, result.output
     return out / "ssa"
 
 
 @pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def int8_folder(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("int8"), "--kv-dtype", "int8")
+
+
+@pytest.fixture(scope="module")
 def generate(libraries, cuda_provider, folder):
-    def run(how):
+    def run(how, folder=folder):
         environment = {"SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
         finished = subprocess.run(
             [sys.executable, "-m", "tests.cuda.generate", folder, how],
@@ -94,6 +103,26 @@ def test_decode_steps_are_replayed_as_one_graph(generate):
         assert not step["driver"] and step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
     for step in (first, *others):  # a graph of four sequences for three
         assert step["logits"] == [3, VOCAB] and step["stats"] in (None, [LAYERS, 3, HEADS, 4])
+
+
+def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
+    said = generate("graphs", int8_folder)
+    assert (said["device"], said["answers"]) == ("cuda", [[0] * 4] * 3)
+    sizes = {
+        "key_cache": 40 * 2 * 64 * 16,
+        "value_cache": 40 * 2 * 64 * 16,
+        "key_scale": 40 * 2 * 4,
+        "value_scale": 320,
+    }
+    cleared = dict(event.split()[1:] for event in said["started"] if event.startswith("clear "))
+    assert cleared == {str(at): f"bytes={sizes[name.partition('.')[0]]}" for name, at in said["addresses"].items()}
+    prompt, first, *others = said["steps"]
+    for step in (prompt, first):
+        for name in sizes:
+            used = {values[name] for values in launched(step["driver"]) if name in values}
+            assert used == {str(said["addresses"][f"{name}.{layer}"]) for layer in range(LAYERS)}
+        assert not [event for event in step["driver"] if event.startswith("copy ")]
+    assert all(not step["driver"] and step["runtime"].count("replay") == 1 for step in others)
 
 
 def decode_batch(contexts, pages=3, **changes):

@@ -161,7 +161,8 @@ def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
 def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch):
     largest = Call("entmax", tokens=64, sequences=64, max_blocks=500, only="workspace")
     smaller = [
-        Call("entmax", tokens=64, sequences=sequences, max_blocks=blocks, only="workspace")
+        Call("entmax", tokens=tokens, sequences=sequences, max_blocks=blocks, only="workspace")
+        for tokens in (1, 4, 33, 64)
         for sequences in (1, 2, 3, 5, 8, 13, 31, 63)
         for blocks in (1, 16, 17, 100, 500)
     ]
@@ -208,7 +209,7 @@ def test_a_past_is_joined_with_the_new_keys(launch):
         "stream": "77",
     }
     assert values["to"] == str(ADDRESSES["present_value"]) and values["from"] == str(ADDRESSES["past_value"])
-    first, second = launches(result)
+    first, second, *_ = launches(result)
     assert (first[1]["past"], first[1]["stored"], first[1]["places"], first[1]["new_keys"]) == ("40", "1", "43", "3")
     assert second[1]["key_cache"] == str(ADDRESSES["present_key"])
     # Presents that nobody wants are scratch memory.

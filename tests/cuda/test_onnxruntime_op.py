@@ -1,7 +1,5 @@
 """The op of libsharp_ops.so for CUDAExecutionProvider, in ONNX Runtime over host memory and a fake CUDA driver."""
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,37 +11,14 @@ import pytest
 from sharp.plugins import library_path
 from sharp.plugins.ops.attributes import NORMALIZERS
 from tests.conformance.cases import Shape, assert_agrees, make_case, make_model, run_reference
-from tests.cuda.native import ROOT
-from tests.cuda.run_op import Step
+from tests.cuda.steps import OPTIONAL, Step, launches, make_steps
 
 IN_ORDER = ("query", "key", "value", "slot_mapping", "block_table", "query_start", "context_lens", "output", "stats")
-
-
-def make_steps(libraries, wanted, fails=False, environment=None):
-    """What came of steps, all made in one process."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.cuda.run_op", libraries],
-        input=json.dumps([step.as_dict() for step in wanted]),
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver"), **(environment or {})},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    results = json.loads(finished.stdout)
-    assert fails or [result["error"] for result in results] == [None] * len(wanted)
-    return results
 
 
 @pytest.fixture(scope="module")
 def run(libraries):
     return lambda *wanted, fails=False: make_steps(libraries, wanted, fails)
-
-
-def launches(result):
-    """Name without target, and values, of every launch."""
-    lines = [event.split() for event in result["events"] if event.startswith("launch ")]
-    return [(line[1].split("@")[0], dict(word.split("=") for word in line[2:])) for line in lines]
 
 
 def test_the_kernels_get_the_tensors_of_the_session_on_its_stream(run):
@@ -72,6 +47,11 @@ def test_caches_that_are_not_bound_in_place_are_copied_first(run):
     for _, values in launches(result):
         for name in set(values) & {"key_cache", "value_cache"}:
             assert values[name] == str(addresses[f"{name}_out"]) != str(addresses[name])
+
+
+def test_caches_between_nodes_are_updated_in_place_by_themselves(run):
+    [result] = run(Step(dtype="float32", cache_dtype="float32", in_place=False, between_nodes=True))
+    assert launches(result) and not [event for event in result["events"] if event.startswith("copy ")]
 
 
 def test_every_attribute_reaches_the_kernels(run):
@@ -107,16 +87,38 @@ def test_every_normalizer_has_its_own_kernels(run):
 
 
 def test_types_of_queries_and_caches(run):
-    pairs = [("float32", "float32"), ("float16", "float16")]
+    pairs = [("float32", "float32"), ("float16", "float16"), ("float32", "int8")]
     results = run(*(Step(dtype=dtype, cache_dtype=cache, in_place=False) for dtype, cache in pairs))
     copied = [int(result["events"][0].split("bytes=")[1].split()[0]) for result in results]
-    assert copied == [9 * 2 * 64 * 16 * size for size in (4, 2)]
+    assert copied == [9 * 2 * 64 * 16 * size for size in (4, 2, 1)]
     # The package of these tests has no such kernels; the sentence shows what is asked for.
     pairs = [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
     for (dtype, cache), result in zip(
         pairs, run(*(Step(dtype=dtype, cache_dtype=cache) for dtype, cache in pairs), fails=True), strict=True
     ):
         assert f"PagedAttention: libsharp_cuda.so has no kernel write_cache {dtype} {cache} 64 64 16" in result["error"]
+
+
+INT8 = ("key_cache", "value_cache", "key_scale", "value_scale")
+
+
+def test_an_int8_cache_and_its_scales_are_updated_in_place(run):
+    in_place, apart = run(*(Step(dtype="float32", cache_dtype="int8", in_place=bound) for bound in (True, False)))
+    assert [name for name, _ in launches(in_place)] == ["write_int8_cache", "decode_stream", "merge", "prefill"]
+    assert not [event for event in in_place["events"] if event.startswith("copy ")]
+    addresses = apart["addresses"]
+    sizes = [9 * 2 * 64 * 16] * 2 + [9 * 2 * 4] * 2
+    assert [event for event in apart["events"] if event.startswith("copy ")] == [
+        f"copy to={addresses[f'{name}_out']} from={addresses[name]} bytes={size} stream=77"
+        for name, size in zip(INT8, sizes, strict=True)
+    ]
+    for result in (in_place, apart):
+        seen = set()
+        for _, values in launches(result):
+            for name in set(values) & set(INT8):
+                assert values[name] == str(result["addresses"][f"{name}_out"]), name
+                seen.add(name)
+        assert seen == set(INT8)
 
 
 def test_without_collect_stats_a_flag_in_scratch_memory_is_cleared(run):
@@ -140,6 +142,22 @@ WRONG = [
     (Step(shapes={"query_start": [5]}), "query_start has shape [5]; it must be [sequences + 1] = [3]"),
     (Step("ssa"), "head_params is missing; the op needs it"),
     (Step("ssa", absent=[], shapes={"head_params": [4, 1]}), "it must be [q_heads, 2] = [4, 2]"),
+    (
+        Step(shapes={"key_scale": [9, 2]}),
+        "key_scale has shape [9, 2]; it must be left out; only an int8 cache has scales",
+    ),
+    (
+        Step(dtype="float32", cache_dtype="int8", shapes={"value_scale": [9, 1]}),
+        "value_scale has shape [9, 1]; it must be [blocks, kv_heads] = [9, 2]",
+    ),
+    (
+        Step(dtype="float32", cache_dtype="int8", in_place=False, absent=[*OPTIONAL, "key_scale"]),
+        "key_scale is missing; the op needs",
+    ),
+    (
+        Step(dtype="float32", cache_dtype="int8", absent=[*OPTIONAL, "value_scale_out"]),
+        "value_scale is given, but the node has no output value_scale_out; it needs both",
+    ),
     (
         Step("adaptive_softmax", attributes={"scale": 1.0, "temperature_coefficients": [1.0] * 9}),
         "attribute temperature_coefficients has 9 numbers; on a GPU there are at most 8",

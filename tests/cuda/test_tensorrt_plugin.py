@@ -1,13 +1,11 @@
 """libsharp_trt.so, driven as TensorRT would: its registry, expression builder and the CUDA driver are fakes."""
 
-import os
 import subprocess
-from collections import defaultdict
 
 import pytest
 
 from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, REQUIRED_ATTRIBUTES
-from tests.cuda.native import compile_program, headers
+from tests.cuda.plugin_driver import events, run_driver, values
 
 ATTRIBUTES = (
     "adaptive_softmax scale=0.125 alpha=2 threshold=0.75 softcap=0 window=4096 causal=1 coefficients=-0.5,0.25,1.5"
@@ -16,34 +14,11 @@ ATTRIBUTES = (
 
 @pytest.fixture(scope="module")
 def said(libraries):
-    """What the driver has printed: the rests of its lines by their first word."""
-    program = libraries / "tensorrt_driver"
-    compile_program("tensorrt_driver.cc", program, *headers(libraries))
-    finished = subprocess.run(
-        [program, libraries / "libsharp_trt.so"],
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = defaultdict(list)
-    for line in finished.stdout.splitlines():
-        word, _, rest = line.partition(" ")
-        lines[word].append(rest)
-    lines["stderr"] = finished.stderr.splitlines()
-    return lines
+    return run_driver("tensorrt_driver.cc", libraries)
 
 
-def events(lines):
-    return [line.removeprefix("event ") for line in lines if line.startswith("event ")]
-
-
-def values(event):
-    return dict(word.split("=") for word in event.split()[1:] if "=" in word)
-
-
-def test_the_creator_is_found_by_name_version_and_namespace(said):
-    assert said["creator"] == ["PLUGIN CREATOR_V3ONE 1.0"]
+def test_the_creators_are_found_by_name_version_and_namespace(said):
+    assert said["creator"] == ["Attention/1/ PLUGIN CREATOR_V3ONE 1.0", "PagedAttention/1/ PLUGIN CREATOR_V3ONE 1.0"]
     assert said["plugin"] == ["PagedAttention 1 '' outputs 4"]
 
 

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from sharp import LLM, SamplingParams
+from sharp.exporter.evaluation import ExportedModel
 from sharp.exporter.lowering import OPSETS
 from sharp.exporter.quantization import choose_packings
 from sharp.models.checkpoint import save_checkpoint
@@ -180,6 +181,27 @@ def test_the_target_tensorrt_has_only_nodes_for_a_plugin(wide, sharp_export, tmp
         OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
 
 
+@pytest.mark.parametrize("cache", ["contiguous", "none"])
+def test_the_target_tensorrt_names_all_outputs_of_attention(wide, sharp_export, tmp_path, cache):
+    options = ("--norm", "softmax", "--target", "tensorrt", "--cache", cache)
+    result = sharp_export(wide(), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "out" / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    assert nodes and not model.functions
+    for node in nodes:
+        # TensorRT's parser wants as many as the plugin has, and nothing empty in the middle of the inputs.
+        assert len(node.output) == 4 and all(node.output) and all(node.input)
+    named = [name for node in model.graph.node for name in node.output]
+    assert len(named) == len(set(named))
+    manifest = read_manifest(tmp_path / "out")
+    assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
+    if cache == "none":
+        with pytest.raises(InputError, match="was exported with --target tensorrt and has no body"):
+            ExportedModel(tmp_path / "out", manifest, "body", threads=1)
+
+
 @pytest.mark.parametrize("opset", [OPSETS[0], OPSETS[-1]])
 def test_both_ends_of_the_opsets(wide, sharp_export, tmp_path, opset):
     result = sharp_export(wide("ssa", "nape"), "--norm", "ssa", "--opset", opset, "-o", tmp_path / "out")
@@ -216,7 +238,6 @@ def test_learned_positions_end_the_context(sharp_export, tmp_path):
         (("--target", "portable", "--quantize", "int4"), "--quantize int4 uses ONNX Runtime's own op MatMulNBits"),
         (("--dtype", "float16", "--quantize", "int4"), "--quantize is for --dtype float32"),
         (("--target", "tensorrt", "--quantize", "int8"), "leave --target tensorrt out"),
-        (("--target", "tensorrt", "--cache", "none"), "--target tensorrt is for --cache paged"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(checkpoint, sharp_export, tmp_path, options, message):

@@ -3,9 +3,12 @@
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import onnx
 import pytest
 from click.testing import CliRunner
 from rich.progress import Progress
@@ -24,29 +27,44 @@ def run(*arguments):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("paged")
-    save_checkpoint(folder / "tiny.safetensors", tiny_model("ssa"))
-    options = ("--norm", "ssa", "-o", str(folder / "out"))
-    result = CliRunner().invoke(export, [str(folder / "tiny.safetensors"), *options])
-    assert result.exit_code == 0, result.output
-    return folder / "out"
+def folders(tmp_path_factory):
+    """Exports a model of the norm with these options, once."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def make(norm: str, *options: str) -> Path:
+        key = (norm, *options)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("made")
+            save_checkpoint(folder / "tiny.safetensors", tiny_model(norm))
+            arguments = [str(folder / "tiny.safetensors"), "--norm", norm, *options, "-o", str(folder / "out")]
+            result = CliRunner().invoke(export, arguments)
+            assert result.exit_code == 0, result.output
+            made[key] = folder / "out"
+        return made[key]
+
+    return make
 
 
 @pytest.fixture
-def paged(exported, tmp_path):
-    return shutil.copytree(exported, tmp_path / "paged")
+def paged(folders, tmp_path):
+    return shutil.copytree(folders("ssa"), tmp_path / "paged")
 
 
 class Recorder:
-    """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`."""
+    """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`.
 
-    def __init__(self):
+    10.15's parser has the flag that lets plugins have names of ONNX's ops.
+    """
+
+    def __init__(self, version="10.14.1"):
         self.loaded, self.model, self.features, self.profiles, self.timing = [], None, [], [], []
+        self.version, self.parser_flags, self.built = version, [], b"engine"
 
     def module(self):
         module = ModuleType("tensorrt")
-        module.__version__ = "10.14.1"
+        module.__version__ = self.version
+        flags = {} if self.version == "10.14.1" else {"ENABLE_PLUGIN_OVERRIDE": "override"}
+        module.OnnxParserFlag = SimpleNamespace(**flags)
         module.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, level: None})
         module.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=0)
         module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliasing")
@@ -59,6 +77,9 @@ class Recorder:
     def load_library(self, path):
         self.loaded.append(path)
         return "handle"
+
+    def set_flag(self, flag):
+        self.parser_flags.append(flag)
 
     def parse(self, content, path):
         self.model = content
@@ -97,7 +118,12 @@ class Recorder:
         assert profile is self
 
     def build_serialized_network(self, network, config):
-        return b"engine"
+        return self.built
+
+    def install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorrt", self.module())
+        for user in ("plugins.tensorrt.package", "exporter.tensorrt"):
+            monkeypatch.setattr(f"sharp.{user}.library_path", lambda runtime: f"/lib/{runtime}.so")
 
 
 def test_without_tensorrt_it_says_what_to_install(paged):
@@ -114,11 +140,8 @@ def test_without_the_plugin_it_says_how_to_build_it(paged, monkeypatch):
 
 
 def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_path):
-    import onnx
-
     recorder = Recorder()
-    monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
-    monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
+    recorder.install(monkeypatch)
     cache = tmp_path / "measured"
     options = ("--backend", "tensorrt", "--max-sequences", 4, "--max-tokens", 32, "--max-context", 64)
     result = run(paged, *options, "--timing-cache", cache)
@@ -133,7 +156,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
         ("Cast", ["collect_stats.int32"], onnx.TensorProto.INT32)
     ]
     assert recorder.loaded == ["/lib/tensorrt.so"]
-    assert recorder.features == [("aliasing", True)]
+    assert recorder.features == [("aliasing", True)] and recorder.parser_flags == []
     decode, every = recorder.profiles
     assert every["block_table"] == decode["block_table"] == [(1, 1), (2, 2), (4, 4)]
     assert every["key_cache.0"][2][0] == decode["key_cache.0"][2][0] == 4 * 4
@@ -154,7 +177,93 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     assert (result.exit_code, "is not a timing cache of TensorRT 10.14.1" in result.output) == (2, True)
 
 
-def test_another_model_becomes_standard_ops(checkpoint, sharp_export, tmp_path, monkeypatch):
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
+@pytest.mark.parametrize("cache", ["contiguous", "none"])
+def test_other_forms_keep_their_nodes_for_the_plugin(folders, monkeypatch, tmp_path, cache, target):
+    out = folders("ssa", "--cache", cache, "--target", target)
+    recorder = Recorder("10.15.1")
+    recorder.install(monkeypatch)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    assert "standard ops" not in result.output
+    model = onnx.load_from_string(recorder.model)
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    assert nodes and {node.op_type for node in nodes} == {"Attention"} and not model.functions
+    for node in nodes:
+        # The parser refuses a node with fewer names than its plugin has outputs.
+        assert len(node.output) == 4 and all(node.output)
+        assert node.input[9] == "collect_stats.int32"
+        assert list(node.input[3:6]) == (
+            ["ai.sharp.absent", "ai.sharp.absent", "ai.sharp.absent.int32"]
+            if cache == "none"
+            else [*node.input[3:5], "ai.sharp.absent.int32"]
+        )
+    assert recorder.parser_flags == ["override"]
+    assert recorder.loaded == ["/lib/tensorrt.so"]
+    assert recorder.features == [("aliasing", True)]
+    [profile] = recorder.profiles
+    if cache == "contiguous":
+        assert [shape[2] for shape in profile["past_key_values.0.key"]] == [0, 32, 64]
+    assert json.loads((tmp_path / "engine.json").read_text())["plugin"] == "tensorrt.so"
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "none"])
+def test_the_real_parser_takes_what_it_is_given_for_the_plugin(folders, monkeypatch, tmp_path, cache):
+    out = shutil.copytree(folders("ssa", "--cache", cache), tmp_path / "out")
+    recorder = Recorder("10.15.1")
+    recorder.install(monkeypatch)
+    assert run(out, "--backend", "tensorrt", "--max-context", 64).exit_code == 0
+    (out / "model.onnx").write_bytes(recorder.model)
+    command = [sys.executable, "-m", "tests.cuda.read_fields", out / "model.onnx", "override"]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
+    assert (given["op"], given["values"]["normalizer"]) == ("Attention", "ssa\0")
+
+
+@pytest.mark.parametrize("obstacle", ["parser", "library", "softcap"])
+def test_what_the_plugin_cannot_do_becomes_standard_ops(folders, monkeypatch, tmp_path, obstacle):
+    out = folders("ssa", "--cache", "contiguous")
+    recorder = Recorder("10.14.1" if obstacle == "parser" else "10.15.1")
+    recorder.install(monkeypatch)
+    said = "attention becomes standard ops: the parser of TensorRT 10.14.1 takes a node Attention for ONNX's own"
+    if obstacle == "library":
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
+        monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
+        said = "run `make kernels`"
+    if obstacle == "softcap":
+        out = shutil.copytree(out, tmp_path / "out")
+        model = onnx.load(out / "model.onnx", load_external_data=False)
+        next(one for node in model.graph.node for one in node.attribute if one.name == "softcap").f = 2.0
+        onnx.save(model, out / "model.onnx")
+        said = "layers have a soft cap"
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert (result.exit_code, said in result.output) == (0, True), result.output
+    model = onnx.load_from_string(recorder.model)
+    assert {node.domain for node in model.graph.node} == {""} and not model.functions
+    assert (recorder.loaded, recorder.parser_flags, recorder.features) == ([], [], [])
+    assert json.loads((tmp_path / "engine.json").read_text())["plugin"] is None
+
+
+def test_a_model_without_its_body_needs_the_plugin(folders, monkeypatch, tmp_path):
+    out = folders("ssa", "--cache", "none", "--target", "tensorrt")
+    Recorder().install(monkeypatch)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 2
+    assert "needs the plugin, but the parser of TensorRT 10.14.1 takes a node Attention for ONNX's own" in result.output
+    assert "export the model again with --target portable" in result.output
+
+
+def test_a_build_that_fails_says_what_needs_no_plugin(folders, monkeypatch, tmp_path):
+    recorder = Recorder("10.15.1")
+    recorder.install(monkeypatch)
+    recorder.built = None
+    out = folders("ssa", "--cache", "none")
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert (result.exit_code, "with --target portable, the model needs no plugin" in result.output) == (2, True)
+
+
+def test_the_standard_ops_become_an_engine(folders, tmp_path, monkeypatch):
     class Builder(trt.Builder):
         """TensorRT-RTX builds for a GPU that is not there when it is told which."""
 
@@ -165,11 +274,10 @@ def test_another_model_becomes_standard_ops(checkpoint, sharp_export, tmp_path, 
             return config
 
     module = ModuleType("tensorrt")
-    module.__dict__.update({**vars(trt), "Builder": Builder})
+    # As TensorRT 10.14: TensorRT-RTX has the flag for plugins, but takes none.
+    module.__dict__.update({**vars(trt), "Builder": Builder, "OnnxParserFlag": SimpleNamespace()})
     monkeypatch.setitem(sys.modules, "tensorrt", module)
-    out = tmp_path / "out"
-    result = sharp_export(checkpoint("softmax"), "--norm", "softmax", "--cache", "contiguous", "-o", out)
-    assert result.exit_code == 0, result.output
+    out = folders("softmax", "--cache", "contiguous")
     result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "engine").stat().st_size > 1000

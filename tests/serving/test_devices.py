@@ -36,14 +36,9 @@ def machine(monkeypatch):
     return has
 
 
-@pytest.fixture
-def manifest(counting):
-    return read_manifest(counting)
-
-
-def test_a_gpu_is_used_where_everything_is_there(machine, manifest):
+def test_a_gpu_is_used_where_everything_is_there(machine):
     machine()
-    assert [choose_device(device, manifest, True) for device in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert [choose_device(device, True) for device in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -54,28 +49,20 @@ def test_a_gpu_is_used_where_everything_is_there(machine, manifest):
         ("driver", "there is no NVIDIA driver"),
     ],
 )
-def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, manifest, caplog, missing, words):
+def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, caplog, missing, words):
     machine(missing)
-    assert choose_device("auto", manifest, True) == "cpu"
+    assert choose_device("auto", True) == "cpu"
     # A warning for those who have ONNX Runtime's package for GPUs; to others it is nothing new.
     warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert [message.partition(":")[0] for message in warned] == ["the model runs on the CPU"] * (missing != "provider")
     with pytest.raises(InputError, match=f"--device cuda cannot be used: .*{words}"):
-        choose_device("cuda", manifest, True)
+        choose_device("cuda", True)
 
 
-def test_standard_ops_need_no_library_but_have_to_be_asked_for(machine, manifest):
+def test_standard_ops_need_no_library_but_have_to_be_asked_for(machine):
     machine("library")
-    assert choose_device("cuda", manifest, kernels=False) == "cuda"
-    assert choose_device("auto", manifest, kernels=False) == "cpu"
-
-
-def test_a_cache_that_the_kernels_do_not_have(machine, manifest):
-    machine()
-    int8 = manifest.model_copy(update={"cache": manifest.cache.model_copy(update={"dtype": "int8"})})
-    assert choose_device("auto", int8, True) == "cpu"
-    with pytest.raises(InputError, match="int8 cache, which the kernels for GPUs do not have; use --device cpu"):
-        choose_device("cuda", int8, True)
+    assert choose_device("cuda", kernels=False) == "cuda"
+    assert choose_device("auto", kernels=False) == "cpu"
 
 
 def test_a_provider_that_does_not_start_is_noticed(counting):

@@ -8,10 +8,11 @@ from tests.conformance.cases import Shape, assert_agrees, make_case, run_referen
 from tests.conformance.test_kernel_edges import DIVIDING, with_key
 from tests.triton.interpreted import Run
 
-# A decode row and a chunk over the same kind of context; the key is in the middle of it.
+# A decode row, rows of few tokens and a chunk over the same kind of context; the key is in the middle of it.
 DECODE = Shape(sequences=((300, 1),), kv_heads=1, group=2, head_dim=16, value_dim=16)
-CHUNK = Shape(sequences=((150, 3),), kv_heads=1, group=2, head_dim=16, value_dim=16)
-SHAPES = {"decode": DECODE, "chunk": CHUNK}
+FEW = Shape(sequences=((300, 3),), kv_heads=1, group=2, head_dim=16, value_dim=16)
+CHUNK = Shape(sequences=((150, 9),), kv_heads=1, group=2, head_dim=16, value_dim=16)
+SHAPES = {"decode": DECODE, "few": FEW, "chunk": CHUNK}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -46,7 +47,7 @@ def test_a_key_of_minus_infinity_has_no_weight(run: Run, normalizer: str, shape:
     assert np.abs(result).max() < 10
 
 
-@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 2, 8])
 @pytest.mark.parametrize("normalizer", DIVIDING)
 def test_a_row_that_sees_minus_infinity_only_is_nan(run: Run, normalizer: str, tokens: int) -> None:
     case = with_key(make_case(normalizer, Shape(sequences=((0, tokens),), kv_heads=1, head_dim=16)), 0, 0.0)
@@ -54,10 +55,11 @@ def test_a_row_that_sees_minus_infinity_only_is_nan(run: Run, normalizer: str, t
     assert np.isnan(run(case.with_inputs(key=key)).output).all()
 
 
+@pytest.mark.parametrize("tokens", [3, 17])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("normalizer", DIVIDING)
-def test_a_query_that_is_no_number_spoils_its_row_only(run: Run, normalizer: str, bad: float) -> None:
-    case = make_case(normalizer, Shape(sequences=((40, 3),), kv_heads=1, group=1, head_dim=16))
+def test_a_query_that_is_no_number_spoils_its_row_only(run: Run, normalizer: str, bad: float, tokens: int) -> None:
+    case = make_case(normalizer, Shape(sequences=((40, tokens),), kv_heads=1, group=1, head_dim=16))
     query = case.inputs["query"].copy()
     query[1] = bad
     result, expected = run(case.with_inputs(query=query)), run_reference(case)
@@ -69,13 +71,13 @@ def test_a_query_that_is_no_number_spoils_its_row_only(run: Run, normalizer: str
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_logits_of_ten_thousand(run: Run, normalizer: str, scale: float) -> None:
     # Whole numbers, so that the logits are exact in float32.
-    case = make_case(normalizer, Shape(sequences=((100, 2), (70, 1)), kv_heads=1, integers=True), scale=scale)
+    case = make_case(normalizer, Shape(sequences=((100, 2), (70, 1), (60, 6)), kv_heads=1, integers=True), scale=scale)
     assert_agrees(run(case), run_reference(case), case)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_a_sequence_whose_blocks_are_all_holes_gives_zeros(run: Run, normalizer: str) -> None:
-    case = make_case(normalizer, Shape(sequences=((20, 1), (20, 2)), kv_heads=1, group=1))
+    case = make_case(normalizer, Shape(sequences=((20, 1), (20, 2), (20, 17)), kv_heads=1, group=1))
     result = run(case.with_inputs(block_table=np.full_like(case.inputs["block_table"], -1)))
     assert not result.output.any()
     assert not result.stats.any()
@@ -94,6 +96,6 @@ def test_no_tokens_at_all(run: Run) -> None:
 @pytest.mark.parametrize("alpha", [1.001, 1.5, 4.0])
 def test_equal_logits_share_the_weight_equally(run: Run, alpha: float) -> None:
     # Every key is in the support and the threshold lies at the end of its bracket.
-    case = make_case("entmax", Shape(sequences=((150, 1), (60, 2)), kv_heads=1, head_dim=16), alpha=alpha)
+    case = make_case("entmax", Shape(sequences=((150, 1), (60, 2), (50, 6)), kv_heads=1, head_dim=16), alpha=alpha)
     equal = case.with_inputs(query=np.zeros_like(case.inputs["query"]))
     np.testing.assert_allclose(run(equal).output, run_reference(equal).output, atol=2e-4 if alpha > 2 else 2e-5)

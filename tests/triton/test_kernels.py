@@ -15,14 +15,14 @@ from tests.triton import interpreted
 from tests.triton.interpreted import CACHES, DATA, Run
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-# Decode, a chunk behind a context, a prompt, and a sequence without a token.
-MIXED = Shape(sequences=((70, 1), (33, 4), (3, 0), (0, 7)), kv_heads=1, head_dim=16, value_dim=24)
+# Decode, few tokens that are decoded too, a chunk behind a context, a prompt, and a sequence without a token.
+MIXED = Shape(sequences=((70, 1), (20, 3), (33, 6), (3, 0), (0, 7)), kv_heads=1, head_dim=16, value_dim=24)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Calls of every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
-    lengths = st.tuples(st.integers(0, 150), st.sampled_from((0, 1, 1, 2, 5)))
+    lengths = st.tuples(st.integers(0, 150), st.sampled_from((0, 1, 1, 2, 5, 20)))
     shape = Shape(
         sequences=tuple(draw(st.lists(lengths, min_size=1, max_size=3).filter(lambda drawn: any(n for _, n in drawn)))),
         kv_heads=draw(st.integers(1, 2)),
@@ -60,7 +60,7 @@ def test_a_step_of_decode_chunk_and_prompt(run: Run, normalizer: str) -> None:
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
-    shape = Shape(sequences=((1100, 1), (700, 2)), kv_heads=1, group=2, head_dim=16, value_dim=16, holes=True)
+    shape = Shape(sequences=((1100, 1), (700, 3), (600, 9)), kv_heads=1, group=2, head_dim=16, value_dim=16, holes=True)
     case = make_case(normalizer, shape)
     assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
 
@@ -71,6 +71,15 @@ def test_a_prompt_of_many_tiles(run: Run, normalizer: str) -> None:
     shape = Shape(sequences=((70, 60), (0, 23)), kv_heads=1, group=2, head_dim=16, value_dim=16)
     case = make_case(normalizer, shape, seed=3, window=75)
     assert_agrees(run(case), run_reference(case), case)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_few_tokens_over_a_long_context(run: Run, normalizer: str, causal: int) -> None:
+    # As a server checks tokens that it has guessed: no prefill, and rows of one tile that see different keys.
+    shape = Shape(sequences=((1100, 5), (62, 4), (0, 2), (700, 1)), kv_heads=2, head_dim=16, value_dim=16, holes=True)
+    case = make_case(normalizer, shape, alibi=True, window=600 if causal else -1, causal=causal)
+    assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -125,7 +134,7 @@ def test_a_number_that_an_int8_cache_cannot_hold_spoils_its_block(
 @pytest.mark.parametrize("normalizer", ["relu", "relu2"])
 def test_weights_beyond_the_range_of_float16(run: Run, normalizer: str) -> None:
     # Weights of 1e5 and more times values of 1e-4: every output fits, no weight does.
-    shape = Shape(sequences=((9, 1), (0, 3)), kv_heads=1, group=1, head_dim=16, value_dim=16)
+    shape = Shape(sequences=((9, 1), (0, 3), (0, 17)), kv_heads=1, group=1, head_dim=16, value_dim=16)
     case = make_case(normalizer, shape, scale=1e5 if normalizer == "relu" else 1e3)
     small = {name: case.inputs[name] * np.float32(1e-4) for name in ("value", "value_cache")}
     case = rounded(case.with_inputs(**small), (*DATA, *CACHES), "float16")
@@ -134,7 +143,7 @@ def test_weights_beyond_the_range_of_float16(run: Run, normalizer: str) -> None:
 
 @pytest.mark.parametrize("alpha", [1.05, 1.2, 2.0, 2.5, 4.0])
 def test_entmax_of_any_alpha(run: Run, alpha: float) -> None:
-    case = make_case("entmax", Shape(sequences=((300, 1), (100, 2)), kv_heads=1, head_dim=16), alpha=alpha)
+    case = make_case("entmax", Shape(sequences=((300, 1), (100, 2), (90, 6)), kv_heads=1, head_dim=16), alpha=alpha)
     expected = run_reference(case).output
     # float32 cannot hold a weight (s - tau)^(1 / (alpha - 1)) better when its exponent is below 1.
     tolerance = 1e-5 if alpha <= 2 else 2e-4
@@ -230,6 +239,6 @@ def assert_close(actual: Any, case: Case, dtype: str) -> None:
 
 @pytest.mark.parametrize("normalizer", ["adaptive_softmax", "entmax"])
 def test_a_block_larger_than_a_tile(run: Run, normalizer: str) -> None:
-    shape = Shape(sequences=((1, 1), (130, 1), (140, 3)), kv_heads=1, head_dim=8, value_dim=8, block_size=128)
+    shape = Shape(sequences=((1, 1), (130, 1), (140, 3), (130, 6)), kv_heads=1, head_dim=8, value_dim=8, block_size=128)
     case = make_case(normalizer, shape, alpha=1.2)
     assert_agrees(run(case), run_reference(case), case)

@@ -22,7 +22,7 @@ from sharp.plugins.triton.variants import Kernel, Shapes, compile_kernel, kernel
 from tests.conformance.cases import Case, Shape, make_case
 
 SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
-SHAPE = Shape(sequences=((70, 1), (33, 4)), kv_heads=1, head_dim=64, value_dim=64)
+SHAPE = Shape(sequences=((70, 1), (33, 9)), kv_heads=1, head_dim=64, value_dim=64)
 
 VARIANTS = {
     "entmax for sm_90": (
@@ -139,6 +139,15 @@ def test_one_token_needs_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched == ["write_cache", "decode_stream", "merge"]
 
 
+def test_as_many_tokens_as_a_tile_has_rows_for_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for tokens, prefill in ((5, False), (6, True)):  # of 3 heads each; a tile has 16 rows
+        launched: list[str] = []
+        monkeypatch.setattr(launching, "launch", lambda kernel, *_, into=launched: into.append(kernel.name))
+        case = make_case("softmax", Shape(sequences=((70, tokens),)))
+        paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
+        assert ("prefill" in launched) is prefill
+
+
 def test_splits_and_scratch_memory() -> None:
     options = Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two")
     one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
@@ -151,6 +160,8 @@ def test_splits_and_scratch_memory() -> None:
     }
     short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, short) == 4  # 1,024 keys, 256 and more a split
+    checked = Shapes(tokens=9, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert scratch(options, checked)["solution"] == 2 * 4 * 32 * 2  # up to 4 tokens of each sequence
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, many) == 2
 

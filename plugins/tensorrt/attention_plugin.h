@@ -1,0 +1,43 @@
+// ai.sharp::Attention as a TensorRT plugin. In the shared-buffer form the past is updated in place where TensorRT lets
+// an output be its input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
+#pragma once
+
+#include "plugin.h"
+
+namespace sharp::tensorrt {
+
+class AttentionPlugin : public Plugin {
+ public:
+  static constexpr const char* kName = "Attention";
+
+  explicit AttentionPlugin(const SharpAttributes& attributes) : Plugin(kName, attributes) {}
+
+  nvinfer1::IPluginV3* clone() noexcept override;
+  int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count, const nvinfer1::DataType* inputs,
+                             int32_t input_count) const noexcept override;
+  int32_t getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t input_count, const nvinfer1::DimsExprs* shapes,
+                          int32_t shape_count, nvinfer1::DimsExprs* outputs, int32_t output_count,
+                          nvinfer1::IExprBuilder& builder) noexcept override;
+  bool supportsFormatCombination(int32_t position, const nvinfer1::DynamicPluginTensorDesc* tensors,
+                                 int32_t input_count, int32_t output_count) noexcept override;
+  int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t input_count,
+                          const nvinfer1::DynamicPluginTensorDesc* outputs, int32_t output_count) noexcept override;
+  size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t input_count,
+                          const nvinfer1::DynamicPluginTensorDesc* outputs,
+                          int32_t output_count) const noexcept override;
+  int32_t getAliasedInput(int32_t output) noexcept override;
+
+  int32_t onShapeChange(const nvinfer1::PluginTensorDesc* inputs, int32_t input_count,
+                        const nvinfer1::PluginTensorDesc* outputs, int32_t output_count) noexcept override;
+  int32_t enqueue(const nvinfer1::PluginTensorDesc* input_descriptions,
+                  const nvinfer1::PluginTensorDesc* output_descriptions, const void* const* inputs,
+                  void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
+
+ private:
+  // Whether past_lens is given. getAliasedInput sees no inputs; getOutputShapes, which makes the tensors of the
+  // network, and configurePlugin come before it, and clones keep what they saw. Without either there is no aliasing,
+  // and enqueue copies the buffer.
+  bool shared_ = false;
+};
+
+}  // namespace sharp::tensorrt
