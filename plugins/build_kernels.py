@@ -18,9 +18,9 @@ from sharp.plugins.cuda.package import write_package
 from sharp.plugins.ops.attributes import NORMALIZERS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
-DTYPES = ("float16", "bfloat16")
-OTHER_DTYPES = ("float32", "float32/float16", "float32/bfloat16", "float32/int8")
-OPS = ("PagedAttention", "Attention")
+DTYPES = ("float16", "bfloat16", "float32", "float32/float16", "float32/bfloat16", "float32/int8")
+# What the exporter writes: Attention computes in float32 there, an int8 cache makes PagedAttention do so.
+DEFAULT_DTYPES = {"PagedAttention": ("float16", "bfloat16", "float32/int8"), "Attention": ("float32",)}
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
 DEFAULT_FEATURES = FEATURES[:-1]  # models have slopes or a soft cap or neither
 PTX_TILES = 86  # the GPU with the least shared memory
@@ -36,15 +36,21 @@ PTX_TILES = 86  # the GPU with the least shared memory
 @click.option(
     "--dtype",
     "dtypes",
-    type=click.Choice([*DTYPES, *OTHER_DTYPES]),
+    type=click.Choice(DTYPES),
     multiple=True,
-    default=DTYPES,
-    help="A/B: A with a cache of B.",
+    help="A/B: A with a cache of B.  [default: float16, bfloat16, float32/int8; float32 for Attention]",
 )
 @click.option(
     "--feature", "features", type=click.Choice(FEATURES), multiple=True, default=DEFAULT_FEATURES, help="With these."
 )
-@click.option("--op", "ops", type=click.Choice(OPS), multiple=True, default=OPS, help="For this op.")
+@click.option(
+    "--op",
+    "ops",
+    type=click.Choice([*DEFAULT_DTYPES]),
+    multiple=True,
+    default=[*DEFAULT_DTYPES],
+    help="The server needs PagedAttention only.",
+)
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at a time.  [default: processors]")
 @click.option("--list", "only_list", is_flag=True, help="Name the kernels and compile nothing.")
 def main(
@@ -67,7 +73,11 @@ def main(
     from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 
     capabilities = [None if target == "ptx" else int(target) for target in targets or (*map(str, CAPABILITIES), "ptx")]
-    options = options_for(normalizers or NORMALIZERS, head_dims, dtypes, features, ops)
+    options = [
+        option
+        for op in dict.fromkeys(ops)
+        for option in options_for(normalizers or NORMALIZERS, head_dims, dtypes or DEFAULT_DTYPES[op], features, op)
+    ]
     # Tiles differ between GPUs; PTX has those of the smallest.
     work = [(kernel, goal) for goal in capabilities for kernel in kernels_for(options, goal or PTX_TILES)]
     if only_list:

@@ -32,7 +32,7 @@ def options_for(
     head_dims: Iterable[int],
     dtypes: Iterable[str],
     features: Iterable[str],
-    ops: Iterable[str] = ("PagedAttention",),
+    op: str = "PagedAttention",
 ) -> list[Options]:
     """The options of every call that the library is to serve.
 
@@ -53,7 +53,7 @@ def options_for(
             contiguous=op == "Attention",
             power=power,
         )
-        for op, normalizer, head_dim, dtype, feature in product(ops, normalizers, head_dims, dtypes, features)
+        for normalizer, head_dim, dtype, feature in product(normalizers, head_dims, dtypes, features)
         if op != "Attention" or "/" not in dtype  # whose keys are of the query's type
         for power in (POWERS if normalizer == "entmax" else ("",))
     ]

@@ -22,6 +22,7 @@ from sharp.serving.errors import InputError, SharpError
 logger = logging.getLogger(__name__)
 
 OUTPUTS = ("logits", "stats")
+WARM_UP_TOKENS = 64  # more than decoding takes of a sequence
 TENSOR_TYPES: dict[CacheDtype, str] = {
     "float32": "tensor(float)",
     "float16": "tensor(float16)",
@@ -176,7 +177,9 @@ class OnnxRuntimeBackend:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compute two tokens that are stored nowhere, so that the GPU's kernels are loaded before the first request.
+        """Compute some tokens that are stored nowhere, so that the GPU's kernels are loaded before the first request.
+
+        They are so many that they count as a prompt: the kernels of decoding are launched in every step.
 
         Raises:
             InputError: they fail, for example as there are none for the model or for this GPU.
@@ -184,11 +187,11 @@ class OnnxRuntimeBackend:
         try:
             self.step(
                 Batch(
-                    input_ids=np.zeros(2, np.int64),
-                    positions=np.arange(2, dtype=np.int64),
-                    slot_mapping=np.full(2, -1, np.int32),
-                    block_table=np.full((1, 1), -1, np.int32),
-                    query_start=np.array([0, 2], np.int32),
+                    input_ids=np.zeros(WARM_UP_TOKENS, np.int64),
+                    positions=np.zeros(WARM_UP_TOKENS, np.int64),
+                    slot_mapping=np.full(WARM_UP_TOKENS, -1, np.int32),
+                    block_table=np.full((1, WARM_UP_TOKENS), -1, np.int32),
+                    query_start=np.array([0, WARM_UP_TOKENS], np.int32),
                     context_lens=np.zeros(1, np.int32),
                     logits_indices=np.ones(1, np.int64),
                     collect_stats=False,

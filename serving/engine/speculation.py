@@ -12,8 +12,8 @@ SPECULATIVE_TOKENS = 8
 def speculative_tokens(config: EngineConfig, backend: Backend, manifest: Manifest) -> int:
     """How many tokens a step may guess.
 
-    A GPU computes several tokens of a sequence by the kernels of prompts, which do not share out a long context. A
-    block of an int8 cache has one scale for all its tokens: a guess would round those before it anew.
+    What it gains on a GPU was not measured, so there it must be asked for. A block of an int8 cache has one scale for
+    all its tokens: a guess would round those before it anew.
     """
     if config.speculative_tokens is not None:
         return config.speculative_tokens

@@ -52,7 +52,8 @@ def fake_image(kernel: Kernel, capability: int | None) -> Image:
 
 
 def fake_package(folder: Path, capabilities: Sequence[int | None] = (80, 86, 90, 100, None)) -> None:
-    options = options_for(NORMALIZERS, [64, 128], ["float16", "float32", "float32/int8"], FEATURES, OPS)
+    dtypes = ["float16", "float32", "float32/int8"]
+    options = [option for op in OPS for option in options_for(NORMALIZERS, [64, 128], dtypes, FEATURES, op)]
     images = [
         fake_image(kernel, capability)
         for capability in capabilities

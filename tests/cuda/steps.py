@@ -80,7 +80,7 @@ class Step(Call):
     """A call of PagedAttention."""
 
     cache_dtype: str = "float16"
-    tokens: int = 5
+    tokens: int = 20
     sequences: int = 2
 
     definition = PAGED_ATTENTION

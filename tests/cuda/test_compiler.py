@@ -108,13 +108,15 @@ def test_a_kernel_that_does_not_compile_is_named(cache):
 def test_the_command_names_kernels_and_refuses_what_is_none():
     runner = CliRunner()
     chosen = ("--normalizer", "ssa", "--head-dim", "64", "--dtype", "float16", "--feature", "alibi", "--target", "80")
-    listed = runner.invoke(main, [*chosen, "--list"]).output.splitlines()
+    listed = runner.invoke(main, [*chosen, "--op", "PagedAttention", "--list"]).output.splitlines()
     assert listed == [
         "write_cache float16 float16 64 64 16",
         "decode_stream float16 float16 64 64 16 ssa alibi",
         "merge float16 float16 64 64 16 ssa",
         "prefill float16 float16 64 64 16 ssa alibi",
     ]
+    listed = runner.invoke(main, [*chosen, "--op", "Attention", "--list"]).output.splitlines()
+    assert listed[0] == "write_present float16 float16 64 64 16 contiguous"
     chosen = ("--normalizer", "softmax", "--head-dim", "80", "--dtype", "float32/bfloat16", "--feature", "plain")
     listed = runner.invoke(main, [*chosen, "--list"]).output.splitlines()
     assert listed[0] == "write_cache float32 bfloat16 80 80 16"

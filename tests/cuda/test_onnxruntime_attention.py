@@ -46,14 +46,14 @@ def assert_values(result, expected):
 
 
 def test_the_kernels_get_the_tensors_of_the_session_on_its_stream(run):
-    [result] = run(AttentionStep("ssa", form="shared", counted=True, absent=[]))
+    [result] = run(AttentionStep("ssa", form="shared", counted=True, absent=[], queries=20, new_keys=20))
     addresses = result["addresses"]
     assert [name for name, _ in launches(result)] == ["write_present", "prefill"]
     given = ("query", "key", "value", "past_lens", "total_lens", *OPTIONAL, "output", "stats")
     expected = {name: addresses[name] for name in given} | {"stream": 77, "places": 40, "past": -1, "counted": 1}
     assert_values(
         result,
-        expected | {f"{name}_cache": addresses[f"past_{name}"] for name in CACHED} | {"new_keys": 3, "stored": 1},
+        expected | {f"{name}_cache": addresses[f"past_{name}"] for name in CACHED} | {"new_keys": 20, "stored": 1},
     )
     # Scratch memory is none of the tensors.
     for name in ("query_start", "context_lens", "block_table"):
@@ -166,7 +166,7 @@ def test_every_attribute_reaches_the_kernels(run):
 def test_every_normalizer_decodes_and_reads_prompts(run):
     decode = AttentionStep(absent=["alibi_slopes"], form="shared", queries=1, new_keys=1)
     steps = [replace(decode, normalizer=name) for name in NORMALIZERS]
-    prompts = [replace(step, queries=3, new_keys=3) for step in steps]
+    prompts = [replace(step, queries=20, new_keys=20) for step in steps]
     results = run(*steps, *prompts)
     solving, streaming = ["decode_observe", "decode_solve", "decode_settled"], ["decode_stream"]
     for name, decoded, prompted in zip(NORMALIZERS, results, results[len(steps) :], strict=False):

@@ -67,7 +67,7 @@ def test_every_attribute_reaches_the_kernels(run):
     entmax, adaptive = run(Step("entmax", attributes=attributes), Step("adaptive_softmax", attributes=attributes))
     expected = {"scale": 0.25, "alpha": 1.25, "softcap": 30.0, "window": 7, "entropy_threshold": 0.75, "causal": 0}
     expected |= dict.fromkeys(("t0", "t1", "t2", "t3", "t4", "t5"), 0) | {"t6": 0.5, "t7": -2.0}
-    expected |= {"tokens": 5, "sequences": 2, "q_heads": 4, "kv_heads": 2, "max_blocks": 20}
+    expected |= {"tokens": 20, "sequences": 2, "q_heads": 4, "kv_heads": 2, "max_blocks": 20}
     seen = set()
     for _, values in launches(entmax) + launches(adaptive):
         for name in set(values) & set(expected):
@@ -138,7 +138,7 @@ def test_a_step_without_tokens_launches_nothing(run):
 
 
 WRONG = [
-    (Step(shapes={"key": [5, 3, 64]}), "key has shape [5, 3, 64]; it must have a number of heads that divides"),
+    (Step(shapes={"key": [20, 3, 64]}), "key has shape [20, 3, 64]; it must have a number of heads that divides"),
     (Step(shapes={"query_start": [5]}), "query_start has shape [5]; it must be [sequences + 1] = [3]"),
     (Step("ssa"), "head_params is missing; the op needs it"),
     (Step("ssa", absent=[], shapes={"head_params": [4, 1]}), "it must be [q_heads, 2] = [4, 2]"),
