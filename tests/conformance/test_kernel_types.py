@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
@@ -97,6 +97,7 @@ def test_drawn_calls_with_a_bfloat16_cache(case: Case) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_drawn_calls_with_an_int8_cache(case: Case) -> None:
+    assume(not (case.ties and case.normalizer in ("relu", "relu2")))  # logits that cancel to 0 do so nearly, and often
     case = int8_case(replace(case, ties=False))
     actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *BESIDE_OUT], case.inputs))
     assert_agrees(actual, run_reference(case), case, tolerance=2e-5)
