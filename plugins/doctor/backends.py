@@ -17,6 +17,7 @@ from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 UPDATED = {"key_cache": "key_cache_out", "value_cache": "value_cache_out"}
+SCALES = {"key_scale": "key_scale_out", "value_scale": "value_scale_out"}  # of an int8 cache
 
 Answer = Mapping[str, NDArray[Any]]
 
@@ -34,10 +35,10 @@ class Backend:
 def backends() -> tuple[Backend, ...]:
     """All of them, whether they are there or not."""
     return (
-        Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16"), _cpu_ready, _run_cpu),
+        Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8"), _cpu_ready, _run_cpu),
         Backend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
-        Backend("ONNX Runtime on a GPU, our kernels", ("float16",), _cuda_ready, _run_cuda),
-        Backend("Triton under PyTorch", ("float32", "float16"), _triton_ready, _run_triton),
+        Backend("ONNX Runtime on a GPU, our kernels", ("float16", "int8"), _cuda_ready, _run_cuda),
+        Backend("Triton under PyTorch", ("float32", "float16", "int8"), _triton_ready, _run_triton),
         Backend("TensorRT with our plugin", ("float16",), _tensorrt_ready, _run_tensorrt),
     )
 
@@ -119,7 +120,8 @@ def _run_session(case: Case, device: str, *, kernels: bool) -> AttentionOutput:
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     outputs = [output.name for output in session.get_outputs()]
-    cached = {updated: values[name] for name, updated in UPDATED.items()} if kernels else {}
+    in_place = UPDATED | SCALES if kernels else {}
+    cached = {updated: values[name] for name, updated in in_place.items() if name in values}
     for name in outputs:
         if name in cached:
             binding.bind_ortvalue_output(name, cached[name])
@@ -136,7 +138,8 @@ def _run_triton(case: Case) -> AttentionOutput:
 
     tensors = {name: torch.from_numpy(array.copy()).cuda() for name, array in case.inputs.items()}
     outputs = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)  # type: ignore[arg-type]
-    return AttentionOutput(*(tensor.cpu().numpy() for tensor in outputs))
+    scales = {name: tensors[name].cpu().numpy() for name in SCALES if name in tensors}
+    return AttentionOutput(*(tensor.cpu().numpy() for tensor in outputs), **scales)
 
 
 def _run_tensorrt(case: Case) -> AttentionOutput:
@@ -182,4 +185,5 @@ def _run_tensorrt(case: Case) -> AttentionOutput:
 
 
 def _answer(outputs: Answer) -> AttentionOutput:
-    return AttentionOutput(*(outputs[name] for name in ("output", "key_cache_out", "value_cache_out", "stats")))
+    scales = {name: outputs[updated] for name, updated in SCALES.items() if updated in outputs}
+    return AttentionOutput(*(outputs[name] for name in ("output", *UPDATED.values(), "stats")), **scales)

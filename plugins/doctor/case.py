@@ -17,13 +17,16 @@ KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 2, 3, 64, 16
 STATISTICS = ("entropy", "support", "inverse_temperature", "logit_spread")
 # Of the output ||found - expected|| / ||expected||, by the type of the call: that type's rounding. Of statistics the
 # largest difference: nats, keys, none, none.
-OUTPUT_LIMITS = {"float32": 1e-5, "float16": 2e-3}
+OUTPUT_LIMITS = {"float32": 1e-5, "float16": 2e-3, "int8": 1e-5}
 STATISTICS_LIMITS = {"entropy": 2e-3, "support": 2.0, "inverse_temperature": 2e-3, "logit_spread": 4e-3}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs by name, as `schema.PAGED_ATTENTION` has them, of type `dtype`; the attributes; the answer in float64."""
+    """Inputs by name, as `schema.PAGED_ATTENTION` has them, of type `dtype`; the attributes; the answer in float64.
+
+    int8 is that of the caches, under float32.
+    """
 
     normalizer: str
     dtype: str
@@ -59,7 +62,8 @@ def make_case(normalizer: str, dtype: str) -> Case:
         "key_cache": key_cache,
         "value_cache": value_cache,
     }
-    inputs: dict[str, NDArray[Any]] = {name: array.astype(dtype) for name, array in floats.items()}
+    type_ = np.dtype(np.float32 if dtype == "int8" else dtype)
+    inputs: dict[str, NDArray[Any]] = {name: array.astype(type_) for name, array in floats.items()}
     inputs |= {
         "slot_mapping": np.array(slots, np.int32),
         "block_table": table,
@@ -69,8 +73,17 @@ def make_case(normalizer: str, dtype: str) -> Case:
     if normalizer == "ssa":
         inputs["head_params"] = rng.uniform((0.3, 1.0), (1.5, 2.0), (KV_HEADS * GROUP, 2)).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
+    if dtype == "int8":
+        for kind in ("key", "value"):
+            numbers = np.nan_to_num(floats[f"{kind}_cache"])
+            scale = np.maximum(np.abs(numbers).max((2, 3)), 1.0) / 127
+            inputs[f"{kind}_cache"] = np.rint(numbers / scale[:, :, None, None]).astype(np.int8)
+            inputs[f"{kind}_scale"] = scale.astype(np.float32)
     attributes = {"scale": 2.0 * HEAD_DIM**-0.5}
-    exact = {name: array.astype(np.float64) if name in floats else array for name, array in inputs.items()}
+    exact = {
+        name: array.astype(np.float64) if name in floats and array.dtype != np.int8 else array
+        for name, array in inputs.items()
+    }
     expected = paged_attention(**exact, normalizer=Normalizer(normalizer), **attributes)  # type: ignore[arg-type]
     return Case(normalizer, dtype, inputs, attributes, expected)
 
@@ -82,8 +95,11 @@ def errors(case: Case, found: AttentionOutput) -> dict[str, float]:
     """
     wanted = case.expected
     difference = np.linalg.norm(found.output.astype(np.float64) - wanted.output)
-    caches = zip((found.key_cache, found.value_cache), (wanted.key_cache, wanted.value_cache), strict=True)
-    different = sum(int((~((a == b) | (np.isnan(a) & np.isnan(b)))).sum()) for a, b in caches)
+    different = 0
+    for name in ("key_cache", "value_cache", "key_scale", "value_scale"):
+        a, b = getattr(found, name), getattr(wanted, name)
+        if b is not None:
+            different += int((~((a == b) | (np.isnan(a) & np.isnan(b)))).sum())
     statistics = np.abs(found.stats - wanted.stats).reshape(-1, len(STATISTICS)).max(0)
     return {
         "output": float(difference / np.linalg.norm(wanted.output)),

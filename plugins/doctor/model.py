@@ -8,7 +8,7 @@ from onnx import helper
 
 from sharp.plugins.doctor.case import Case
 from sharp.plugins.ops.function_body import attach_function
-from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, OUTPUTS, VERSION
+from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, BESIDE_CACHE, DOMAIN, INPUTS, OUTPUTS, VERSION
 
 
 def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -> onnx.ModelProto:
@@ -16,9 +16,12 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
 
     `flag_as_int32` gives `collect_stats` the type that our TensorRT plugin takes.
     """
-    names = [name if name in case.inputs else "" for name in INPUTS]
+    beside = [name for name in BESIDE_CACHE if name in case.inputs]
+    names = [*(name if name in case.inputs else "" for name in INPUTS), *beside]
     attributes: dict[str, Any] = {**ATTRIBUTE_DEFAULTS, **case.attributes, "normalizer": case.normalizer}
-    node = helper.make_node("PagedAttention", names, list(OUTPUTS), domain=DOMAIN, **attributes)
+    node = helper.make_node(
+        "PagedAttention", names, [*OUTPUTS, *(f"{name}_out" for name in beside)], domain=DOMAIN, **attributes
+    )
     inputs = dict(case.inputs)
     if flag_as_int32:
         inputs["collect_stats"] = inputs["collect_stats"].astype(np.int32)
@@ -27,6 +30,7 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
         "key_cache_out": inputs["key_cache"],
         "value_cache_out": inputs["value_cache"],
         "stats": case.expected.stats.astype(np.float32),
+        **{f"{name}_out": inputs[name] for name in beside},
     }
     graph = helper.make_graph(
         [node], "doctor", [_info(*item) for item in inputs.items()], [*map(_info, answers, answers.values())]

@@ -214,4 +214,4 @@ def test_the_doctor_sees_that_this_gpu_computes_nothing(libraries, cuda_provider
     found = {backend["name"]: backend for backend in said["backends"]}
     assert found["ONNX Runtime on the CPU, our kernels"]["status"] == "agrees"
     on_gpu = found["ONNX Runtime on a GPU, our kernels"]
-    assert on_gpu["status"] == "differs" and len(on_gpu["comparisons"]) == 4
+    assert on_gpu["status"] == "differs" and len(on_gpu["comparisons"]) == 8

@@ -39,7 +39,7 @@ def test_the_cpu_agrees_with_the_reference(here: dict[str, dict]) -> None:
     assert here[CPU]["status"] == here[STANDARD]["status"] == "agrees"
     compared = [(each["dtype"], each["normalizer"]) for each in here[CPU]["comparisons"]]
     normalizers = ["softmax", "ssa", "adaptive_softmax", "entmax"]
-    assert compared == [(dtype, name) for dtype in ("float32", "float16") for name in normalizers]
+    assert compared == [(dtype, name) for dtype in ("float32", "float16", "int8") for name in normalizers]
     for each in here[CPU]["comparisons"]:
         assert 0 < each["errors"]["output"] < each["limits"]["output"] < 3e-3
         assert each["errors"]["caches"] == 0
@@ -109,6 +109,21 @@ def test_a_backend_that_fails_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> 
     result = run()
     assert (result.exit_code, "a GPU has failed: RuntimeError: no kernel image\n" in result.output) == (1, True)
     assert "Traceback" not in result.output
+
+
+def test_a_library_without_some_kernels_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pretend(lambda answer: answer, "a GPU")
+
+    def without_int8(case: Case) -> AttentionOutput:
+        if case.dtype == "int8":
+            raise RuntimeError("libsharp_cuda.so has no kernel write_int8_cache; compile it with make kernels")
+        return whole.run(case)
+
+    for dtypes, words in ((("float16", "int8"), "a GPU was checked in part"), (("int8",), "a GPU is absent")):
+        backend = replace(whole, dtypes=dtypes, run=without_int8)
+        monkeypatch.setattr(cli, "backends", lambda backend=backend: (backend,))
+        result = run()
+        assert (result.exit_code, f"{words}: libsharp_cuda.so has no kernel" in result.output) == (0, True)
 
 
 def test_a_package_that_is_broken_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
