@@ -142,9 +142,10 @@ class Tile:
 
 def decode_tile(options: Options, capability: int) -> Tile:
     """Decoding's tiles."""
-    wide = _width(options) * _bytes(options) > 256
+    size = _width(options) * _bytes(options)  # of a key
+    keys = 64 if size <= 256 else 32 if size <= 512 else 16
     # The block of a key is loaded before the key, so that of five stages two are left for keys and values.
-    return Tile(DECODE_ROWS, 32 if wide else 64, warps=4, stages=5 if capability in LARGE_SHARED_MEMORY else 3)
+    return Tile(DECODE_ROWS, keys, warps=4, stages=5 if capability in LARGE_SHARED_MEMORY else 3)
 
 
 def prefill_tile(options: Options, capability: int) -> Tile:

@@ -261,3 +261,11 @@ def assembled(compiled: Any, capability: int, folder: Path) -> str:
     target = f"--gpu-name=sm_{capability}{'a' * (capability >= 90)}"
     assembler = [triton.knobs.nvidia.ptxas.path, "-v", target, "kernel.ptx", "-o", "kernel.cubin"]
     return subprocess.run(assembler, cwd=folder, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("capability", [80, 86])
+def test_the_largest_keys_fit_shared_memory(capability: int, contiguous: bool) -> None:
+    options = Options("softmax", "float32", "float32", 256, 256, 16, contiguous=contiguous)
+    decode = next(kernel for kernel in kernels(options, capability) if kernel.name == "decode_stream")
+    assert compile_kernel(decode, capability).metadata.shared <= SHARED_MEMORY[capability] * 1024
