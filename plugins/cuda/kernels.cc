@@ -63,7 +63,7 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
   return value;
 }
 
-// What makes `make kernels` compile a kernel of this name, on top of what it compiles by itself.
+// What makes `make kernels` compile a kernel of this name, in the place of what it compiles by itself.
 std::string options_for(const std::string& name) {
   std::istringstream words(name);
   std::string function, type, cache_type, head_dim;
