@@ -57,6 +57,8 @@ class GraphOptions:
             raise InputError(
                 "--kv-dtype int8 needs Sharp's kernels, which --target portable leaves out; choose float16"
             )
+        if target == "tensorrt" and self.kv_dtype == "int8":
+            raise InputError("--kv-dtype int8 is not in Sharp's TensorRT plugin; choose float16 or bfloat16")
         if target != "onnxruntime" and self.quantize:
             raise InputError(
                 f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "

@@ -82,6 +82,8 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
         progress,
         plugin=name,
         parser_flags=parser_flags,
+        # Some parsers check a node that becomes the plugin Attention as ONNX's own, too.
+        advice="; if it is a node Attention, export the model again with --target portable" if parser_flags else "",
     )
     timing_cache.write_bytes(bytes(kept[0].get_timing_cache().serialize()))
     return engine

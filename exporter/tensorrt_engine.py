@@ -51,13 +51,14 @@ def build_engine(
     progress: Progress,
     plugin: str | None = None,
     parser_flags: Sequence[Any] = (),
+    advice: str = "",
     compute_capability: int | None = None,
 ) -> Engine:
     """Parse `model`, whose weights lie in `folder`, and build.
 
-    `trt` is the Python package of `runtime`; `configure` is given the builder's configuration. There is an optimization
-    profile for each of `limits`, the last of which are the engine's. Each phase of the builder becomes a bar of
-    `progress`.
+    `advice` ends the sentence about a model that cannot be read. `trt` is the Python package of `runtime`; `configure`
+    is given the builder's configuration. There is an optimization profile for each of `limits`, the last of which are
+    the engine's. Each phase of the builder becomes a bar of `progress`.
 
     Raises:
         InputError: the runtime cannot read the model.
@@ -73,7 +74,7 @@ def build_engine(
     for flag in parser_flags:
         parser.set_flag(flag)
     if not parser.parse(model.SerializeToString(), str(path.resolve())):
-        raise InputError(f"{path} cannot be read by {runtime}: {parser.get_error(0).desc()}")
+        raise InputError(f"{path} cannot be read by {runtime}: {parser.get_error(0).desc()}{advice}")
     config = builder.create_builder_config()
     configure(config)
     config.progress_monitor = progress_monitor(trt, progress)

@@ -34,6 +34,11 @@ def build(
         raise InputError(f"--compute-capability is {compute_capability}, but must be one of: {', '.join(known)}")
     path = folder / manifest.model_file
     check_quantization(path, manifest, RUNTIME)
+    if manifest.cache.beside:
+        raise InputError(
+            f"{path} has an {manifest.cache.dtype} cache, which no function body knows; export the model again with "
+            "another --kv-dtype"
+        )
     if manifest.target == "tensorrt":
         raise InputError(
             f"{path} was exported with --target tensorrt and needs a plugin, which TensorRT-RTX does not take; "

@@ -34,8 +34,9 @@ struct Workspace {
     query_start = buffers.take(problem.batch + 1, sizeof(int32_t));
     context_lens = buffers.take(problem.batch, sizeof(int32_t));
     counts = buffers.take(problem.batch, sizeof(int32_t));
-    // For a call that leaves its presents out, which is known only when the buffers are.
-    const int64_t places = problem.has_past ? problem.batch * problem.kv_heads * call.places : 0;
+    // For a call that leaves a present out.
+    const bool spare = problem.has_past && !problem.has_presents;
+    const int64_t places = spare ? problem.batch * problem.kv_heads * call.places : 0;
     keys = buffers.take(places * problem.head_dim, bytes_of(problem.type));
     values = buffers.take(places * problem.value_dim, bytes_of(problem.type));
   }
@@ -142,6 +143,9 @@ SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* works
                 (problem->past_value != nullptr) == (problem->has_past != 0) &&
                 (problem->past_lens != nullptr) == (problem->shared != 0),
             "has_past or shared says otherwise than the buffers");
+    require(!problem->has_past || !problem->has_presents ||
+                (problem->present_key != nullptr && problem->present_value != nullptr) || places_of(*problem) == 0,
+            "has_presents says otherwise than the buffers");
     const Plan planned = plan(call);
     const Workspace memory(*problem, call, planned.most_rows, split_rows(call, planned), workspace);
     call.problem.key_cache = gather(

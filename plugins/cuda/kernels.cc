@@ -63,12 +63,17 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
   return value;
 }
 
-// What makes `make kernels` compile a kernel of this name, in the place of what it compiles by itself.
-std::string options_for(const std::string& name) {
+// How `make kernels` compiles a kernel of this name.
+std::string advice_for(const std::string& name) {
   std::istringstream words(name);
-  std::string function, type, cache_type, head_dim;
-  words >> function >> type >> cache_type >> head_dim;
-  return "--dtype " + (type == cache_type ? type : type + "/" + cache_type) + " --head-dim " + head_dim;
+  std::string function, type, cache_type, head_dim, value_dim, block_size;
+  words >> function >> type >> cache_type >> head_dim >> value_dim >> block_size;
+  if (head_dim != value_dim || block_size != "16")
+    return "; `make kernels` compiles those of keys as wide as values, in blocks of 16";
+  const bool both = name.find(" alibi softcap") != std::string::npos;  // which are not compiled unless asked for
+  return "; compile it with make kernels KERNELS=\"--dtype " + (type == cache_type ? type : type + "/" + cache_type) +
+         " --head-dim " + head_dim + (both ? " --feature alibi+softcap" : "") +
+         "\", which names all types and sizes that are compiled";
 }
 
 LoadedKernel load(const std::string& name, CUdevice device) {
@@ -77,8 +82,7 @@ LoadedKernel load(const std::string& name, CUdevice device) {
   const KernelImage* image = choose_image(name, capability);
   if (image == nullptr)
     throw Error("libsharp_cuda.so has no kernel " + name + " for compute capability " +
-                std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
-                "; compile it with make kernels KERNELS=\"" + options_for(name) + "\"");
+                std::to_string(capability / 10) + "." + std::to_string(capability % 10) + advice_for(name));
   LoadedKernel loaded{image, nullptr, parameters_of(*image)};
   CUlibrary library;
   check(driver().cuLibraryLoadData(&library, image->content, nullptr, nullptr, 0, nullptr, nullptr, 0),

@@ -56,6 +56,7 @@ class AttentionProblem(Structure):
         ("capacity", c_int64),
         ("has_past", c_int32),
         ("shared", c_int32),
+        ("has_presents", c_int32),
         ("type", c_int),
         *((name, c_void_p) for name in ("query", "key", "value", "past_key", "past_value", "past_lens", "total_lens")),
         ("head_params", c_void_p),

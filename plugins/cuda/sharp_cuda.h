@@ -75,8 +75,9 @@ typedef struct {
 typedef struct {
   SharpAttributes attributes;
   int64_t batch, q_heads, kv_heads, queries, new_keys, head_dim, value_dim;
-  int64_t capacity;         /* places of a sequence in the past */
-  int32_t has_past, shared; /* whether there are past_key and past_value; past_lens. Known before the buffers are */
+  int64_t capacity; /* places of a sequence in the past */
+  /* Known before the buffers are: whether there are past_key and past_value; past_lens; both presents. */
+  int32_t has_past, shared, has_presents;
   SharpType type;
   const void* query;         /* type [batch, q_heads, queries, head_dim] */
   const void* key;           /* type [batch, kv_heads, new_keys, head_dim] */

@@ -62,6 +62,7 @@ struct CudaAttentionKernel {
     call.output = output_of(context, kOutput, {call.batch, call.q_heads, call.queries, call.value_dim});
     call.present_key = present(kPresentKey, call.head_dim);
     call.present_value = present(kPresentValue, call.value_dim);
+    call.has_presents = call.present_key != nullptr && call.present_value != nullptr;
     call.stats = static_cast<float*>(output_of(context, kStats, {call.batch, call.q_heads, call.queries, kStatistics}));
     if (call.batch == 0) return;
     size_t bytes = 0;

@@ -72,7 +72,8 @@ struct CustomOp : Ort::CustomOpBase<Op, ReportingKernel<Op, Kernel>, true> {
 // model's types: all that the op has must be here.
 template <typename Op>
 std::vector<const OrtCustomOp*> ops_of(std::initializer_list<ElementTypes> pairs) {
-  static const std::vector<Op> ops(pairs.begin(), pairs.end());  // ONNX Runtime keeps their addresses
+  // Never freed: ONNX Runtime keeps their addresses, and a session may be closed after the end of main.
+  static const auto& ops = *new std::vector<Op>(pairs.begin(), pairs.end());
   std::vector<const OrtCustomOp*> found;
   for (const Op& op : ops) found.push_back(&op);
   return found;

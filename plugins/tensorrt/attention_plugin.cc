@@ -88,6 +88,7 @@ SharpAttention sizes_of(const SharpAttributes& attributes, const Dims* dims, con
   require(!problem.shared || past_key != nullptr, "past_lens needs past_key and past_value, the buffer that it is of");
   // A past of no keys is the same as none, and may have no memory.
   problem.has_past = problem.shared || problem.capacity != 0;
+  problem.has_presents = true;
   if (const Dims* lens = given(kPastLens)) expect("past_lens", *lens, {batch}, "[batch]");
   if (const Dims* lens = given(kTotalLens)) expect("total_lens", *lens, {batch}, "[batch]");
   read_head_inputs(problem, given(kHeadParams), given(kAlibiSlopes));

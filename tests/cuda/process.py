@@ -82,6 +82,7 @@ class Call:
                 new_keys=self.new_keys,
                 capacity=self.past,
                 has_past="past_key" in given,
+                has_presents={"present_key", "present_value"} <= set(given),
                 shared="past_lens" in given,
                 **common,
             )

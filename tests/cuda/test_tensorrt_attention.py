@@ -70,11 +70,10 @@ def test_only_a_shared_buffer_is_aliased(said):
     assert said["configured"] == said["clone"] == [shared]
 
 
-def test_the_workspace_has_room_for_presents_that_nobody_reads(said):
+def test_the_workspace_has_no_room_for_presents(said):
     bytes_of = {form: int(said[f"workspace-{form}"][0]) for form in ("none", "concatenating", "shared")}
     assert [said[f"configured-{form}"] for form in bytes_of] == [["0"]] * 3
-    assert 0 < bytes_of["none"] < bytes_of["shared"] < bytes_of["concatenating"]
-    assert bytes_of["concatenating"] > 2 * 3 * 2 * 105 * ROW
+    assert 0 < max(bytes_of.values()) < 2 * 3 * 2 * 105 * ROW
 
 
 def test_without_a_past_the_keys_are_read_where_they_are(said):
@@ -130,11 +129,9 @@ def test_without_aliasing_the_buffer_is_copied_first(said):
     assert values(launches(said["copied"])[-1])["key_cache"] == str(PRESENT_KEY)
 
 
-def test_presents_without_memory_lie_in_the_workspace(said):
-    assert said["unread"][:2] == ["shape 0", "enqueue 0"]
-    end = WORKSPACE + int(said["workspace-concatenating"][0])
-    (key, *_), (value, *_) = copies(said["unread"])
-    assert WORKSPACE < key < value < end - 6 * 105 * ROW + 1
+def test_presents_without_memory_are_refused(said):
+    # TensorRT gives every output memory, as far as its headers say.
+    assert said["unread"] == ["shape 0", "enqueue 1"]
 
 
 def test_a_single_token_is_decoded(said):
@@ -164,6 +161,7 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
     assert {line.split()[1] for line in said["refused"]} == {"1"}
     *sentences, kernel = said["log"]
     assert sentences == [
+        "1 Attention: has_presents says otherwise than the buffers",
         "1 Attention: kv_heads must divide q_heads",
         "1 Attention: key must be [batch, kv_heads, new_keys, head_dim]",
         "1 Attention: value must be [batch, kv_heads, new_keys, value_dim]",
