@@ -127,7 +127,8 @@ def check_library(caller: Caller, quick: bool, device: str = "cuda") -> Iterator
             # Another failure is one of every call: the rows below say it.
         call = fresh(case, device)[0]
         wanted = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
-        for how in HOW:
+        ways = HOW[:1] if case.get("cache_dtype") == torch.int8 else HOW  # the plugin has no int8 caches
+        for how in ways:
             found: dict[str, Any]
             try:
                 errors = compare(fresh(case, device)[0], wanted, lambda given, how=how: caller.run(given, how))
