@@ -1,6 +1,6 @@
 """The compiled libraries on a GPU, without Triton: libsharp_cuda.so and TensorRT's plugin against float64.
 
-make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128"
+make kernels KERNELS="--target 90 --op PagedAttention --head-dim 64 --head-dim 128"
 cmake -S . -B build/gpu -DSHARP_CUDA=ON && cmake --build build/gpu --target sharp_trt sharp_plugin_call
 python bench/gpu_library.py [--libraries build/gpu] [--quick]
 
