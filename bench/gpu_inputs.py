@@ -100,6 +100,8 @@ def make_call(
             tensors[f"{kind}_scale"] = scale
     elif cache_dtype is not None:
         tensors |= {name: tensors[name].to(cache_dtype) for name in ("key_cache", "value_cache")}
+        # Numbers that the cache can hold: the reference stores the others as they are.
+        tensors |= {name: tensors[name].to(cache_dtype).to(dtype) for name in ("key", "value")}
     if alibi:
         tensors["alibi_slopes"] = torch.rand(q_heads, **options)
     if statistics is not None:

@@ -156,7 +156,7 @@ SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* works
     call.problem.query_start = static_cast<const int32_t*>(memory.query_start);
     call.problem.context_lens = static_cast<const int32_t*>(memory.context_lens);
     call.problem.block_table = static_cast<const int32_t*>(memory.counts);
-    if (problem->stats != nullptr)
+    if (problem->stats != nullptr && call.problem.tokens > 0)
       check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(problem->stats), 0,
                                      problem->batch * problem->q_heads * problem->queries * 4 * sizeof(float), stream),
             "clearing statistics");

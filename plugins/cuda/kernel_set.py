@@ -84,6 +84,7 @@ def plan_constants() -> Mapping[str, int]:
         "kDecodeWaves": variants.DECODE_WAVES,
         "kSplitKeys": variants.SPLIT_KEYS,
         "kMostSplits": variants.MOST_SPLITS,
+        "kMostTokens": variants.MOST_TOKENS,
     }
 
 

@@ -25,6 +25,6 @@ extern const KernelImage kKernelImages[];
 extern const size_t kKernelImageCount;
 
 // What decoding's splits follow from; plugins/triton/variants.py says what each is.
-extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits;
+extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits, kMostTokens;
 
 }  // namespace sharp::cuda

@@ -58,8 +58,9 @@ Plan plan(const Call& call) {
   const int64_t longest = ceil_div(problem.max_blocks * problem.block_size, kSplitKeys);
   const int64_t splits = std::max<int64_t>(1, std::min({wanted, longest, kMostSplits}));
 
-  const int64_t room = std::max<int64_t>(1, rows / group);  // for tokens of a sequence, in a tile of decoding
-  const int64_t most_tokens = problem.tokens <= problem.sequences ? 1 : room;
+  const int64_t room = std::max<int64_t>(1, std::min(kMostTokens, rows / group));
+  const bool few = problem.sequences < problem.tokens && problem.tokens <= problem.sequences * room;
+  const int64_t most_tokens = few ? room : 1;
   const Grid by_split{problem.sequences, head_tiles, splits};
   const Grid by_row{problem.sequences * most_tokens, problem.q_heads, 1};
   std::vector<Launch> launches;

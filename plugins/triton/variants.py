@@ -53,6 +53,7 @@ FUNCTIONS = (
 )
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
 DECODE_ROWS = 16  # what a matrix product takes at least
+MOST_TOKENS = 4  # of a sequence that is decoded; scratch memory grows with them
 SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
 LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
 
@@ -107,10 +108,13 @@ def head_blocks(options: Options, shapes: Shapes) -> int:
 
 
 def most_tokens(shapes: Shapes) -> int:
-    """Most tokens of a sequence that decoding takes: as many as its tile has rows for, where any has more than one."""
-    if shapes.tokens <= shapes.sequences:
-        return 1
-    return max(1, DECODE_ROWS // shapes.group)
+    """Most tokens of a sequence that decoding takes: as many as its tile has rows for, up to `MOST_TOKENS`.
+
+    One where no sequence can have more, and where one must have too many for decoding: then prefill takes the others of
+    several tokens too, and scratch memory stays small.
+    """
+    room = max(1, min(MOST_TOKENS, DECODE_ROWS // shapes.group))
+    return room if shapes.sequences < shapes.tokens <= shapes.sequences * room else 1
 
 
 def splits(options: Options, shapes: Shapes) -> int:

@@ -143,8 +143,9 @@ def test_its_part_for_attention_on_a_tiny_case(
     assert found["wrong"] is False
 
 
-def test_an_int8_cache_is_among_its_cases(interpreter: ProcessPoolExecutor) -> None:
-    assert interpreter.submit(bench_check.check, "softmax", "int8").result()["right"] is True
+@pytest.mark.parametrize("cache_dtype", ["int8", "float16", "bfloat16"])
+def test_caches_of_other_types_are_among_its_cases(interpreter: ProcessPoolExecutor, cache_dtype: str) -> None:
+    assert interpreter.submit(bench_check.check, "softmax", cache_dtype).result()["right"] is True
 
 
 def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:

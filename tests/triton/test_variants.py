@@ -139,8 +139,8 @@ def test_one_token_needs_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched == ["write_cache", "decode_stream", "merge"]
 
 
-def test_as_many_tokens_as_a_tile_has_rows_for_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for tokens, prefill in ((5, False), (6, True)):  # of 3 heads each; a tile has 16 rows
+def test_up_to_four_tokens_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for tokens, prefill in ((4, False), (5, True)):
         launched: list[str] = []
         monkeypatch.setattr(launching, "launch", lambda kernel, *_, into=launched: into.append(kernel.name))
         case = make_case("softmax", Shape(sequences=((70, tokens),)))
@@ -160,8 +160,10 @@ def test_splits_and_scratch_memory() -> None:
     }
     short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, short) == 4  # 1,024 keys, 256 and more a split
-    checked = Shapes(tokens=9, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
+    checked = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert scratch(options, checked)["solution"] == 2 * 4 * 32 * 2  # up to 4 tokens of each sequence
+    mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
+    assert scratch(options, mixed)["solution"] == 33 * 32 * 2  # beside a prompt one token of each
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, many) == 2
 
