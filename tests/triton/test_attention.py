@@ -14,8 +14,7 @@ from tests.triton.interpreted import DATA, PASTS, Run
 SHAPES: dict[str, Any] = {
     "decode": {"queries": 1, "new_keys": 1},
     "chunk": {"queries": 9, "new_keys": 9},
-    "cross": {"queries": 3, "new_keys": 40},
-    "cross chunk": {"queries": 12, "new_keys": 40},
+    "cross": {"queries": 3, "new_keys": 40},  # few queries: decoded
 }
 
 
