@@ -11,7 +11,7 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.decode import MOST_STEPS, row_bounds
+from sharp.plugins.triton.decode import MOST_STEPS
 from sharp.plugins.triton.normalizers import (
     divided,
     empty_state,
@@ -22,6 +22,7 @@ from sharp.plugins.triton.normalizers import (
     temperature,
     within_range,
 )
+from sharp.plugins.triton.rows import row_bounds
 from sharp.plugins.triton.walk import cache_of, head_values, keys_of, load_query, row_numbers, walk
 
 INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "parameters", "window", "causal")
