@@ -29,8 +29,8 @@ struct Keys {
 };
 
 struct Workspace {
-  Workspace(const SharpAttention& problem, const Call& call, int64_t rows, int64_t split_rows, void* base)
-      : buffers(base), scratch(buffers, call, rows, split_rows) {
+  Workspace(const SharpAttention& problem, const Call& call, const Plan& plan, int64_t split_rows, void* base)
+      : buffers(base), scratch(buffers, call, plan, split_rows) {
     query_start = buffers.take(problem.batch + 1, sizeof(int32_t));
     context_lens = buffers.take(problem.batch, sizeof(int32_t));
     counts = buffers.take(problem.batch, sizeof(int32_t));
@@ -117,7 +117,7 @@ SHARP_EXPORT int sharp_cuda_attention_workspace_bytes(const SharpAttention* prob
     check_problem(*problem);
     const Call call = call_of(*problem);
     const Plan planned = plan(call);
-    *bytes = Workspace(*problem, call, planned.most_rows, planned.most_split_rows, nullptr).buffers.bytes();
+    *bytes = Workspace(*problem, call, planned, planned.most_split_rows, nullptr).buffers.bytes();
   });
 }
 
@@ -147,7 +147,7 @@ SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* works
                 (problem->present_key != nullptr && problem->present_value != nullptr) || places_of(*problem) == 0,
             "has_presents says otherwise than the buffers");
     const Plan planned = plan(call);
-    const Workspace memory(*problem, call, planned.most_rows, split_rows(call, planned), workspace);
+    const Workspace memory(*problem, call, planned, split_rows(call, planned), workspace);
     call.problem.key_cache = gather(
         *problem, {problem->key, problem->past_key, problem->present_key, problem->head_dim}, memory.keys, stream);
     call.problem.value_cache =

@@ -27,7 +27,8 @@ class Kernel:
     """A Triton function with everything that is fixed at compile time.
 
     `arguments` are the function's run-time parameters in order, with Triton's types ("*fp16", "i32", "fp32"). Pointers
-    are taken to be aligned to 16 bytes. `rows` is the height of a tile, which a launch's grid follows from.
+    are taken to be aligned to 16 bytes. `tile` is the rows and keys of a tile, which grids and scratch memory follow
+    from.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Kernel:
     constants: Mapping[str, object]
     warps: int = 4
     stages: int = 2
-    rows: int = 0
+    tile: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Image:
     threads: int
     arguments: tuple[tuple[str, str], ...]
     hidden: tuple[str, ...]
-    rows: int
+    tile: tuple[int, int]
     seconds: float | None  # None: it was in the cache
 
     @property
@@ -139,7 +140,7 @@ def compile_kernel(kernel: Kernel, capability: int | None, cache: Path) -> Image
         threads=metadata.num_warps * metadata.warp_size,
         arguments=tuple(kernel.arguments.items()),
         hidden=HIDDEN_ARGUMENTS,
-        rows=kernel.rows,
+        tile=kernel.tile,
         seconds=None if hits == [True] else time.monotonic() - began,
     )
 

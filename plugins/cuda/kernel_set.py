@@ -96,5 +96,5 @@ def _kernel(name: str, variant: variants.Kernel) -> Kernel:
         constants=variant.constants,
         warps=variant.warps,
         stages=variant.stages,
-        rows=variant.constants["OPTIONS"].rows,
+        tile=(variant.constants["OPTIONS"].rows, variant.constants["OPTIONS"].keys),
     )

@@ -6,6 +6,10 @@
 
 namespace sharp::cuda {
 
+struct Tile {
+  int64_t rows, keys;
+};
+
 struct KernelImage {
   const char* kernel;  // the variant; several images have the same, one for each target
   const char* entry;   // symbol in the image
@@ -18,7 +22,7 @@ struct KernelImage {
   unsigned threads;       // of a block
   const char* arguments;  // "name:type name:type ...", types ptr, i32, i64, fp32
   int hidden_arguments;   // pointers after those, all null
-  int rows;               // height of a tile
+  Tile tile;
 };
 
 extern const KernelImage kKernelImages[];

@@ -136,7 +136,7 @@ const KernelImage* choose_image(const std::string& kernel, int capability) {
   return best;
 }
 
-int tile_rows(const std::string& kernel) { return loaded_kernel(kernel).image->rows; }
+Tile tile_of(const std::string& kernel) { return loaded_kernel(kernel).image->tile; }
 
 int64_t multiprocessors() { return attribute_of(current_device(), CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT); }
 

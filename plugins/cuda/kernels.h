@@ -16,8 +16,8 @@ struct Grid {
 // The image of `kernel` for a GPU: of the same major version the newest that it can run, else PTX, else null.
 const KernelImage* choose_image(const std::string& kernel, int capability);
 
-// Height of the kernel's tiles on the current device. Throws Error.
-int tile_rows(const std::string& kernel);
+// The kernel's tiles on the current device. Throws Error.
+Tile tile_of(const std::string& kernel);
 
 // Multiprocessors of the current device. Throws Error.
 int64_t multiprocessors();

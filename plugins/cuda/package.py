@@ -52,7 +52,7 @@ def write_package(images: Sequence[Image], constants: Mapping[str, int], folder:
         rows.append(
             f'    {{"{image.kernel}", "{image.entry}", {image.capability}, {_bool(image.ptx)}, {_bool(image.exact)}, '
             f"sharp_kernel_images + {offset}, {len(image.content)}, {image.shared_bytes}, {image.threads}, "
-            f'"{arguments}", {len(image.hidden)}, {image.rows}}},'
+            f'"{arguments}", {len(image.hidden)}, {{{image.tile[0]}, {image.tile[1]}}}}},'
         )
         entries.append(
             {
@@ -65,7 +65,7 @@ def write_package(images: Sequence[Image], constants: Mapping[str, int], folder:
                 "threads": image.threads,
                 "arguments": dict(image.arguments),
                 "hidden_arguments": image.hidden,
-                "rows": image.rows,
+                "tile": image.tile,
             }
         )
     (folder / IMAGES_FILE).write_bytes(content)

@@ -11,7 +11,7 @@ SHARP_EXPORT int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, 
     const Call call{*problem};
     Buffers buffers(nullptr);
     const Plan planned = plan(call);
-    Scratch(buffers, call, planned.most_rows, planned.most_split_rows);
+    Scratch(buffers, call, planned, planned.most_split_rows);
     *bytes = buffers.bytes();
   });
 }
@@ -33,7 +33,7 @@ SHARP_EXPORT int sharp_cuda_paged_attention(const SharpPagedAttention* problem, 
     const Call call{*problem};
     const Plan planned = plan(call);
     Buffers buffers(workspace);
-    const Scratch scratch(buffers, call, planned.most_rows, split_rows(call, planned));
+    const Scratch scratch(buffers, call, planned, split_rows(call, planned));
     launch(call, planned, scratch, stream);
   });
 }

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace sharp::cuda {
 namespace {
@@ -51,7 +52,7 @@ Plan plan(const Call& call) {
   const SharpPagedAttention& problem = call.problem;
   const Names names(call);
   const int64_t group = problem.q_heads / problem.kv_heads;
-  const int64_t rows = tile_rows(names.first());  // decoding's too
+  const int64_t rows = tile_of(names.first()).rows;  // decoding's too
   const int64_t head_tiles = problem.kv_heads * ceil_div(group, rows);
   const int64_t programs = std::max<int64_t>(1, problem.sequences * head_tiles);
   const int64_t wanted = ceil_div(kDecodeWaves * multiprocessors(), programs);
@@ -86,15 +87,20 @@ Plan plan(const Call& call) {
     }
     launches.push_back({names.merge(), by_row});
   }
-  if (prompts) {
-    const int64_t tiles = problem.tokens * group / tile_rows(names.prefill()) + problem.sequences;
-    launches.push_back({names.prefill(), {tiles, problem.kv_heads, 1}});
+  int64_t listed = 0;
+  if (prompts || problem.attributes.normalizer == SHARP_ENTMAX) {
+    const Tile tile = tile_of(names.prefill());
+    const int64_t tiles = problem.tokens * group / tile.rows + problem.sequences;
+    if (prompts) launches.push_back({names.prefill(), {tiles, problem.kv_heads, 1}});
+    const int64_t longest_list = ceil_div(problem.max_blocks * problem.block_size, tile.keys) + 1;
+    if (problem.attributes.normalizer == SHARP_ENTMAX) listed = problem.kv_heads * tiles * longest_list;
   }
   const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);
   const int64_t per_sequence = std::max<int64_t>(1, std::min(longest, kMostSplits));
   const int64_t overall = room * (ceil_div(kDecodeWaves * multiprocessors(), head_tiles) + problem.sequences);
-  return {splits, most_tokens, most_rows * problem.q_heads,
-          problem.q_heads * std::min(most_rows * per_sequence, overall), launches};
+  return {
+      splits, most_tokens, most_rows * problem.q_heads, problem.q_heads * std::min(most_rows * per_sequence, overall),
+      listed, launches};
 }
 
 int64_t split_rows(const Call& call, const Plan& plan) {
@@ -102,14 +108,16 @@ int64_t split_rows(const Call& call, const Plan& plan) {
   return std::min(problem.tokens, problem.sequences * plan.most_tokens) * problem.q_heads * plan.splits;
 }
 
-Scratch::Scratch(Buffers& buffers, const Call& call, int64_t rows, int64_t split_rows) {
+Scratch::Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows) {
   const SharpPagedAttention& problem = call.problem;
   never = buffers.take(1, 1);
   sums = buffers.take(split_rows * 8, sizeof(float));
   outputs = buffers.take(split_rows * problem.value_dim, sizeof(float));
   const bool stored = solves(problem);
-  logits = buffers.take(stored ? rows * problem.max_blocks * problem.block_size : 0, sizeof(float));
-  solution = buffers.take(stored ? rows * 2 : 0, sizeof(float));
+  const int64_t rows = stored ? plan.most_rows : 0;
+  logits = buffers.take(rows * problem.max_blocks * problem.block_size, sizeof(float));
+  solution = buffers.take(rows * 2, sizeof(float));
+  tiles = buffers.take(plan.listed, sizeof(int32_t));
 }
 
 void require(bool holds, const char* what) {
@@ -128,6 +136,8 @@ void check_sizes(const SharpPagedAttention& problem) {
   require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&
               problem.cache_type <= SHARP_INT8,
           "there is no such type");
+  require(problem.attributes.scale > 0 && std::isfinite(problem.attributes.scale),
+          "scale must be positive and finite on a GPU");
   require(
       problem.attributes.temperature_terms >= 0 && problem.attributes.temperature_terms <= SHARP_MAX_TEMPERATURE_TERMS,
       "there are too many temperature_coefficients");
@@ -180,6 +190,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   set_buffer(arguments, Argument::outputs, scratch.outputs);
   set_buffer(arguments, Argument::logits, scratch.logits);
   set_buffer(arguments, Argument::solution, scratch.solution);
+  set_buffer(arguments, Argument::tiles, scratch.tiles);
   arguments.set(Argument::tokens, problem.tokens);
   arguments.set(Argument::sequences, problem.sequences);
   arguments.set(Argument::q_heads, problem.q_heads);

@@ -40,6 +40,7 @@ struct Plan {
   int64_t most_tokens;      // of a sequence that decoding takes
   int64_t most_rows;        // of scratch memory, of this call and of any smaller one
   int64_t most_split_rows;  // the same times splits
+  int64_t listed;           // numbers of tiles that entmax keeps
   std::vector<Launch> launches;
 };
 
@@ -67,10 +68,10 @@ class Buffers {
 
 // What every call needs of a workspace.
 struct Scratch {
-  Scratch(Buffers& buffers, const Call& call, int64_t rows, int64_t split_rows);
+  Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows);
 
   void* never;  // one byte: collect_stats where there is none
-  void *sums, *outputs, *logits, *solution;
+  void *sums, *outputs, *logits, *solution, *tiles;
 };
 
 // Throws Error with `what` unless `holds`.

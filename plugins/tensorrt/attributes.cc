@@ -84,8 +84,8 @@ SharpAttributes read_fields(const nvinfer1::PluginFieldCollection& fields) {
   const PluginField* normalizer = find(fields, "normalizer");
   attributes.normalizer = normalizer_named(normalizer == nullptr ? "" : read_text(*normalizer));
   attributes.scale = static_cast<float>(optional_number(fields, "scale", NAN));
-  if (!std::isfinite(attributes.scale))
-    throw InputError("attribute scale is missing or not finite; it must be a number");
+  if (!(attributes.scale > 0 && std::isfinite(attributes.scale)))
+    throw InputError("attribute scale is missing, not positive or not finite; it must be a positive number");
   attributes.alpha = static_cast<float>(optional_number(fields, "alpha", 1.5));
   if (attributes.normalizer == SHARP_ENTMAX && !(attributes.alpha > 1 && std::isfinite(attributes.alpha)))
     throw InputError("attribute alpha is " + text_of(attributes.alpha) + "; entmax needs a finite alpha above 1");

@@ -19,18 +19,7 @@ Scratch memory, float32 (rows = tokens that may be decoded here * q_heads):
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.normalizers import (
-    add_values,
-    empty_state,
-    entmax_excess,
-    entmax_step,
-    entmax_sums,
-    entmax_unsettled,
-    settled,
-    temperature,
-)
-from sharp.plugins.triton.rows import decode_rows, row_bounds, scratch_row, split_bounds, tokens_of
-from sharp.plugins.triton.walk import (
+from sharp.plugins.triton.loads import (
     blocks_of,
     cache_of,
     head_values,
@@ -38,23 +27,39 @@ from sharp.plugins.triton.walk import (
     load_query,
     load_values,
     row_numbers,
-    walk,
 )
+from sharp.plugins.triton.normalizers import (
+    add_values,
+    empty_state,
+    entmax_excess,
+    entmax_step,
+    entmax_sums,
+    entmax_unsettled,
+    logit_factor,
+    settled,
+    temperature,
+)
+from sharp.plugins.triton.rows import decode_rows, row_bounds, scratch_row, split_bounds, tokens_of
+from sharp.plugins.triton.walk import walk
 
 INTEGERS = ("q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "splits", "window", "causal", "parameters")
 MOST_STEPS = tl.constexpr(64)
 
 
 @triton.jit
-def store_sums(sums, index, exists, state, OPTIONS: tl.constexpr, OBSERVED: tl.constexpr, WEIGHED: tl.constexpr):
+def store_sums(sums, index, exists, state, scale, OPTIONS: tl.constexpr, OBSERVED: tl.constexpr, WEIGHED: tl.constexpr):
     """What a split has found: `OBSERVED` the logits, `WEIGHED` the weights, or both."""
     peak, total, weighted_log, highest, lowest, visible, support, _ = state
+    if OBSERVED:
+        factor = logit_factor(scale, OPTIONS)
+        highest, lowest = (peak if OPTIONS.peak_is_highest else highest) * factor, lowest * factor
+        peak = peak if OPTIONS.normalizer == "ssa" else peak * factor
     place = sums + index * 8
     tl.store(place, peak, mask=exists)
     tl.store(place + 1, total, mask=exists)
     tl.store(place + 2, weighted_log, mask=exists)
     if OBSERVED:
-        tl.store(place + 3, peak if OPTIONS.peak_is_highest else highest, mask=exists)
+        tl.store(place + 3, highest, mask=exists)
         tl.store(place + 4, lowest, mask=exists)
         tl.store(place + 5, visible, mask=exists)
     if WEIGHED:
@@ -101,17 +106,17 @@ def decode_stream(
     first, count = tokens_of(query_start, sequence)
     if (count < 1) | (count > most_tokens):
         return
-    position, _, end, low, high, _ = split_bounds(
+    position, begin, end, low, high, _ = split_bounds(
         context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
     kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
-    begin, ends = row_bounds(position + tokens, end, window, causal)
-    row = (position + tokens, begin, ends, slope, b, n)
+    begins, ends = row_bounds(position + tokens, end, window, causal)
+    row = (position + tokens, begins, ends, slope, b, n)
     tensors = (key_cache, value_cache, key_scale, value_scale)
-    cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     state = walk(
         (low, low, low, high),
@@ -125,11 +130,11 @@ def decode_stream(
         OPTIONS,
         "stream",
         False,
-        False,
+        "",
         OPTIONS.statistics,
     )
     index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads) * splits + split
-    store_sums(sums, index, exists, state, OPTIONS, True, True)
+    store_sums(sums, index, exists, state, scale, OPTIONS, True, True)
     store_output(outputs, index, exists, state[7], OPTIONS)
 
 
@@ -161,17 +166,17 @@ def decode_observe(
     first, count = tokens_of(query_start, sequence)
     if (count < 1) | (count > most_tokens):
         return
-    position, _, end, low, high, _ = split_bounds(
+    position, begin, end, low, high, _ = split_bounds(
         context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
     kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     slope, b, n = head_values(alibi_slopes, alibi_slopes, heads, exists, 0, OPTIONS)
-    begin, ends = row_bounds(position + tokens, end, window, causal)
-    row = (position + tokens, begin, ends, slope, b, n)
+    begins, ends = row_bounds(position + tokens, end, window, causal)
+    row = (position + tokens, begins, ends, slope, b, n)
     tensors = (key_cache, key_cache, key_scale, key_scale)
-    cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
@@ -187,10 +192,10 @@ def decode_observe(
         OPTIONS,
         "observe",
         True,
-        False,
+        "",
         OPTIONS.statistics,
     )
-    store_sums(sums, index * splits + split, exists, state, OPTIONS, True, False)
+    store_sums(sums, index * splits + split, exists, state, scale, OPTIONS, True, False)
 
 
 @triton.jit
@@ -202,7 +207,7 @@ def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.con
     for start in tl.range(first, written, CHUNK, num_stages=3):
         keys = start + tl.arange(0, CHUNK)
         row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
-        add_total, add_slope = entmax_sums(entmax_excess(row, peak, threshold, alpha), alpha, OPTIONS)
+        add_total, add_slope = entmax_sums(entmax_excess(row, peak, threshold, alpha - 1.0), alpha, OPTIONS)
         total += add_total
         slope += add_slope
     return total, slope
@@ -293,10 +298,10 @@ def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS:
     for tile in tl.range(low // OPTIONS.keys, (high + OPTIONS.keys - 1) // OPTIONS.keys, num_stages=AHEAD):
         start = tile * OPTIONS.keys
         keys = start + tl.arange(0, OPTIONS.keys)
-        inside = exists[:, None] & (keys // OPTIONS.block_size < blocks_of(cache[5], OPTIONS))[None, :]
+        inside = exists[:, None] & (keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS))[None, :]
         logits = tl.load(pointers[:, None] + keys[None, :], mask=inside, other=-float("inf"))
         sums = (total, weighted_log, support)
-        weights, sums = settled(logits, solution, alpha, sums, OPTIONS, OPTIONS.statistics)
+        weights, sums = settled(logits, solution, 1.0, alpha, sums, OPTIONS, OPTIONS.statistics)
         total, weighted_log, support = sums
         if OPTIONS.normalizer == "entmax":
             # `!= 0` and not `> 0`: a NaN must reach the output.
@@ -312,8 +317,8 @@ def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS:
 def values_of(start, needed, begin, end, cache, OPTIONS: tl.constexpr):
     """Values [keys, value_width] of the tile's keys that are `needed` and seen."""
     keys = start + tl.arange(0, OPTIONS.keys)
-    page = load_pages(start, cache, OPTIONS)
-    return load_values(start, needed & (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS)
+    page = load_pages(start, cache, OPTIONS, False)
+    return load_values(start, needed & (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS, False)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -350,7 +355,7 @@ def decode_settled(
         return
     kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     tensors = (value_cache, value_cache, value_scale, value_scale)
-    cache = cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
     index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     peak = tl.load(solution + index * 2, mask=exists, other=0.0)
@@ -359,5 +364,5 @@ def decode_settled(
     _, total, weighted_log, highest, lowest, visible, support, output = state
     # All splits have the same peak: what is merged has none.
     state = (tl.full([OPTIONS.rows], 0, tl.float32), total, weighted_log, highest, lowest, visible, support, output)
-    store_sums(sums, index * splits + split, exists, state, OPTIONS, False, True)
+    store_sums(sums, index * splits + split, exists, state, 1.0, OPTIONS, False, True)
     store_output(outputs, index * splits + split, exists, output, OPTIONS)

@@ -67,6 +67,8 @@ class Attributes:
             raise InputError(f"query is {dtype} and the cache {cache_dtype}; a cache of another type needs float32")
         if block_size < 16 or block_size & (block_size - 1):
             raise InputError(f"the block size is {block_size}; the Triton kernels need a power of two of at least 16")
+        if not 0 < self.scale < float("inf"):
+            raise InputError(f"scale is {self.scale}; the Triton kernels need a positive number")
         if self.normalizer == "entmax" and not self.alpha > 1:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
         if self.normalizer == "ssa" and (head_params is None or head_params.dim() != 2 or head_params.shape[1] < 2):
@@ -119,6 +121,8 @@ def run_kernels(options: Options, shapes: Shapes, device: torch.device, given: d
     for name, argument in given.items():
         if isinstance(argument, Tensor) and not argument.is_contiguous():
             raise InputError(f"{name} is not contiguous; the kernels read and write whole tensors: give a copy")
+    launches = _kernels(options, device_of(device)[0])
+    buffers = scratch(options, shapes, launches[-1].constants["OPTIONS"])
     arguments = given | {
         "tokens": shapes.tokens,
         "sequences": shapes.sequences,
@@ -128,11 +132,11 @@ def run_kernels(options: Options, shapes: Shapes, device: torch.device, given: d
         "most_tokens": most_tokens(shapes),
         "splits": splits(options, shapes),
         **{
-            name: torch.empty(size, dtype=torch.float32, device=device)
-            for name, size in scratch(options, shapes).items()
+            name: torch.empty(size, dtype=torch.int32 if name == "tiles" else torch.float32, device=device)
+            for name, size in buffers.items()
         },
     }
-    for kernel in _kernels(options, device_of(device)[0]):
+    for kernel in launches:
         if kernel.needed(shapes):
             launch(kernel, shapes, arguments)
 

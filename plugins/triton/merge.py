@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from sharp.plugins.triton.decode import merged_sums
+from sharp.plugins.triton.loads import row_numbers
 from sharp.plugins.triton.normalizers import divided, row_statistics
 from sharp.plugins.triton.rows import scratch_row, split_bounds, tokens_of
-from sharp.plugins.triton.walk import row_numbers
 
 INTEGERS = ("q_heads", "max_blocks", "most_tokens", "splits", "window", "causal")
 

@@ -1,12 +1,13 @@
 """The normalizers as a parameter of the loops: what a tile of logits adds to the running sums of its rows.
 
-The state of a tile's rows is a tuple of
-    peak          the running maximum of the exponents; 0 where weights have a fixed scale
+Logits come as what they are a `factor` of (`logit_factor`): a multiplication that is put off goes into a later
+instruction. The state of a tile's rows is a tuple of
+    peak          the running maximum of the logits, of ssa's exponents; 0 where weights have a fixed scale
     total         sum of w
     weighted_log  sum of w log2 w
-    highest       largest logit, in the kernels' unit (`Options.unit`)
+    highest       largest logit
     lowest        smallest visible logit
-    visible       number of visible keys
+    visible       number of visible keys; of decoding only
     support       number of keys with w > 0
     output        sum of w * value, [rows, value_width]
 with w a weight before division. `highest`, `lowest`, `support` and, but for the entropy, `weighted_log` are kept for
@@ -57,9 +58,15 @@ def log2_above_one(x):
 
 
 @triton.jit
+def logit_factor(scale, OPTIONS: tl.constexpr):
+    """What logits are multiplied by for the kernels' unit (`Options.unit`): positive, and 1 unless `scaled_late`."""
+    return scale * OPTIONS.unit if OPTIONS.scaled_late else 1.0
+
+
+@triton.jit
 def sum_of_logs(weights, logs):
-    """Sum of w log2 w over the keys; 0 log 0 = 0."""
-    return tl.sum(tl.where(weights == 0, 0.0, weights * logs), 1)
+    """Sum of w log2 w over the keys; 0 log 0 = 0, and where log2 w < -150, w is 0."""
+    return tl.sum(weights * tl.maximum(logs, -150.0), 1)
 
 
 @triton.jit
@@ -75,14 +82,12 @@ def add_values(output, weights, values, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def exponents(logits, row, OPTIONS: tl.constexpr):
-    """Base-2 exponents; ssa's weight (1 + b|z|)^(sgn(z) n) has the exponent n sgn(z) log2(1 + b|z|) (SSA, Eq. 5)."""
-    if OPTIONS.normalizer == "ssa":
-        _, _, _, _, b, n = row
-        size = n[:, None] * log2_above_one(1.0 + b[:, None] * tl.abs(logits))
-        sign = logits.to(tl.int32, bitcast=True) & SIGN  # one instruction with the next, where `where` takes two
-        return (size.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
-    return logits
+def ssa_exponents(logits, row, factor):
+    """Base-2 exponents n sgn(z) log2(1 + b|z|) of ssa's weights (1 + b|z|)^(sgn(z) n) (SSA, Eq. 5)."""
+    _, _, _, _, b, n = row
+    size = n[:, None] * log2_above_one(1.0 + (b * factor)[:, None] * tl.abs(logits))
+    sign = logits.to(tl.int32, bitcast=True) & SIGN  # one instruction with the next, where `where` takes two
+    return (size.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -98,40 +103,42 @@ def pointwise_weights(logits, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def stream(logits, row, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr, SHIFTED: tl.constexpr):
+def stream(logits, row, factor, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr, SHIFTED: tl.constexpr):
     """Weights of a tile from one pass over the logits, and the state (peak, total, weighted_log, support, factor).
 
     Exponential: online softmax, and the entropy's sum beside it (ICML 2025, App. G): when the peak moves by
-    d = old - new, weighted_log becomes 2^d (weighted_log + d total). `factor` = 2^d is for the output so far.
+    d = old - new, weighted_log becomes 2^d (weighted_log + d total). The last result, 2^d, is for the output so far.
     Without SHIFTED the weights are 2^exponent as they are, and there are no statistics: `within_range` says afterwards
     whether that went well.
     """
     peak, total, weighted_log, support = state
     if OPTIONS.pointwise:
-        weights = pointwise_weights(logits, OPTIONS)
-        factor = 1.0
+        weights = pointwise_weights(logits * factor, OPTIONS)
+        shrunk = 1.0
         total += tl.sum(weights, 1)
         if STATISTICS:
             weighted_log += sum_of_logs(weights, log2(weights))
             support += tl.sum((weights != 0).to(tl.float32), 1)
     elif not SHIFTED:
-        exponent = exponents(logits, row, OPTIONS)
-        weights = tl.exp2(exponent)
-        factor = 1.0
+        weights = tl.exp2(ssa_exponents(logits, row, factor))
+        shrunk = 1.0
         total += tl.sum(weights, 1)
     else:
-        exponent = exponents(logits, row, OPTIONS)
-        moved = tl.maximum(peak, tl.max(exponent, 1))
+        if OPTIONS.normalizer == "ssa":
+            logits = ssa_exponents(logits, row, factor)
+            factor = 1.0
+        moved = tl.maximum(peak, tl.max(logits, 1))
         shift = finite_or_zero(moved)
-        shifted = exponent - shift[:, None]
+        shifted = logits * factor - (shift * factor)[:, None]
         weights = tl.exp2(shifted)
-        factor = tl.exp2(peak - shift)
+        distance = (peak - shift) * factor
+        shrunk = tl.exp2(distance)
         if STATISTICS:
-            before = tl.where(peak == -float("inf"), 0.0, factor * (weighted_log + (peak - shift) * total))
+            before = tl.where(peak == -float("inf"), 0.0, shrunk * (weighted_log + distance * total))
             weighted_log = before + sum_of_logs(weights, shifted)
-        total = total * factor + tl.sum(weights, 1)
+        total = total * shrunk + tl.sum(weights, 1)
         peak = moved
-    return weights, (peak, total, weighted_log, support), factor
+    return weights, (peak, total, weighted_log, support), shrunk
 
 
 @triton.jit
@@ -141,9 +148,9 @@ def within_range(total, output):
 
 
 @triton.jit
-def entmax_excess(logits, peak, threshold, alpha):
-    """The x = [s - tau]_+ with s = (alpha - 1)(z - max z); a NaN stays."""
-    excess = (logits - peak[:, None]) * (alpha - 1.0) - threshold[:, None]
+def entmax_excess(logits, peak, threshold, rate):
+    """The x = [s - tau]_+ with s = (alpha - 1)(z - max z), `rate` times the logits' difference; a NaN stays."""
+    excess = (logits - peak[:, None]) * rate - threshold[:, None]
     return tl.maximum(excess, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -181,27 +188,30 @@ def entmax_near(threshold, total, slope, alpha):
 
 
 @triton.jit
-def entmax_aim(logits, state, alpha, OPTIONS: tl.constexpr):
+def entmax_aim(logits, factor, state, alpha, OPTIONS: tl.constexpr):
     """What one pass finds: the running maximum, and a tau close to the root for the keys so far with its F and G.
 
     A tile's own sums are those of tau when the tile comes. What was summed before is taken to follow tau as in
     `entmax_near`, and where a higher maximum pulls tau up, along its slope. So F and G are estimates: good for where
     the search starts, and for nothing else. State and result are (peak, F, G, -tau); F is 0 before the first key.
+    Also whether the tile's keys may get a weight: tau is above -1, and so are theirs from the peak so far.
     """
     peak, total, slope, distance = state
-    moved = tl.maximum(peak, tl.max(logits, 1))
+    largest = tl.max(logits, 1)
+    moved = tl.maximum(peak, largest)
     # `where` and not `max`: before the first finite logit, differences are NaN.
     log = tl.where(total > 1, log2(total), 0.0)
     closer = tl.where(total > 1, log * total * (alpha - 1.0) / (distance * slope), 0.0)
-    lifted = (moved - peak) * (alpha - 1.0) + distance * tl.exp2(-closer)
+    lifted = (moved - peak) * (factor * (alpha - 1.0)) + distance * tl.exp2(-closer)
     distance = tl.where(lifted < 1, lifted, 1.0)
     kept = 1.0 - (lifted - distance) * slope * tl.exp2(closer - log) / (alpha - 1.0)
     kept = tl.where(kept > 0, kept, 0.0)
-    excess = entmax_excess(logits, finite_or_zero(moved), -distance, alpha)
+    excess = entmax_excess(logits, finite_or_zero(moved), -distance, factor * (alpha - 1.0))
     add_total, add_slope = entmax_sums(excess, alpha, OPTIONS)
     total = tl.where(total > 1, 1.0, total) * kept + add_total
     slope = slope * tl.exp2(closer - log) * kept + add_slope
-    return moved, total, slope, distance
+    dead = ((largest - moved) * (factor * (alpha - 1.0)) <= -1.0) & (add_total == 0)  # not where a logit is NaN
+    return (moved, total, slope, distance), ~dead
 
 
 @triton.jit
@@ -264,17 +274,17 @@ def temperature(total, weighted_log, entropy_threshold, t0, t1, t2, t3, t4, t5, 
 
 
 @triton.jit
-def settled(logits, solution, alpha, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+def settled(logits, solution, factor, alpha, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """Weights of a tile when the row's solution (peak, inverse temperature or tau) is known, and the state."""
     peak, solved = solution
     total, weighted_log, support = state
     if OPTIONS.normalizer == "adaptive_softmax":
-        logs = (logits - peak[:, None]) * solved[:, None]
+        logs = logits * (factor * solved)[:, None] - (peak * (factor * solved))[:, None]
         weights = tl.exp2(logs)
         if STATISTICS:
             weighted_log += sum_of_logs(weights, logs)
     else:
-        weights = entmax_power(entmax_excess(logits, peak, solved, alpha), alpha, OPTIONS)
+        weights = entmax_power(entmax_excess(logits, peak, solved, factor * (alpha - 1.0)), alpha, OPTIONS)
         if STATISTICS:
             weighted_log += sum_of_logs(weights, log2(weights))
             support += tl.sum((weights != 0).to(tl.float32), 1)

@@ -87,6 +87,11 @@ class Options:
         return self.normalizer in ("entmax", "relu", "relu2")
 
     @property
+    def scaled_late(self) -> bool:
+        """Products of queries and keys are logits but for a factor: there is no soft cap and no position bias."""
+        return not (self.softcap or self.alibi)
+
+    @property
     def unit(self) -> float:
         """What logits are multiplied by inside: e^z is computed as 2^(z log2 e), and the factor goes into the scale."""
         return LOG2_E if self.normalizer in ("softmax", "adaptive_softmax") else 1.0

@@ -5,25 +5,36 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
     softmax, ssa, pointwise  one; ssa repeats it where weights left float32's range
     adaptive softmax         two: entropy, then weights
     entmax                   one for the maximum and about where the threshold is, one for each step from there, mostly
-                             two, until all rows of the tile have settled, and one for the output
+                             two, until all rows of the tile have settled, and one for the output; but for the first,
+                             they leave out tiles whose keys no row can give a weight
 """
 
 import triton
 import triton.language as tl
 
 from sharp.plugins.triton.decode import MOST_STEPS
+from sharp.plugins.triton.loads import (
+    cache_of,
+    every_block_mapped,
+    head_values,
+    keys_of,
+    load_query,
+    row_numbers,
+    visible_keys,
+)
 from sharp.plugins.triton.normalizers import (
     divided,
     empty_state,
     entmax_near,
     entmax_step,
     entmax_unsettled,
+    logit_factor,
     row_statistics,
     temperature,
     within_range,
 )
 from sharp.plugins.triton.rows import row_bounds
-from sharp.plugins.triton.walk import cache_of, head_values, keys_of, load_query, row_numbers, walk
+from sharp.plugins.triton.walk import aim, walk
 
 INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "parameters", "window", "causal")
 
@@ -45,7 +56,7 @@ def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr)
 
 
 @triton.jit
-def entmax_thresholds(bounds, aimed, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr):
+def entmax_thresholds(bounds, listed, aimed, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr):
     """The thresholds tau of all rows, from where "aim" ended; the steps end when no row of the tile needs another."""
     alpha = attributes[2]
     peak, total, slope, distance = aimed
@@ -63,11 +74,11 @@ def entmax_thresholds(bounds, aimed, visible, query, row, cache, attributes, exi
             cache,
             attributes,
             (peak, tau),
-            (0.0, 0.0),
+            listed,
             OPTIONS,
             "count",
             False,
-            True,
+            "listed",
             False,
         )
         _, total, slope, _, _, _, _, _ = state
@@ -86,7 +97,9 @@ def attend_tile(
     cache,
     attributes,
     polynomial,
+    tiles,
     exists,
+    visible,
     OPTIONS: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
@@ -94,30 +107,34 @@ def attend_tile(
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
     if OPTIONS.solves:
-        FIRST: tl.constexpr = "aim" if OPTIONS.normalizer == "entmax" else "observe"
-        state = walk(
-            bounds,
-            empty_state(OPTIONS),
-            query,
-            row,
-            cache,
-            attributes,
-            unused,
-            unused,
-            OPTIONS,
-            FIRST,
-            False,
-            True,
-            STATISTICS,
-        )
-        peak, total, weighted_log, highest, lowest, visible, support, _ = state
-        if OPTIONS.normalizer == "adaptive_softmax":
+        ENTMAX: tl.constexpr = OPTIONS.normalizer == "entmax"
+        listed = unused
+        if ENTMAX:
+            state, count = aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS, STATISTICS)
+            peak, total, weighted_log, highest, lowest, _, support, _ = state
+            listed = (tiles, count)
+            aimed = (peak, total, weighted_log, support)
+            solved = entmax_thresholds(bounds, listed, aimed, visible, query, row, cache, attributes, exists, OPTIONS)
+        else:
+            state = walk(
+                bounds,
+                empty_state(OPTIONS),
+                query,
+                row,
+                cache,
+                attributes,
+                unused,
+                unused,
+                OPTIONS,
+                "observe",
+                False,
+                "all",
+                STATISTICS,
+            )
+            peak, total, weighted_log, highest, lowest, _, _, _ = state
             threshold, t0, t1, t2, t3, t4, t5, t6, t7 = polynomial
             beta = temperature(total, weighted_log, threshold, t0, t1, t2, t3, t4, t5, t6, t7)
             solved = beta
-        else:
-            aimed = (peak, total, weighted_log, support)
-            solved = entmax_thresholds(bounds, aimed, visible, query, row, cache, attributes, exists, OPTIONS)
         state = walk(
             bounds,
             empty_state(OPTIONS),
@@ -126,11 +143,11 @@ def attend_tile(
             cache,
             attributes,
             (peak, solved),
-            unused,
+            listed,
             OPTIONS,
             "settled",
             False,
-            True,
+            "listed" if ENTMAX else "all",
             STATISTICS,
         )
         _, total, weighted_log, _, _, _, support, output = state
@@ -150,11 +167,11 @@ def attend_tile(
             OPTIONS,
             "fixed" if FIXED else "stream",
             False,
-            True,
+            "all",
             STATISTICS,
         )
         if FIXED:
-            lost = exists & (state[5] > 0) & ~within_range(state[1], state[7])
+            lost = exists & (visible > 0) & ~within_range(state[1], state[7])
             if tl.max(lost.to(tl.int32)) > 0:
                 state = walk(
                     bounds,
@@ -168,13 +185,15 @@ def attend_tile(
                     OPTIONS,
                     "stream",
                     False,
-                    True,
+                    "all",
                     STATISTICS,
                 )
-        peak, total, weighted_log, highest, lowest, visible, support, output = state
+        peak, total, weighted_log, highest, lowest, _, support, output = state
         if OPTIONS.peak_is_highest:
             highest = peak
-    return divided(output, total, visible, OPTIONS), (total, weighted_log, highest, lowest, visible, support, beta)
+    factor = logit_factor(attributes[0], OPTIONS)
+    found = (total, weighted_log, highest * factor, lowest * factor, visible, support, beta)
+    return divided(output, total, visible, OPTIONS), found
 
 
 @triton.jit
@@ -203,6 +222,7 @@ def prefill(
     collect_stats,
     output,
     stats,
+    tiles,
     sequences,
     q_heads,
     kv_heads,
@@ -226,7 +246,10 @@ def prefill(
     t7,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: tiles, KV heads; there are tokens * group // rows + sequences tiles."""
+    """Grid: tiles, KV heads; there are tokens * group // rows + sequences tiles.
+
+    Scratch memory of entmax: `tiles`, int32 [KV heads, tiles, tiles of the longest context + 1].
+    """
     group = q_heads // kv_heads
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys: they start first
     kv_head = tl.program_id(1)
@@ -251,6 +274,8 @@ def prefill(
     high = tl.max(end)
     full_low = (tl.max(begin) + OPTIONS.keys - 1) // OPTIONS.keys * OPTIONS.keys
     full_high = tl.min(end) // OPTIONS.keys * OPTIONS.keys
+    mapped = every_block_mapped(block_table, sequence, max_blocks, low, high, OPTIONS)
+    full_high = tl.where(mapped, full_high, 0)
     none_full = full_low >= full_high
     full_low = tl.where(none_full, low, full_low)
     full_high = tl.where(none_full, low, full_high)
@@ -258,10 +283,17 @@ def prefill(
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
     tensors = (key_cache, value_cache, key_scale, value_scale)
-    cache = cache_of(tensors, block_table, sequence, max_blocks, places, high, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(
+        tensors, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS
+    )
     loaded = load_query(query, rows, exists, OPTIONS)
+    visible = tl.maximum(end - begin, 0).to(tl.float32)
+    if not mapped:
+        visible = visible_keys(low, high, row, cache, OPTIONS)
     bounds = (low, full_low, full_high, high)
     attributes = (scale, softcap, alpha)
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
     collect = False
     if OPTIONS.statistics:
@@ -269,7 +301,9 @@ def prefill(
     # Two loops, and not one that looks at the flag: statistics that are off cost nothing.
     if collect:
         if OPTIONS.statistics:
-            result, found = attend_tile(bounds, loaded, row, cache, attributes, polynomial, exists, OPTIONS, True)
+            result, found = attend_tile(
+                bounds, loaded, row, cache, attributes, polynomial, tiles, exists, visible, OPTIONS, True
+            )
             store_tile(output, rows, exists, result, OPTIONS)
             entropy, keys, beta, spread = row_statistics(*found, OPTIONS)
             at = stats + rows * 4
@@ -278,5 +312,7 @@ def prefill(
             tl.store(at + 2, beta, mask=exists)
             tl.store(at + 3, spread, mask=exists)
     else:
-        result, _ = attend_tile(bounds, loaded, row, cache, attributes, polynomial, exists, OPTIONS, False)
+        result, _ = attend_tile(
+            bounds, loaded, row, cache, attributes, polynomial, tiles, exists, visible, OPTIONS, False
+        )
         store_tile(output, rows, exists, result, OPTIONS)

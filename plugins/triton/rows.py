@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.walk import keys_of
+from sharp.plugins.triton.loads import keys_of
 
 
 @triton.jit

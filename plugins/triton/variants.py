@@ -124,13 +124,20 @@ def splits(options: Options, shapes: Shapes) -> int:
     return max(1, min(wanted, _ceil(shapes.max_blocks * options.block_size, SPLIT_KEYS), MOST_SPLITS))
 
 
-def scratch(options: Options, shapes: Shapes) -> dict[str, int]:
-    """Number of float32 in each scratch buffer; what they hold is in `decode.py`."""
+def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]:
+    """Number of float32, in `tiles` of int32, in each scratch buffer; `decode.py` and `prefill.py` say what they hold.
+
+    `prompt` are the options of the kernel `prefill`, with the size of its tiles.
+    """
     tokens = min(shapes.tokens, shapes.sequences * most_tokens(shapes))
     rows, parts = tokens * shapes.q_heads, splits(options, shapes)
-    sizes = {"sums": rows * parts * 8, "outputs": rows * parts * options.value_dim, "logits": 0, "solution": 0}
-    if options.solves:
-        sizes.update(logits=rows * shapes.max_blocks * options.block_size, solution=rows * 2)
+    keys = shapes.max_blocks * options.block_size
+    sizes = {"sums": rows * parts * 8, "outputs": rows * parts * options.value_dim}
+    stored = rows if options.solves else 0
+    sizes |= {"logits": stored * keys, "solution": stored * 2, "tiles": 0}
+    if options.normalizer == "entmax":
+        tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
+        sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.keys) + 1)
     return sizes
 
 
@@ -161,10 +168,15 @@ def prefill_tile(options: Options, capability: int) -> Tile:
         return Tile(64, 32, warps=4, stages=1) if capability == 90 else Tile(32, 16, warps=4, stages=2)
     if _bytes(options) == 4:
         return Tile(32, 32, warps=4, stages=2)
+    # Two tiles are in flight beside the one at hand; where the block of a key is loaded before it, that takes five.
+    stages = 3 if options.contiguous else 5
     if capability in LARGE_SHARED_MEMORY:
-        return Tile(128, 64, warps=8, stages=3) if width <= 128 else Tile(128, 32, warps=8, stages=2)
+        if width > 128:
+            return Tile(128, 32, warps=8, stages=stages)
+        # The more keys, the fewer instructions for each; 80 has shared memory for 64.
+        return Tile(128, 64 if capability == 80 else 128, warps=8, stages=stages)
     if width <= 128:
-        return Tile(128, 64 if width <= 64 else 32, warps=8, stages=2)
+        return Tile(128, 64 if width <= 64 else 32, warps=8, stages=stages)
     return Tile(64, 32, warps=4, stages=2)
 
 
@@ -290,8 +302,8 @@ def kernels(
     prompts = kernel(
         prefill,
         "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-        " alibi_slopes collect_stats output stats sequences q_heads kv_heads max_blocks places most_tokens parameters"
-        " window causal scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+        " alibi_slopes collect_stats output stats tiles sequences q_heads kv_heads max_blocks places most_tokens"
+        " parameters window causal scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
         lambda shapes: (shapes.tokens * shapes.group // prompt.rows + shapes.sequences, shapes.kv_heads, 1),
         {"OPTIONS": prompt},
         warps=prompt_tile.warps,
@@ -316,7 +328,7 @@ def _types(options: Options) -> dict[str, str]:
     kinds = (
         (data, "query key value output"),
         (cache, "key_cache value_cache"),
-        ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens"),
+        ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens tiles"),
         ("*fp32", "key_scale value_scale head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
         ("i32", "tokens sequences max_blocks places most_tokens q_heads kv_heads splits parameters window causal"),

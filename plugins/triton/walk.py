@@ -11,155 +11,28 @@ A walk's mode is one of
 The parameters come in tuples:
     row         position, begin, end, slope, b, n; each [rows]: the row sees the keys begin <= key < end
     cache       key_cache, value_cache, key_scale, value_scale, table (pointer to the sequence's row; of contiguous keys
-                the place of its head's first), end (keys from there on are not read), kv_head, kv_heads
+                the place of its head's first), begin, end (no row sees other keys: their values, and keys from the
+                end on, are not read), kv_head, kv_heads
     attributes  scale, softcap, alpha
     solution    peak, inverse temperature or tau; each [rows]
-    stored      pointers [rows] to the logits of key 0 in scratch memory, and whether the rows exist
+    stored      pointers [rows] to the logits of key 0 in scratch memory, and whether the rows exist; of a walk over
+                listed tiles, pointer to their numbers in scratch memory, and how many they are
 """
 
 import triton
 import triton.language as tl
 
+from sharp.plugins.triton.loads import blocks_of, load_keys, load_pages, load_values
 from sharp.plugins.triton.normalizers import (
     add_values,
+    empty_state,
     entmax_aim,
     entmax_excess,
     entmax_sums,
+    logit_factor,
     settled,
     stream,
 )
-
-
-@triton.jit
-def load_query(query, rows, exists, OPTIONS: tl.constexpr):
-    """Query rows [rows, head_width], by their number (int64); zeros where a row does not exist."""
-    channels = tl.arange(0, OPTIONS.head_width)
-    offsets = rows * OPTIONS.head_dim
-    inside = exists[:, None]
-    if OPTIONS.head_width != OPTIONS.head_dim:
-        inside = inside & (channels < OPTIONS.head_dim)[None, :]
-    return tl.load(query + offsets[:, None] + channels[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def row_numbers(first, count, token, heads, q_heads, OPTIONS: tl.constexpr):
-    """Where rows stand among queries, outputs and statistics (int64); `token` counts from the sequence's `first`."""
-    if OPTIONS.contiguous:  # [sequences, q_heads, tokens of a sequence]
-        rows = first.to(tl.int64) * q_heads + heads * count + token
-    else:  # [tokens, q_heads]
-        rows = (first + token).to(tl.int64) * q_heads + heads
-    return rows
-
-
-@triton.jit
-def keys_of(block_table, sequence, context, count, max_blocks, OPTIONS: tl.constexpr):
-    """How many keys a sequence has, with those of its `count` tokens in this step."""
-    if OPTIONS.contiguous:
-        keys = tl.load(block_table + sequence)
-    else:
-        keys = tl.minimum(context + count, max_blocks * OPTIONS.block_size)
-    return keys
-
-
-@triton.jit
-def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: tl.constexpr):
-    """Slope, b and n of the rows' heads; zeros where they are not used."""
-    slope = tl.full([OPTIONS.rows], 0, tl.float32)
-    b, n = slope, slope
-    if OPTIONS.alibi:
-        slope = tl.load(alibi_slopes + heads, mask=exists, other=0.0)
-    if OPTIONS.normalizer == "ssa":
-        b = tl.load(head_params + heads * parameters, mask=exists, other=0.0)
-        n = tl.load(head_params + heads * parameters + 1, mask=exists, other=0.0)
-    return slope, b, n
-
-
-@triton.jit
-def blocks_of(keys, OPTIONS: tl.constexpr):
-    """Number of cache blocks that hold the first `keys` keys of a sequence."""
-    return (keys + OPTIONS.block_size - 1) // OPTIONS.block_size
-
-
-@triton.jit
-def cache_of(tensors, block_table, sequence, max_blocks, places, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """A walk's `cache`; `tensors` are the first four of it."""
-    key_cache, value_cache, key_scale, value_scale = tensors
-    if OPTIONS.contiguous:
-        table = (sequence.to(tl.int64) * kv_heads + kv_head) * places
-    else:
-        table = block_table + sequence.to(tl.int64) * max_blocks
-    return key_cache, value_cache, key_scale, value_scale, table, end, kv_head, kv_heads
-
-
-@triton.jit
-def load_pages(start, cache, OPTIONS: tl.constexpr):
-    """Block of every key of the tile at `start`, -1 for none; by whole blocks, so that loads of keys stay vectors.
-
-    A block is looked up once and not once for each of its keys: in prefill the registers that this takes made the
-    assembler wait for every single matrix product. Contiguous keys are all of block 0, as far as there are any.
-    """
-    _, _, _, _, table, end, _, _ = cache
-    if OPTIONS.contiguous:
-        page = tl.where(start + tl.arange(0, OPTIONS.keys) < end, 0, -1)
-    else:
-        BLOCKS: tl.constexpr = OPTIONS.blocks
-        KEYS: tl.constexpr = OPTIONS.keys // OPTIONS.blocks  # of a block, in this tile
-        index = start // OPTIONS.block_size + tl.arange(0, BLOCKS)
-        page = tl.load(table + index, mask=index < blocks_of(end, OPTIONS), other=-1)
-        page = tl.broadcast_to(page[:, None], [BLOCKS, KEYS])
-        page = tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), KEYS)
-    return page
-
-
-@triton.jit
-def load_keys(start, page, cache, OPTIONS: tl.constexpr):
-    """Keys [head_width, keys]: a block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim]."""
-    key_cache, _, key_scale, _, table, _, kv_head, kv_heads = cache
-    channels = tl.arange(0, OPTIONS.head_width)
-    index = tl.arange(0, OPTIONS.keys)
-    inside = (page >= 0)[None, :]
-    if OPTIONS.head_width != OPTIONS.head_dim:
-        inside = inside & (channels < OPTIONS.head_dim)[:, None]
-    if OPTIONS.contiguous:
-        tile = key_cache + (table + start) * OPTIONS.head_dim
-        pointers = tile + index[None, :] * OPTIONS.head_dim + channels[:, None]
-    else:
-        panel = (page.to(tl.int64) * kv_heads + kv_head) * (OPTIONS.head_dim * OPTIONS.block_size)
-        offsets = panel + (start + index) % OPTIONS.block_size
-        pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
-    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
-    if OPTIONS.quantized:
-        loaded = loaded * block_scale(key_scale, page, cache)[None, :]
-    return loaded
-
-
-@triton.jit
-def load_values(start, used, page, cache, OPTIONS: tl.constexpr):
-    """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
-    _, value_cache, _, value_scale, table, _, kv_head, kv_heads = cache
-    channels = tl.arange(0, OPTIONS.value_width)
-    index = tl.arange(0, OPTIONS.keys)
-    inside = used[:, None]
-    if OPTIONS.value_width != OPTIONS.value_dim:
-        inside = inside & (channels < OPTIONS.value_dim)[None, :]
-    if OPTIONS.contiguous:
-        tile = value_cache + (table + start) * OPTIONS.value_dim
-        pointers = tile + index[:, None] * OPTIONS.value_dim + channels[None, :]
-    else:
-        panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
-        offsets = (panel + (start + index) % OPTIONS.block_size) * OPTIONS.value_dim
-        pointers = value_cache + offsets[:, None] + channels[None, :]
-    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
-    if OPTIONS.quantized:
-        loaded = loaded * tl.where(used, block_scale(value_scale, page, cache), 0.0)[:, None]
-    return loaded
-
-
-@triton.jit
-def block_scale(scale, page, cache):
-    """What the integers of every key's block are multiplied by, float32 [keys]; 0 where there is no block."""
-    _, _, _, _, _, _, kv_head, kv_heads = cache
-    return tl.load(scale + page.to(tl.int64) * kv_heads + kv_head, mask=page >= 0, other=0.0)
 
 
 @triton.jit
@@ -171,15 +44,15 @@ def tanh(x):
 
 
 @triton.jit
-def tile_logits(query, start, page, row, cache, attributes, OPTIONS: tl.constexpr):
-    """Logits [rows, keys] in the kernels' unit, before the mask: scale, soft cap, position bias."""
+def tile_logits(query, start, page, row, cache, attributes, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
+    """Logits [rows, keys] before the mask, less `logit_factor`: scale, soft cap, position bias."""
     position, _, _, slope, _, _ = row
     scale, softcap, _ = attributes
-    dots = tl.dot(query, load_keys(start, page, cache, OPTIONS), input_precision=OPTIONS.precision)
+    logits = tl.dot(query, load_keys(start, page, cache, OPTIONS, MAPPED), input_precision=OPTIONS.precision)
     if OPTIONS.softcap:
-        logits = softcap * OPTIONS.unit * tanh(dots * (scale / softcap))
-    else:
-        logits = dots * (scale * OPTIONS.unit)
+        logits = softcap * OPTIONS.unit * tanh(logits * (scale / softcap))
+    elif not OPTIONS.scaled_late:
+        logits = logits * (scale * OPTIONS.unit)
     if OPTIONS.alibi:
         keys = start + tl.arange(0, OPTIONS.keys)
         distance = tl.abs(keys[None, :] - position[:, None]).to(tl.float32)
@@ -201,69 +74,65 @@ def visit(
     MODE: tl.constexpr,
     STORE: tl.constexpr,
     MASKED: tl.constexpr,
+    COUNT: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """What a tile of keys adds to the state. Only a tile that is MASKED may hold keys that some row does not see."""
+    """The state with what a tile of keys adds to it, and in the mode "aim" which rows may give its keys a weight.
+
+    With COUNT, visible keys are counted. Only a tile that is MASKED may hold keys that some row does not see, or that
+    have no block.
+    """
     peak, total, weighted_log, highest, lowest, visible, support, output = state
     _, begin, end, _, _, _ = row
-    _, _, alpha = attributes
+    scale, _, alpha = attributes
+    factor = logit_factor(scale, OPTIONS)
     keys = start + tl.arange(0, OPTIONS.keys)
-    page = load_pages(start, cache, OPTIONS)
-    mapped = page >= 0
-    logits = tile_logits(query, start, page, row, cache, attributes, OPTIONS)
-    used = mapped
+    page = load_pages(start, cache, OPTIONS, not MASKED)
+    logits = tile_logits(query, start, page, row, cache, attributes, OPTIONS, not MASKED)
+    used = keys >= 0
     if MASKED:
-        sees = (keys[None, :] >= begin[:, None]) & (keys[None, :] < end[:, None]) & mapped[None, :]
+        used = (page >= 0) & (keys >= cache[5]) & (keys < cache[6])
+        key = tl.where(used, keys, -1)[None, :]
+        sees = (key >= begin[:, None]) & (key < end[:, None])
         logits = tl.where(sees, logits, -float("inf"))
-        used = mapped & (keys >= tl.min(begin)) & (keys < tl.max(end))
-        seen = tl.sum(sees.to(tl.float32), 1)
-    else:
-        # Added, not selected: the addition goes into the multiplication by the scale.
-        logits = logits + tl.where(mapped, 0.0, -float("inf"))[None, :]
-        seen = tl.sum(mapped.to(tl.float32), 0)
+        if COUNT:
+            visible += tl.sum(sees.to(tl.float32), 1)
     if STORE:
         pointers, exists = stored
-        inside = keys // OPTIONS.block_size < blocks_of(cache[5], OPTIONS)  # whole ones, so that reads may be vectors
-        tl.store(pointers[:, None] + keys[None, :], logits, mask=exists[:, None] & inside[None, :])
+        inside = keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS)  # whole ones, so that reads may be vectors
+        tl.store(pointers[:, None] + keys[None, :], logits * factor, mask=exists[:, None] & inside[None, :])
 
-    if MODE != "count" and MODE != "settled":
-        visible += seen
-        if STATISTICS:
-            if not OPTIONS.peak_is_highest:
-                highest = tl.maximum(highest, tl.max(logits, 1))
-            hidden = tl.where(sees, logits, float("inf")) if MASKED else tl.where(mapped[None, :], logits, float("inf"))
-            lowest = tl.minimum(lowest, tl.min(hidden, 1))
+    live = False
+    if STATISTICS and MODE != "count" and MODE != "settled":
+        if not OPTIONS.peak_is_highest:
+            highest = tl.maximum(highest, tl.max(logits, 1))
+        lowest = tl.minimum(lowest, tl.min(tl.where(sees, logits, float("inf")) if MASKED else logits, 1))
     if MODE == "stream" or MODE == "fixed":
         sums = (peak, total, weighted_log, support)
-        weights, sums, factor = stream(logits, row, sums, OPTIONS, STATISTICS, MODE == "stream")
+        weights, sums, shrunk = stream(logits, row, factor, sums, OPTIONS, STATISTICS, MODE == "stream")
         peak, total, weighted_log, support = sums
         if MODE == "stream" and not OPTIONS.pointwise:
-            output = output * factor[:, None]
-        output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS), OPTIONS)
+            output = output * shrunk[:, None]
+        output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS, not MASKED), OPTIONS)
     elif MODE == "observe":
         if OPTIONS.normalizer == "entmax":
             peak = tl.maximum(peak, tl.max(logits, 1))
         else:
-            _, sums, _ = stream(logits, row, (peak, total, weighted_log, support), OPTIONS, True, True)
+            _, sums, _ = stream(logits, row, factor, (peak, total, weighted_log, support), OPTIONS, True, True)
             peak, total, weighted_log, support = sums
     elif MODE == "aim":
-        peak, total, weighted_log, support = entmax_aim(logits, (peak, total, weighted_log, support), alpha, OPTIONS)
+        aimed, live = entmax_aim(logits, factor, (peak, total, weighted_log, support), alpha, OPTIONS)
+        peak, total, weighted_log, support = aimed
     elif MODE == "count":
-        excess = entmax_excess(logits, solution[0], solution[1], alpha)
+        excess = entmax_excess(logits, solution[0], solution[1], factor * (alpha - 1.0))
         add_total, add_slope = entmax_sums(excess, alpha, OPTIONS)
         total += add_total
         weighted_log += add_slope
     else:
-        weights, sums = settled(logits, solution, alpha, (total, weighted_log, support), OPTIONS, STATISTICS)
+        weights, sums = settled(logits, solution, factor, alpha, (total, weighted_log, support), OPTIONS, STATISTICS)
         total, weighted_log, support = sums
-        if OPTIONS.normalizer == "entmax":
-            # `!= 0` and not `> 0`: a NaN must reach the output.
-            if tl.max((tl.sum(weights, 1) != 0).to(tl.int32)) > 0:
-                values = load_values(start, used, page, cache, OPTIONS)
-                output = add_values(output, weights, values, OPTIONS)
-        else:
-            output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS), OPTIONS)
-    return peak, total, weighted_log, highest, lowest, visible, support, output
+        output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS, not MASKED), OPTIONS)
+    return (peak, total, weighted_log, highest, lowest, visible, support, output), live
 
 
 @triton.jit
@@ -282,9 +151,10 @@ def walk(
     FULL: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """The state after all tiles of [low, high); those in [full_low, full_high) have every key seen by every row.
+    """The state after the tiles of [low, high). In [full_low, full_high) every row sees every key; all have a block.
 
-    All four bounds but `high` are multiples of the tile. Without FULL there are no full tiles.
+    All four bounds but `high` are multiples of the tile. FULL says which full tiles are visited: "all" of them, those
+    "listed" in `stored`, or "none"; in decoding, "", there are no such tiles, and visible keys are counted.
     """
     low, full_low, full_high, high = bounds
     left = (full_low - low) // OPTIONS.keys
@@ -292,13 +162,82 @@ def walk(
     for tile in tl.range(0, masked):
         skipped = tl.where(tile >= left, full_high - full_low, 0) // OPTIONS.keys
         start = (low // OPTIONS.keys + tile + skipped) * OPTIONS.keys
-        state = visit(
-            start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, True, STATISTICS
+        state, _ = visit(
+            start,
+            state,
+            query,
+            row,
+            cache,
+            attributes,
+            solution,
+            stored,
+            OPTIONS,
+            MODE,
+            STORE,
+            True,
+            FULL == "",
+            STATISTICS,
         )
-    if FULL:
+    if FULL == "all":
         for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
             start = tile * OPTIONS.keys
-            state = visit(
-                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, False, STATISTICS
+            state, _ = visit(
+                start,
+                state,
+                query,
+                row,
+                cache,
+                attributes,
+                solution,
+                stored,
+                OPTIONS,
+                MODE,
+                False,
+                False,
+                False,
+                STATISTICS,
+            )
+    if FULL == "listed":
+        tiles, count = stored
+        tile = tl.load(tiles)
+        for index in tl.range(0, count):
+            start = tile * OPTIONS.keys
+            tile = tl.load(tiles + index + 1)  # the list has one place more; the load has this tile's time
+            state, _ = visit(
+                start,
+                state,
+                query,
+                row,
+                cache,
+                attributes,
+                solution,
+                stored,
+                OPTIONS,
+                MODE,
+                False,
+                False,
+                False,
+                STATISTICS,
             )
     return state
+
+
+@triton.jit
+def aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+    """The state after a walk of mode "aim" over all tiles; the full ones whose keys may get a weight are listed."""
+    unused = (0.0, 0.0)
+    state = empty_state(OPTIONS)
+    state = walk(
+        bounds, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, "none", STATISTICS
+    )
+    _, full_low, full_high, _ = bounds
+    count = full_low * 0
+    for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
+        start = tile * OPTIONS.keys
+        state, live = visit(
+            start, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, False, False, STATISTICS
+        )
+        tl.store(tiles + count, tile)  # written over by the next one unless counted
+        count += tl.max((live & exists).to(tl.int32))
+    tl.debug_barrier()  # one thread writes what all will read
+    return state, count

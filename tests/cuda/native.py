@@ -42,7 +42,7 @@ def fake_image(kernel: Kernel, capability: int | None) -> Image:
         threads=kernel.warps * 32,
         arguments=tuple(kernel.arguments.items()),
         hidden=HIDDEN_ARGUMENTS,
-        rows=kernel.rows,
+        tile=kernel.tile,
         seconds=None,
     )
     parameters = [f"{name}:{'ptr' if kind[0] == '*' else kind}" for name, kind in kernel.arguments.items()]

@@ -30,6 +30,7 @@ class Call:
     normalizer: str = "softmax"
     dtype: str = "float16"
     cache_dtype: str = ""  # that of the query
+    scale: float = 0.125
     alpha: float = 1.5
     softcap: float = 0.0
     window: int = -1
@@ -53,7 +54,7 @@ class Call:
     def problem(self) -> Problem | AttentionProblem:
         attributes = Attributes(
             normalizer=normalizer_number(self.normalizer),
-            scale=0.125,
+            scale=self.scale,
             alpha=self.alpha,
             temperature_coefficients=tuple(self.coefficients),
             temperature_terms=len(self.coefficients),

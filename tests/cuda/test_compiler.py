@@ -152,5 +152,5 @@ def test_the_package_has_every_image_and_says_how_it_is_launched(cache, tmp_path
         assert content[entry["offset"] :][: entry["bytes"]] == image.content
         assert list(entry["arguments"]) == ["x", "y", "count", "factor"]
         assert entry["hidden_arguments"] == ["global_scratch", "profile_scratch"]
-    assert '"x:ptr y:ptr count:i32 factor:fp32", 2, 0}' in (tmp_path / "kernels.cc").read_text()
+    assert '"x:ptr y:ptr count:i32 factor:fp32", 2, {0, 0}}' in (tmp_path / "kernels.cc").read_text()
     assert "const int64_t kMostSplits = 7;" in (tmp_path / "kernels.cc").read_text()

@@ -139,7 +139,8 @@ def test_arguments_are_those_of_the_problem(launch):
 def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
     calls = drawn_calls(40) + [call for call in drawn_contiguous_calls(40) if call.tokens == 1]
     for call, result in zip(calls, launch(calls), strict=True):
-        sizes = {name: 4 * count for name, count in scratch(options_of(call), shapes_of(call)).items()}
+        prompt = kernels(options_of(call), 90)[-1].constants["OPTIONS"]
+        sizes = {name: 4 * count for name, count in scratch(options_of(call), shapes_of(call), prompt).items()}
         places = {}
         for _, values in launches(result):
             places.update({name: int(values[name]) for name in sizes if sizes[name] and name in values})
@@ -290,6 +291,7 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(dtype="float32", cache_dtype="float16"), 'make kernels KERNELS="--dtype float32/float16 --head-dim 64"'),
         (Call(q_heads=7), "kv_heads must divide q_heads"),
         (Call("ssa"), "ssa needs head_params"),
+        (Call(scale=-1.0), "scale must be positive and finite on a GPU"),
         (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
         (Call(absent=["output"]), "a buffer is null that every call needs"),
         (Call(tokens=1 << 40, sequences=1), "which is more than CUDA has"),

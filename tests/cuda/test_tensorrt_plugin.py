@@ -120,7 +120,7 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
         "entmax, sigmoid, relu, relu2",
         "1 PagedAttention: attribute alpha is 1; entmax needs a finite alpha above 1",
         "1 PagedAttention: attribute temperature_coefficients has 9 numbers; TensorRT's plugin takes 1 to 8",
-        "1 PagedAttention: attribute scale is missing or not finite; it must be a number",
+        "1 PagedAttention: attribute scale is missing, not positive or not finite; it must be a positive number",
     ]
     # Without TensorRT's logger they go to stderr.
     assert said["stderr"] == ["Sharp: PagedAttention: there are no attributes"]

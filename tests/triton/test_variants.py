@@ -63,6 +63,22 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
     assert "serialized" not in said  # what the assembler does where it runs out of registers, a factor in time
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("normalizer", ["adaptive_softmax", "entmax"])
+def test_keys_and_values_of_prompts_are_loaded_ahead(normalizer: str, contiguous: bool) -> None:
+    power = "two" if normalizer == "entmax" else ""
+    options = Options(normalizer, "bfloat16", "bfloat16", 64, 64, 16, True, power=power, contiguous=contiguous)
+    module = compile_kernel(kernels(options, 90)[-1], 90).asm["ttgir"]
+    # The body of every innermost loop, which ends with a line of its own.
+    bodies = [body.split("scf.yield")[0] for body in re.split(r"scf\.for", module)[1:]]
+    loops = [body for body in bodies if "warp_group_dot " in body]
+    # Both of a pass, with and without statistics; entmax's tiles that it takes the maximum of are one pass more.
+    assert len(loops) == {"adaptive_softmax": 8, "entmax": 12}[normalizer]
+    for body in loops:
+        assert "async_copy_global_to_local" in body
+        assert not re.search(r"tt\.load [^\n]*ptr<bf16>", body)
+
+
 def test_kernels_are_found_in_the_cache_by_whatever_process() -> None:
     # What a process hashes first differs with the normalizers it has seen; the keys of the cache must not.
     script = """
@@ -150,20 +166,23 @@ def test_up_to_four_tokens_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_splits_and_scratch_memory() -> None:
     options = Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two")
+    prompt = kernels(options, 90)[-1].constants["OPTIONS"]
+    assert (prompt.rows, prompt.keys) == (128, 128)
     one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, one) == 66  # 8 programs a split, 4 for each of 132 multiprocessors
-    assert scratch(options, one) == {
+    assert scratch(options, one, prompt) == {
         "sums": 32 * 66 * 8,
         "outputs": 32 * 66 * 128,
         "logits": 32 * 2048 * 16,
         "solution": 32 * 2,
+        "tiles": 8 * 1 * (2048 * 16 // 128 + 1),
     }
     short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, short) == 4  # 1,024 keys, 256 and more a split
     checked = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert scratch(options, checked)["solution"] == 2 * 4 * 32 * 2  # up to 4 tokens of each sequence
+    assert scratch(options, checked, prompt)["solution"] == 2 * 4 * 32 * 2  # up to 4 tokens of each sequence
     mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
-    assert scratch(options, mixed)["solution"] == 33 * 32 * 2  # beside a prompt one token of each
+    assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 2  # beside a prompt one token of each
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, many) == 2
 
@@ -173,6 +192,7 @@ def test_splits_and_scratch_memory() -> None:
     [
         ("softmax", {"block_size": 5}, {}, "block size is 5; the Triton kernels need a power of two"),
         ("softmax", {"block_size": 8}, {}, "at least 16"),
+        ("softmax", {}, {"scale": -0.125}, "scale is -0.125; the Triton kernels need a positive number"),
         ("entmax", {}, {"alpha": 1.0}, "alpha is 1.0; entmax needs alpha > 1"),
         ("hardmax", {}, {}, "normalizer is 'hardmax'; it must be one of softmax"),
         ("adaptive_softmax", {}, {"temperature_coefficients": (1.0,) * 9}, "has 9 numbers; the kernels take 8"),
@@ -183,7 +203,7 @@ def test_what_the_kernels_lack_is_refused(
 ) -> None:
     case = make_case("softmax", Shape(**changes))
     with pytest.raises(InputError, match=message):
-        paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=1.0, **attributes)
+        paged_attention(**tensors(case, "meta"), normalizer=normalizer, **({"scale": 1.0} | attributes))
 
 
 @pytest.mark.parametrize("width", [None, 1])

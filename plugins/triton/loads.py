@@ -1,0 +1,171 @@
+"""What the kernels read: rows of queries, keys and values by way of the block table, and what is known per head.
+
+The tuples `row` and `cache` are those of `walk.py`. MAPPED: every key of the tile is known to have a block.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_query(query, rows, exists, OPTIONS: tl.constexpr):
+    """Query rows [rows, head_width], by their number (int64); zeros where a row does not exist."""
+    channels = tl.arange(0, OPTIONS.head_width)
+    offsets = rows * OPTIONS.head_dim
+    inside = exists[:, None]
+    if OPTIONS.head_width != OPTIONS.head_dim:
+        inside = inside & (channels < OPTIONS.head_dim)[None, :]
+    return tl.load(query + offsets[:, None] + channels[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def row_numbers(first, count, token, heads, q_heads, OPTIONS: tl.constexpr):
+    """Where rows stand among queries, outputs and statistics (int64); `token` counts from the sequence's `first`."""
+    if OPTIONS.contiguous:  # [sequences, q_heads, tokens of a sequence]
+        rows = first.to(tl.int64) * q_heads + heads * count + token
+    else:  # [tokens, q_heads]
+        rows = (first + token).to(tl.int64) * q_heads + heads
+    return rows
+
+
+@triton.jit
+def keys_of(block_table, sequence, context, count, max_blocks, OPTIONS: tl.constexpr):
+    """How many keys a sequence has, with those of its `count` tokens in this step."""
+    if OPTIONS.contiguous:
+        keys = tl.load(block_table + sequence)
+    else:
+        keys = tl.minimum(context + count, max_blocks * OPTIONS.block_size)
+    return keys
+
+
+@triton.jit
+def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: tl.constexpr):
+    """Slope, b and n of the rows' heads; zeros where they are not used."""
+    slope = tl.full([OPTIONS.rows], 0, tl.float32)
+    b, n = slope, slope
+    if OPTIONS.alibi:
+        slope = tl.load(alibi_slopes + heads, mask=exists, other=0.0)
+    if OPTIONS.normalizer == "ssa":
+        b = tl.load(head_params + heads * parameters, mask=exists, other=0.0)
+        n = tl.load(head_params + heads * parameters + 1, mask=exists, other=0.0)
+    return slope, b, n
+
+
+@triton.jit
+def blocks_of(keys, OPTIONS: tl.constexpr):
+    """Number of cache blocks that hold the first `keys` keys of a sequence."""
+    return (keys + OPTIONS.block_size - 1) // OPTIONS.block_size
+
+
+@triton.jit
+def cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
+    """A walk's `cache`; `tensors` are the first four of it."""
+    key_cache, value_cache, key_scale, value_scale = tensors
+    if OPTIONS.contiguous:
+        table = (sequence.to(tl.int64) * kv_heads + kv_head) * places
+    else:
+        table = block_table + sequence.to(tl.int64) * max_blocks
+    return key_cache, value_cache, key_scale, value_scale, table, begin, end, kv_head, kv_heads
+
+
+@triton.jit
+def every_block_mapped(block_table, sequence, max_blocks, low, high, OPTIONS: tl.constexpr):
+    """Whether all keys in [low, high), by whole blocks, have a block: then full tiles need not look at each of them."""
+    if OPTIONS.contiguous:
+        return True
+    table = block_table + sequence.to(tl.int64) * max_blocks
+    lowest = low * 0
+    for start in tl.range(low // OPTIONS.block_size, blocks_of(high, OPTIONS), 1024):
+        index = start + tl.arange(0, 1024)
+        lowest = tl.minimum(lowest, tl.min(tl.load(table + index, mask=index < blocks_of(high, OPTIONS), other=0)))
+    return lowest >= 0
+
+
+@triton.jit
+def visible_keys(low, high, row, cache, OPTIONS: tl.constexpr):
+    """How many keys that have a block each row sees, by looking at all of them."""
+    _, begin, end, _, _, _ = row
+    visible = tl.full([OPTIONS.rows], 0, tl.float32)
+    for tile in tl.range(low // OPTIONS.keys, tl.cdiv(high, OPTIONS.keys)):
+        start = tile * OPTIONS.keys
+        mapped = load_pages(start, cache, OPTIONS, False) >= 0
+        key = tl.where(mapped, start + tl.arange(0, OPTIONS.keys), -1)[None, :]
+        visible += tl.sum(((key >= begin[:, None]) & (key < end[:, None])).to(tl.float32), 1)
+    return visible
+
+
+@triton.jit
+def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
+    """Block of every key of the tile at `start`, -1 for none; by whole blocks, so that loads of keys stay vectors.
+
+    A block is looked up once and not once for each of its keys: in prefill the registers that this takes made the
+    assembler wait for every single matrix product. Contiguous keys are all of block 0, as far as there are any.
+    """
+    _, _, _, _, table, _, end, _, _ = cache
+    if OPTIONS.contiguous:
+        index = tl.arange(0, OPTIONS.keys)
+        page = index * 0 if MAPPED else tl.where(start + index < end, 0, -1)
+    else:
+        BLOCKS: tl.constexpr = OPTIONS.blocks
+        KEYS: tl.constexpr = OPTIONS.keys // OPTIONS.blocks  # of a block, in this tile
+        index = start // OPTIONS.block_size + tl.arange(0, BLOCKS)
+        if MAPPED:
+            page = tl.load(table + index)
+        else:
+            page = tl.load(table + index, mask=index < blocks_of(end, OPTIONS), other=-1)
+        page = tl.broadcast_to(page[:, None], [BLOCKS, KEYS])
+        page = tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), KEYS)
+    return page
+
+
+@triton.jit
+def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
+    """Keys [head_width, keys]: a block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim]."""
+    key_cache, _, key_scale, _, table, _, _, kv_head, kv_heads = cache
+    channels = tl.arange(0, OPTIONS.head_width)
+    index = tl.arange(0, OPTIONS.keys)
+    inside = tl.full([1, 1], True, tl.int1) if MAPPED else (page >= 0)[None, :]
+    if OPTIONS.head_width != OPTIONS.head_dim:
+        inside = inside & (channels < OPTIONS.head_dim)[:, None]
+    if OPTIONS.contiguous:
+        tile = key_cache + (table + start) * OPTIONS.head_dim
+        pointers = tile + index[None, :] * OPTIONS.head_dim + channels[:, None]
+    else:
+        panel = (page.to(tl.int64) * kv_heads + kv_head) * (OPTIONS.head_dim * OPTIONS.block_size)
+        offsets = panel + (start + index) % OPTIONS.block_size
+        pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
+    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
+    if OPTIONS.quantized:
+        loaded = loaded * block_scale(key_scale, page, cache, MAPPED)[None, :]
+    return loaded
+
+
+@triton.jit
+def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
+    """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
+    _, value_cache, _, value_scale, table, _, _, kv_head, kv_heads = cache
+    channels = tl.arange(0, OPTIONS.value_width)
+    index = tl.arange(0, OPTIONS.keys)
+    inside = tl.full([1, 1], True, tl.int1) if MAPPED else used[:, None]
+    if OPTIONS.value_width != OPTIONS.value_dim:
+        inside = inside & (channels < OPTIONS.value_dim)[None, :]
+    if OPTIONS.contiguous:
+        tile = value_cache + (table + start) * OPTIONS.value_dim
+        pointers = tile + index[:, None] * OPTIONS.value_dim + channels[None, :]
+    else:
+        panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
+        offsets = (panel + (start + index) % OPTIONS.block_size) * OPTIONS.value_dim
+        pointers = value_cache + offsets[:, None] + channels[None, :]
+    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
+    if OPTIONS.quantized:
+        factor = block_scale(value_scale, page, cache, MAPPED)
+        loaded = loaded * (factor if MAPPED else tl.where(used, factor, 0.0))[:, None]
+    return loaded
+
+
+@triton.jit
+def block_scale(scale, page, cache, MAPPED: tl.constexpr):
+    """What the integers of every key's block are multiplied by, float32 [keys]; 0 where there is no block."""
+    _, _, _, _, _, _, _, kv_head, kv_heads = cache
+    pointers = scale + page.to(tl.int64) * kv_heads + kv_head
+    return tl.load(pointers) if MAPPED else tl.load(pointers, mask=page >= 0, other=0.0)
