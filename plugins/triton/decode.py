@@ -30,6 +30,7 @@ from sharp.plugins.triton.loads import (
 )
 from sharp.plugins.triton.normalizers import (
     add_values,
+    added_up,
     empty_state,
     entmax_excess,
     entmax_step,
@@ -64,6 +65,28 @@ def store_sums(sums, index, exists, state, scale, OPTIONS: tl.constexpr, OBSERVE
         tl.store(place + 5, visible, mask=exists)
     if WEIGHED:
         tl.store(place + 6, support, mask=exists)
+
+
+@triton.jit
+def walk_split(low, high, query, row, cache, attributes, stored, OPTIONS: tl.constexpr, MODE: tl.constexpr):
+    """The state after a split's keys [low, high)."""
+    ALONE: tl.constexpr = MODE == "observe"
+    state = walk(
+        (low, low, low, high),
+        empty_state(OPTIONS, ALONE),
+        query,
+        row,
+        cache,
+        attributes,
+        (0.0, 0.0),
+        stored,
+        OPTIONS,
+        MODE,
+        ALONE,
+        "none",
+        OPTIONS.statistics,
+    )
+    return added_up(state, logit_factor(attributes[0], OPTIONS), OPTIONS, ALONE)
 
 
 @triton.jit
@@ -118,21 +141,7 @@ def decode_stream(
     tensors = (key_cache, value_cache, key_scale, value_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
-    state = walk(
-        (low, low, low, high),
-        empty_state(OPTIONS),
-        rows,
-        row,
-        cache,
-        (scale, softcap, 0.0),
-        (0.0, 0.0),
-        (0.0, 0.0),
-        OPTIONS,
-        "stream",
-        False,
-        "",
-        OPTIONS.statistics,
-    )
+    state = walk_split(low, high, rows, row, cache, (scale, softcap, 0.0), (0.0, 0.0), OPTIONS, "stream")
     index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads) * splits + split
     store_sums(sums, index, exists, state, scale, OPTIONS, True, True)
     store_output(outputs, index, exists, state[7], OPTIONS)
@@ -180,21 +189,7 @@ def decode_observe(
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
-    state = walk(
-        (low, low, low, high),
-        empty_state(OPTIONS),
-        rows,
-        row,
-        cache,
-        (scale, softcap, 0.0),
-        (0.0, 0.0),
-        stored,
-        OPTIONS,
-        "observe",
-        True,
-        "",
-        OPTIONS.statistics,
-    )
+    state = walk_split(low, high, rows, row, cache, (scale, softcap, 0.0), stored, OPTIONS, "observe")
     store_sums(sums, index * splits + split, exists, state, scale, OPTIONS, True, False)
 
 
@@ -291,7 +286,7 @@ def merged_sums(peaks, peak, totals, weighted_logs):
 @triton.jit
 def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS: tl.constexpr):
     """The state after the stored logits of the keys [low, high); values are read where a weight is not 0."""
-    peak, total, weighted_log, highest, lowest, visible, support, output = empty_state(OPTIONS)
+    peak, total, weighted_log, highest, lowest, visible, support, output = empty_state(OPTIONS, False)
     pointers, exists = stored
     # Under entmax no matrix product follows a load at once, and Triton would fetch no logits ahead by itself.
     AHEAD: tl.constexpr = 4 if OPTIONS.normalizer == "entmax" else None
@@ -305,12 +300,14 @@ def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS:
         total, weighted_log, support = sums
         if OPTIONS.normalizer == "entmax":
             # `!= 0` and not `> 0`: a NaN must reach the output.
-            needed = tl.max((weights != 0).to(tl.int32), 0) > 0
-            if tl.max(needed.to(tl.int32)) > 0:
+            weighed = (weights != 0).to(tl.int32)
+            if tl.max(weighed) > 0:
+                needed = tl.max(weighed, 0) > 0
                 output = add_values(output, weights, values_of(start, needed, begin, end, cache, OPTIONS), OPTIONS)
         else:
             output = add_values(output, weights, values_of(start, keys >= 0, begin, end, cache, OPTIONS), OPTIONS)
-    return peak, total, weighted_log, highest, lowest, visible, support, output
+    state = (peak, total, weighted_log, highest, lowest, visible, support, output)
+    return added_up(state, 1.0, OPTIONS, False)
 
 
 @triton.jit

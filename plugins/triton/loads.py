@@ -69,28 +69,31 @@ def cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_
 
 
 @triton.jit
-def every_block_mapped(block_table, sequence, max_blocks, low, high, OPTIONS: tl.constexpr):
-    """Whether all keys in [low, high), by whole blocks, have a block: then full tiles need not look at each of them."""
-    if OPTIONS.contiguous:
-        return True
-    table = block_table + sequence.to(tl.int64) * max_blocks
+def every_block_mapped(low, high, cache, OPTIONS: tl.constexpr):
+    """Whether all keys in [low, high), by whole blocks, have a block: then loops need not ask for each of them."""
     lowest = low * 0
-    for start in tl.range(low // OPTIONS.block_size, blocks_of(high, OPTIONS), 1024):
-        index = start + tl.arange(0, 1024)
-        lowest = tl.minimum(lowest, tl.min(tl.load(table + index, mask=index < blocks_of(high, OPTIONS), other=0)))
+    if not OPTIONS.contiguous:
+        _, _, _, _, table, _, _, _, _ = cache
+        blocks = blocks_of(high, OPTIONS)
+        # A number and not a tensor goes round the loop: Triton gives up pipelining the loops whose bounds depend on it.
+        for start in tl.range(low // OPTIONS.block_size, blocks, 1024):
+            index = start + tl.arange(0, 1024)
+            lowest = tl.minimum(lowest, tl.min(tl.load(table + index, mask=index < blocks, other=0)))
     return lowest >= 0
 
 
 @triton.jit
-def visible_keys(low, high, row, cache, OPTIONS: tl.constexpr):
-    """How many keys that have a block each row sees, by looking at all of them."""
+def visible_keys(low, high, mapped, row, cache, OPTIONS: tl.constexpr):
+    """How many of the keys in [low, high) each row sees; unless all are `mapped`, by looking at every one's block."""
     _, begin, end, _, _, _ = row
-    visible = tl.full([OPTIONS.rows], 0, tl.float32)
-    for tile in tl.range(low // OPTIONS.keys, tl.cdiv(high, OPTIONS.keys)):
-        start = tile * OPTIONS.keys
-        mapped = load_pages(start, cache, OPTIONS, False) >= 0
-        key = tl.where(mapped, start + tl.arange(0, OPTIONS.keys), -1)[None, :]
-        visible += tl.sum(((key >= begin[:, None]) & (key < end[:, None])).to(tl.float32), 1)
+    visible = tl.maximum(tl.minimum(end, high) - tl.maximum(begin, low), 0).to(tl.float32)
+    if not mapped:
+        visible = visible * 0
+        for tile in tl.range(low // OPTIONS.keys, tl.cdiv(high, OPTIONS.keys)):
+            start = tile * OPTIONS.keys
+            page = load_pages(start, cache, OPTIONS, False)
+            key = tl.where(page >= 0, start + tl.arange(0, OPTIONS.keys), -1)[None, :]
+            visible += tl.sum(((key >= begin[:, None]) & (key < end[:, None])).to(tl.float32), 1)
     return visible
 
 

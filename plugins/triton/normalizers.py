@@ -10,7 +10,9 @@ instruction. The state of a tile's rows is a tuple of
     visible       number of visible keys; of decoding only
     support       number of keys with w > 0
     output        sum of w * value, [rows, value_width]
-with w a weight before division. `highest`, `lowest`, `support` and, but for the entropy, `weighted_log` are kept for
+with w a weight before division. In decoding (`Options.spread`) there is a sum for every place of a tile, [rows, keys]
+in the place of [rows]: sums over a row would wait for all warps. The peak is so too where a walk is ALONE with it, as
+no values are weighed. `highest`, `lowest`, `support` and, but for the entropy, `weighted_log` are kept for
 statistics only. A masked key has the logit -infinity, which every normalizer gives the weight 0.
 """
 
@@ -23,12 +25,42 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def empty_state(OPTIONS: tl.constexpr):
+def empty_state(OPTIONS: tl.constexpr, ALONE: tl.constexpr):
     """The state of rows that have seen no key."""
-    zeros = tl.full([OPTIONS.rows], 0, tl.float32)
-    peak = zeros if OPTIONS.pointwise else zeros - float("inf")
+    row = tl.full([OPTIONS.rows], 0, tl.float32)
+    zeros = tl.full([OPTIONS.rows, OPTIONS.keys], 0, tl.float32) if OPTIONS.spread else row
+    peak = (zeros if ALONE else row) - (0.0 if OPTIONS.pointwise else float("inf"))
     output = tl.full([OPTIONS.rows, OPTIONS.value_width], 0, tl.float32)
     return peak, zeros, zeros, zeros - float("inf"), zeros + float("inf"), zeros, zeros, output
+
+
+@triton.jit
+def summed(numbers, OPTIONS: tl.constexpr):
+    """What numbers [rows, keys] add to a sum of the state."""
+    return numbers if OPTIONS.spread else tl.sum(numbers, 1)
+
+
+@triton.jit
+def widened(numbers, WIDE: tl.constexpr):
+    """Numbers [rows], as [rows, 1] where WIDE."""
+    return numbers[:, None] if WIDE else numbers
+
+
+@triton.jit
+def added_up(state, factor, OPTIONS: tl.constexpr, ALONE: tl.constexpr):
+    """The state with everything for whole rows."""
+    if not OPTIONS.spread:
+        return state
+    peak, total, weighted_log, highest, lowest, visible, support, output = state
+    if ALONE:
+        largest = tl.max(peak, 1)
+        moved = (peak - finite_or_zero(largest)[:, None]) * factor
+        share = tl.exp2(moved)
+        weighted_log = tl.where(share == 0, 0.0, share * (weighted_log + moved * total))
+        total, peak = share * total, largest
+    total, weighted_log = tl.sum(total, 1), tl.sum(weighted_log, 1)
+    highest, lowest = tl.max(highest, 1), tl.min(lowest, 1)
+    return peak, total, weighted_log, highest, lowest, tl.sum(visible, 1), tl.sum(support, 1), output
 
 
 @triton.jit
@@ -64,9 +96,9 @@ def logit_factor(scale, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def sum_of_logs(weights, logs):
+def sum_of_logs(weights, logs, OPTIONS: tl.constexpr):
     """Sum of w log2 w over the keys; 0 log 0 = 0, and where log2 w < -150, w is 0."""
-    return tl.sum(weights * tl.maximum(logs, -150.0), 1)
+    return summed(weights * tl.maximum(logs, -150.0), OPTIONS)
 
 
 @triton.jit
@@ -103,7 +135,16 @@ def pointwise_weights(logits, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def stream(logits, row, factor, state, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr, SHIFTED: tl.constexpr):
+def stream(
+    logits,
+    row,
+    factor,
+    state,
+    OPTIONS: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    ALONE: tl.constexpr,
+):
     """Weights of a tile from one pass over the logits, and the state (peak, total, weighted_log, support, factor).
 
     Exponential: online softmax, and the entropy's sum beside it (ICML 2025, App. G): when the peak moves by
@@ -115,28 +156,30 @@ def stream(logits, row, factor, state, OPTIONS: tl.constexpr, STATISTICS: tl.con
     if OPTIONS.pointwise:
         weights = pointwise_weights(logits * factor, OPTIONS)
         shrunk = 1.0
-        total += tl.sum(weights, 1)
+        total += summed(weights, OPTIONS)
         if STATISTICS:
-            weighted_log += sum_of_logs(weights, log2(weights))
-            support += tl.sum((weights != 0).to(tl.float32), 1)
+            weighted_log += sum_of_logs(weights, log2(weights), OPTIONS)
+            support += summed((weights != 0).to(tl.float32), OPTIONS)
     elif not SHIFTED:
         weights = tl.exp2(ssa_exponents(logits, row, factor))
         shrunk = 1.0
-        total += tl.sum(weights, 1)
+        total += summed(weights, OPTIONS)
     else:
         if OPTIONS.normalizer == "ssa":
             logits = ssa_exponents(logits, row, factor)
             factor = 1.0
-        moved = tl.maximum(peak, tl.max(logits, 1))
+        moved = tl.maximum(peak, logits if ALONE else tl.max(logits, 1))
         shift = finite_or_zero(moved)
-        shifted = logits * factor - (shift * factor)[:, None]
+        shifted = logits * factor - widened(shift * factor, not ALONE)
         weights = tl.exp2(shifted)
-        distance = (peak - shift) * factor
+        WIDE: tl.constexpr = OPTIONS.spread and not ALONE
+        distance = widened((peak - shift) * factor, WIDE)
         shrunk = tl.exp2(distance)
         if STATISTICS:
-            before = tl.where(peak == -float("inf"), 0.0, shrunk * (weighted_log + distance * total))
-            weighted_log = before + sum_of_logs(weights, shifted)
-        total = total * shrunk + tl.sum(weights, 1)
+            before = shrunk * (weighted_log + distance * total)
+            before = tl.where(widened(peak, WIDE) == -float("inf"), 0.0, before)
+            weighted_log = before + sum_of_logs(weights, shifted, OPTIONS)
+        total = total * shrunk + summed(weights, OPTIONS)
         peak = moved
     return weights, (peak, total, weighted_log, support), shrunk
 
@@ -282,13 +325,13 @@ def settled(logits, solution, factor, alpha, state, OPTIONS: tl.constexpr, STATI
         logs = logits * (factor * solved)[:, None] - (peak * (factor * solved))[:, None]
         weights = tl.exp2(logs)
         if STATISTICS:
-            weighted_log += sum_of_logs(weights, logs)
+            weighted_log += sum_of_logs(weights, logs, OPTIONS)
     else:
         weights = entmax_power(entmax_excess(logits, peak, solved, factor * (alpha - 1.0)), alpha, OPTIONS)
         if STATISTICS:
-            weighted_log += sum_of_logs(weights, log2(weights))
-            support += tl.sum((weights != 0).to(tl.float32), 1)
-    total += tl.sum(weights, 1)
+            weighted_log += sum_of_logs(weights, log2(weights), OPTIONS)
+            support += summed((weights != 0).to(tl.float32), OPTIONS)
+    total += summed(weights, OPTIONS)
     return weights, (total, weighted_log, support)
 
 

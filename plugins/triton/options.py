@@ -36,6 +36,7 @@ class Options:
     power: str = ""  # of entmax: one, two, any
     rows: int = 16
     keys: int = 64
+    spread: bool = False  # sums are kept for every place of a tile, and added up behind the loop
     code: str = field(default=_CODE, init=False)  # Triton's cache sees the fields, and not what the properties compute
 
     @property

@@ -68,7 +68,7 @@ def entmax_thresholds(bounds, listed, aimed, visible, query, row, cache, attribu
     while step < MOST_STEPS:
         state = walk(
             bounds,
-            empty_state(OPTIONS),
+            empty_state(OPTIONS, False),
             query,
             row,
             cache,
@@ -118,7 +118,7 @@ def attend_tile(
         else:
             state = walk(
                 bounds,
-                empty_state(OPTIONS),
+                empty_state(OPTIONS, False),
                 query,
                 row,
                 cache,
@@ -137,7 +137,7 @@ def attend_tile(
             solved = beta
         state = walk(
             bounds,
-            empty_state(OPTIONS),
+            empty_state(OPTIONS, False),
             query,
             row,
             cache,
@@ -157,7 +157,7 @@ def attend_tile(
         FIXED: tl.constexpr = OPTIONS.rarely_shifted and not STATISTICS
         state = walk(
             bounds,
-            empty_state(OPTIONS),
+            empty_state(OPTIONS, False),
             query,
             row,
             cache,
@@ -175,7 +175,7 @@ def attend_tile(
             if tl.max(lost.to(tl.int32)) > 0:
                 state = walk(
                     bounds,
-                    empty_state(OPTIONS),
+                    empty_state(OPTIONS, False),
                     query,
                     row,
                     cache,
@@ -274,22 +274,20 @@ def prefill(
     high = tl.max(end)
     full_low = (tl.max(begin) + OPTIONS.keys - 1) // OPTIONS.keys * OPTIONS.keys
     full_high = tl.min(end) // OPTIONS.keys * OPTIONS.keys
-    mapped = every_block_mapped(block_table, sequence, max_blocks, low, high, OPTIONS)
-    full_high = tl.where(mapped, full_high, 0)
-    none_full = full_low >= full_high
-    full_low = tl.where(none_full, low, full_low)
-    full_high = tl.where(none_full, low, full_high)
-
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
     tensors = (key_cache, value_cache, key_scale, value_scale)
     cache = cache_of(
         tensors, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS
     )
+    mapped = every_block_mapped(low, high, cache, OPTIONS)
+    full_high = tl.where(mapped, full_high, 0)
+    none_full = full_low >= full_high
+    full_low = tl.where(none_full, low, full_low)
+    full_high = tl.where(none_full, low, full_high)
+
     loaded = load_query(query, rows, exists, OPTIONS)
-    visible = tl.maximum(end - begin, 0).to(tl.float32)
-    if not mapped:
-        visible = visible_keys(low, high, row, cache, OPTIONS)
+    visible = visible_keys(low, high, mapped, row, cache, OPTIONS)
     bounds = (low, full_low, full_high, high)
     attributes = (scale, softcap, alpha)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)

@@ -191,7 +191,7 @@ def kernels(
     types = _types(options)
     decoding_tile = decode_as or decode_tile(options, capability)
     prompt_tile = prefill_as or prefill_tile(options, capability)
-    decode = replace(options, rows=decoding_tile.rows, keys=decoding_tile.keys)
+    decode = replace(options, rows=decoding_tile.rows, keys=decoding_tile.keys, spread=True)
     prompt = replace(options, rows=prompt_tile.rows, keys=prompt_tile.keys)
 
     def kernel(

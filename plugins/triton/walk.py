@@ -32,6 +32,7 @@ from sharp.plugins.triton.normalizers import (
     logit_factor,
     settled,
     stream,
+    widened,
 )
 
 
@@ -74,13 +75,11 @@ def visit(
     MODE: tl.constexpr,
     STORE: tl.constexpr,
     MASKED: tl.constexpr,
-    COUNT: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
     """The state with what a tile of keys adds to it, and in the mode "aim" which rows may give its keys a weight.
 
-    With COUNT, visible keys are counted. Only a tile that is MASKED may hold keys that some row does not see, or that
-    have no block.
+    Only a tile that is MASKED may hold keys that some row does not see, or that have no block.
     """
     peak, total, weighted_log, highest, lowest, visible, support, output = state
     _, begin, end, _, _, _ = row
@@ -92,11 +91,11 @@ def visit(
     used = keys >= 0
     if MASKED:
         used = (page >= 0) & (keys >= cache[5]) & (keys < cache[6])
-        key = tl.where(used, keys, -1)[None, :]
+        key = tl.where(page >= 0, keys, -1)[None, :]
         sees = (key >= begin[:, None]) & (key < end[:, None])
         logits = tl.where(sees, logits, -float("inf"))
-        if COUNT:
-            visible += tl.sum(sees.to(tl.float32), 1)
+        if OPTIONS.spread:
+            visible += sees.to(tl.float32)
     if STORE:
         pointers, exists = stored
         inside = keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS)  # whole ones, so that reads may be vectors
@@ -104,21 +103,23 @@ def visit(
 
     live = False
     if STATISTICS and MODE != "count" and MODE != "settled":
+        shown = tl.where(sees, logits, float("inf")) if MASKED else logits
         if not OPTIONS.peak_is_highest:
-            highest = tl.maximum(highest, tl.max(logits, 1))
-        lowest = tl.minimum(lowest, tl.min(tl.where(sees, logits, float("inf")) if MASKED else logits, 1))
+            highest = tl.maximum(highest, logits if OPTIONS.spread else tl.max(logits, 1))
+        lowest = tl.minimum(lowest, shown if OPTIONS.spread else tl.min(shown, 1))
     if MODE == "stream" or MODE == "fixed":
         sums = (peak, total, weighted_log, support)
-        weights, sums, shrunk = stream(logits, row, factor, sums, OPTIONS, STATISTICS, MODE == "stream")
+        weights, sums, shrunk = stream(logits, row, factor, sums, OPTIONS, STATISTICS, MODE == "stream", False)
         peak, total, weighted_log, support = sums
         if MODE == "stream" and not OPTIONS.pointwise:
-            output = output * shrunk[:, None]
+            output = output * widened(shrunk, not OPTIONS.spread)
         output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS, not MASKED), OPTIONS)
     elif MODE == "observe":
         if OPTIONS.normalizer == "entmax":
-            peak = tl.maximum(peak, tl.max(logits, 1))
+            peak = tl.maximum(peak, logits if OPTIONS.spread else tl.max(logits, 1))
         else:
-            _, sums, _ = stream(logits, row, factor, (peak, total, weighted_log, support), OPTIONS, True, True)
+            sums = (peak, total, weighted_log, support)
+            _, sums, _ = stream(logits, row, factor, sums, OPTIONS, True, True, OPTIONS.spread)
             peak, total, weighted_log, support = sums
     elif MODE == "aim":
         aimed, live = entmax_aim(logits, factor, (peak, total, weighted_log, support), alpha, OPTIONS)
@@ -154,7 +155,7 @@ def walk(
     """The state after the tiles of [low, high). In [full_low, full_high) every row sees every key; all have a block.
 
     All four bounds but `high` are multiples of the tile. FULL says which full tiles are visited: "all" of them, those
-    "listed" in `stored`, or "none"; in decoding, "", there are no such tiles, and visible keys are counted.
+    "listed" in `stored`, or "none".
     """
     low, full_low, full_high, high = bounds
     left = (full_low - low) // OPTIONS.keys
@@ -163,39 +164,13 @@ def walk(
         skipped = tl.where(tile >= left, full_high - full_low, 0) // OPTIONS.keys
         start = (low // OPTIONS.keys + tile + skipped) * OPTIONS.keys
         state, _ = visit(
-            start,
-            state,
-            query,
-            row,
-            cache,
-            attributes,
-            solution,
-            stored,
-            OPTIONS,
-            MODE,
-            STORE,
-            True,
-            FULL == "",
-            STATISTICS,
+            start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, True, STATISTICS
         )
     if FULL == "all":
         for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
             start = tile * OPTIONS.keys
             state, _ = visit(
-                start,
-                state,
-                query,
-                row,
-                cache,
-                attributes,
-                solution,
-                stored,
-                OPTIONS,
-                MODE,
-                False,
-                False,
-                False,
-                STATISTICS,
+                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, False, False, STATISTICS
             )
     if FULL == "listed":
         tiles, count = stored
@@ -204,20 +179,7 @@ def walk(
             start = tile * OPTIONS.keys
             tile = tl.load(tiles + index + 1)  # the list has one place more; the load has this tile's time
             state, _ = visit(
-                start,
-                state,
-                query,
-                row,
-                cache,
-                attributes,
-                solution,
-                stored,
-                OPTIONS,
-                MODE,
-                False,
-                False,
-                False,
-                STATISTICS,
+                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, False, False, STATISTICS
             )
     return state
 
@@ -226,7 +188,7 @@ def walk(
 def aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state after a walk of mode "aim" over all tiles; the full ones whose keys may get a weight are listed."""
     unused = (0.0, 0.0)
-    state = empty_state(OPTIONS)
+    state = empty_state(OPTIONS, False)
     state = walk(
         bounds, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, "none", STATISTICS
     )
@@ -235,7 +197,7 @@ def aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS: tl.conste
     for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
         start = tile * OPTIONS.keys
         state, live = visit(
-            start, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, False, False, STATISTICS
+            start, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, False, STATISTICS
         )
         tl.store(tiles + count, tile)  # written over by the next one unless counted
         count += tl.max((live & exists).to(tl.int32))
