@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
 OTHER_DECODE = {"softmax, int8 cache": 2, "softmax, contiguous keys": 1}  # by how much a cache is smaller
 PREFILL = ("softmax", "ssa", "adaptive_softmax", "entmax")
+NEAR_KEYS = "entmax, ALiBi"  # as in the papers' models: only keys nearby get a weight
 CONTEXTS = (1024, 8192, 32_768, 131_072, 1_048_576)
 PROMPTS = (1024, 8192, 32_768, 131_072)
 BATCHES = (1, 8, 32)
@@ -147,15 +148,16 @@ def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context
 def prefill(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
     """One prompt: milliseconds, and operations a second of its causal half."""
     for length in PROMPTS[:2] if quick else PROMPTS:
-        for name in (*PREFILL, *SDPA_BACKENDS, "FlashInfer", "AdaSplash"):
+        for name in (*PREFILL, NEAR_KEYS, *SDPA_BACKENDS, "FlashInfer", "AdaSplash"):
             yield from cases.run({"subject": name, "length": length}, partial(_time_prefill, name, length))
 
 
 def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:
-    call = make_call("softmax", ((0, length),), spread=SPREAD).with_normalizer(name)
+    normalizer = "entmax" if name == NEAR_KEYS else name
+    call = make_call("softmax", ((0, length),), spread=SPREAD, alibi=name == NEAR_KEYS).with_normalizer(normalizer)
     if name in SDPA_BACKENDS:
         subject = _sdpa_prefill(length, SDPA_BACKENDS[name])
-    elif name in PREFILL:
+    elif name in (*PREFILL, NEAR_KEYS):
         subject = _over([call])
     else:
         if find_spec(name.lower()) is None:
@@ -166,7 +168,7 @@ def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:
         "milliseconds": timing.median,
         "tflops": 2 * length * (length + 1) * HEADS * HEAD_DIM / timing.median / 1e9,
         "spread": timing.spread,
-        **({"support": support(call)} if name == "entmax" else {}),
+        **({"support": support(call)} if normalizer == "entmax" else {}),
     }
 
 

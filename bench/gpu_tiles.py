@@ -14,12 +14,19 @@ from gpu_speed import SPREAD, time_call
 from sharp.plugins.triton import launching
 from sharp.plugins.triton.variants import Tile, kernels
 
-DECODE = [Tile(16, 64, 4, 3), Tile(16, 64, 4, 5), Tile(16, 64, 4, 7), Tile(16, 128, 4, 3), Tile(16, 128, 8, 5)]
+# Of three stages a key has one, of five two and of seven three: its block is loaded before it.
+DECODE = [
+    *(Tile(16, 64, 4, stages) for stages in (3, 5, 7)),
+    Tile(16, 32, 4, 7),
+    Tile(16, 128, 4, 5),
+    Tile(16, 128, 8, 5),
+]
 PREFILL = [
-    *(Tile(128, 64, 8, stages) for stages in (2, 3, 4)),
-    *(Tile(128, 128, 8, stages) for stages in (2, 3)),
-    *(Tile(64, 64, 4, stages) for stages in (2, 3)),
-    Tile(128, 32, 8, 3),
+    *(Tile(128, 128, 8, stages) for stages in (3, 5)),
+    *(Tile(128, 64, 8, stages) for stages in (3, 5, 7)),
+    *(Tile(64, 64, 4, stages) for stages in (3, 5)),
+    Tile(64, 128, 4, 3),
+    Tile(128, 32, 8, 5),
 ]
 NORMALIZERS = ("softmax", "entmax", "adaptive_softmax", "ssa")
 CASES = {"decode": (((8191, 1),) * 32, DECODE), "prefill": (((0, 8192),), PREFILL)}
