@@ -155,8 +155,12 @@ def decode_tile(options: Options, capability: int) -> Tile:
     """Decoding's tiles."""
     size = _width(options) * _bytes(options)  # of a key
     keys = 64 if size <= 256 else 32 if size <= 512 else 16
-    # The block of a key is loaded before the key, so that of five stages two are left for keys and values.
-    return Tile(DECODE_ROWS, keys, warps=4, stages=5 if capability in LARGE_SHARED_MEMORY else 3)
+    return Tile(DECODE_ROWS, keys, warps=4, stages=_stages(options, 2 if capability in LARGE_SHARED_MEMORY else 1))
+
+
+def _stages(options: Options, ahead: int) -> int:
+    """Stages for so many tiles on their way beside the one at hand: a key's block is loaded as far ahead of the key."""
+    return 1 + ahead * (1 if options.contiguous else 2)
 
 
 def prefill_tile(options: Options, capability: int) -> Tile:
@@ -165,11 +169,9 @@ def prefill_tile(options: Options, capability: int) -> Tile:
     if options.precision == "tf32x3":  # three operands for one take many registers
         if width > 128:
             return Tile(16, 16, warps=4, stages=1)
-        return Tile(64, 32, warps=4, stages=1) if capability == 90 else Tile(32, 16, warps=4, stages=2)
-    if _bytes(options) == 4:
-        return Tile(32, 32, warps=4, stages=2)
-    # Two tiles are in flight beside the one at hand; where the block of a key is loaded before it, that takes five.
-    stages = 3 if options.contiguous else 5
+        rows, keys = (64, 32) if capability == 90 else (32, 16)
+        return Tile(rows, keys, warps=4, stages=_stages(options, 1))
+    stages = _stages(options, 2)
     if capability in LARGE_SHARED_MEMORY:
         if width > 128:
             return Tile(128, 32, warps=8, stages=stages)

@@ -64,19 +64,26 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
-@pytest.mark.parametrize("normalizer", ["adaptive_softmax", "entmax"])
-def test_keys_and_values_of_prompts_are_loaded_ahead(normalizer: str, contiguous: bool) -> None:
+@pytest.mark.parametrize(
+    ("normalizer", "loops"),
+    [
+        ("softmax", {"decode_stream": 1, "prefill": 4}),
+        ("adaptive_softmax", {"decode_observe": 1, "decode_settled": 1, "prefill": 8}),
+        ("entmax", {"decode_observe": 1, "prefill": 12}),
+    ],
+)
+def test_keys_and_values_are_loaded_ahead(normalizer: str, loops: dict[str, int], contiguous: bool) -> None:
+    # Of a prompt's pass, a loop over full tiles and one over the others, each with and without statistics.
     power = "two" if normalizer == "entmax" else ""
     options = Options(normalizer, "bfloat16", "bfloat16", 64, 64, 16, True, power=power, contiguous=contiguous)
-    module = compile_kernel(kernels(options, 90)[-1], 90).asm["ttgir"]
-    # The body of every innermost loop, which ends with a line of its own.
-    bodies = [body.split("scf.yield")[0] for body in re.split(r"scf\.for", module)[1:]]
-    loops = [body for body in bodies if "warp_group_dot " in body]
-    # Both of a pass, with and without statistics; entmax's tiles that it takes the maximum of are one pass more.
-    assert len(loops) == {"adaptive_softmax": 8, "entmax": 12}[normalizer]
-    for body in loops:
-        assert "async_copy_global_to_local" in body
-        assert not re.search(r"tt\.load [^\n]*ptr<bf16>", body)
+    for kernel in kernels(options, 90):
+        if kernel.name in loops:
+            bodies = re.findall(r"scf\.for.*?scf\.yield", compile_kernel(kernel, 90).asm["ttgir"], re.DOTALL)
+            products = [body for body in bodies if re.search(r"warp_group_dot |tt\.dot", body)]
+            assert len(products) == loops[kernel.name]
+            for body in products:
+                assert "async_copy_global_to_local" in body
+                assert not re.search(r"tt\.load [^\n]*ptr<bf16>", body)
 
 
 def test_kernels_are_found_in_the_cache_by_whatever_process() -> None:
