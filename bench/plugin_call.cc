@@ -36,6 +36,8 @@ extern "C" __attribute__((visibility("default"))) int sharp_plugin_call(const ch
                                                                         void* key_cache_out, void* value_cache_out,
                                                                         void* workspace, size_t* workspace_bytes,
                                                                         SharpStream stream) {
+  if (problem->type == SHARP_INT8 || problem->cache_type == SHARP_INT8)
+    return std::fprintf(stderr, "the plugin has no int8 caches\n"), 6;
   void* handle = dlopen(library, RTLD_NOW);
   if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 1;
   int32_t count = 0;

@@ -21,7 +21,7 @@ class BackendConfig:
 
     Attributes:
         name: one of `sharp.serving.backends.BACKENDS`.
-        device: of ONNX Runtime; "auto" is a GPU where everything that its kernels need is there, else the CPU.
+        device: of ONNX Runtime; "auto" is the GPU where driver, provider and kernel library are there, else the CPU.
         threads: threads of the runtime.
         kernels: use the kernel library; False runs attention as standard ops, for comparison.
         allow_unverified: run a model that failed its verification, too.

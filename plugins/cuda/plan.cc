@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace sharp::cuda {
 namespace {
@@ -131,6 +132,8 @@ void check_sizes(const SharpPagedAttention& problem) {
           "kv_heads must divide q_heads");
   require(problem.head_dim > 0 && problem.value_dim > 0 && problem.block_size > 0,
           "head_dim, value_dim and block_size must be positive");
+  require(problem.max_blocks <= (std::numeric_limits<int32_t>::max() - problem.tokens) / problem.block_size,
+          "max_blocks * block_size and tokens must together fit 32 bits");
   require(problem.attributes.normalizer >= SHARP_SOFTMAX && problem.attributes.normalizer <= SHARP_RELU2,
           "there is no such normalizer");
   require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&

@@ -29,6 +29,12 @@ def row_numbers(first, count, token, heads, q_heads, OPTIONS: tl.constexpr):
 
 
 @triton.jit
+def context_of(context_lens, sequence, max_blocks, OPTIONS: tl.constexpr):
+    """How many keys a sequence has before this step. The host cannot see it: what is no length must not wrap around."""
+    return tl.minimum(tl.load(context_lens + sequence), max_blocks * OPTIONS.block_size)
+
+
+@triton.jit
 def keys_of(block_table, sequence, context, count, max_blocks, OPTIONS: tl.constexpr):
     """How many keys a sequence has, with those of its `count` tokens in this step."""
     if OPTIONS.contiguous:

@@ -15,6 +15,7 @@ import triton.language as tl
 from sharp.plugins.triton.decode import MOST_STEPS
 from sharp.plugins.triton.loads import (
     cache_of,
+    context_of,
     every_block_mapped,
     head_values,
     keys_of,
@@ -266,7 +267,7 @@ def prefill(
     member = tl.minimum(member, count * group - 1)
     heads = kv_head * group + member % group
     rows = row_numbers(first_token, count, member // group, heads, q_heads, OPTIONS)
-    context = tl.load(context_lens + sequence)
+    context = context_of(context_lens, sequence, max_blocks, OPTIONS)
     total = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
     position = context + member // group
     begin, end = row_bounds(position, total, window, causal)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.loads import keys_of
+from sharp.plugins.triton.loads import context_of, keys_of
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def split_bounds(
 
     Also where its first token stands, and how many of the splits have any keys at all.
     """
-    position = tl.load(context_lens + sequence)
+    position = context_of(context_lens, sequence, max_blocks, OPTIONS)
     end = keys_of(block_table, sequence, position, count, max_blocks, OPTIONS)
     if (causal != 0) | (window >= 0):  # only keys up to the token's own position are seen
         end = tl.minimum(end, position + count)

@@ -94,6 +94,19 @@ def test_no_tokens_at_all(run: Run) -> None:
     assert run(make_case("softmax", Shape(sequences=((5, 0), (0, 0))))).output.shape == (0, 6, 12)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
+def test_a_context_longer_than_the_table_does_not_wrap_around(run: Run, normalizer: str, shape: str) -> None:
+    # A CPU kernel refuses it; a GPU's host cannot see it.
+    case = make_case(normalizer, SHAPES[shape], window=9)
+    places = 16 * case.inputs["block_table"].shape[1]
+    full, longer = (
+        run(case.with_inputs(context_lens=np.array([context], np.int32))) for context in (places, 2**31 - 2)
+    )
+    np.testing.assert_array_equal(longer.output, full.output)
+    assert np.isfinite(full.output).all()
+
+
 @pytest.mark.parametrize("alpha", [1.001, 1.5, 4.0])
 def test_equal_logits_share_the_weight_equally(run: Run, alpha: float) -> None:
     # Every key is in the support and the threshold lies at the end of its bracket.
