@@ -1,6 +1,6 @@
 """Op Attention, over contiguous keys, on a GPU against float64; nothing is timed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
@@ -110,9 +110,11 @@ def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[st
     return result.output, result.present_key, result.present_value, result.stats
 
 
-def compare(call: Call, wanted: tuple[np.ndarray, ...]) -> dict[str, Any]:
-    """Relative norm of the output's error, whether the presents are equal, the largest errors of the statistics."""
-    output, *presents, stats = (tensor.float().cpu().numpy() for tensor in run(call))
+def compare(
+    call: Call, wanted: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
+) -> dict[str, Any]:
+    """As `gpu_correctness.compare`, with the presents in the place of caches."""
+    output, *presents, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
     pairs = zip(presents, wanted[1:3], strict=True)
     columns = np.abs(stats - wanted[3]).reshape(-1, 4).max(0)
     errors = {

@@ -72,7 +72,8 @@ def compare(
 ) -> dict[str, Any]:
     """Errors of our kernels, or of `launch`: relative norm of the output, whether the caches are equal, the statistics.
 
-    The statistics are entropy in nats, support in keys, and the other two relative.
+    And `holds`: whether they are those of rounding. The statistics are entropy in nats, support in keys, and the other
+    two relative.
     """
     starts = call.tensors["query_start"].tolist()
     output, *caches, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
@@ -82,7 +83,7 @@ def compare(
     ]
     found = stats.reshape(-1, 4)
     entropy, support, beta, spread = np.abs(found - wanted[3].reshape(-1, 4)).max(0)
-    return {
+    errors = {
         "output": float(np.linalg.norm(output - wanted[0]) / np.linalg.norm(wanted[0])),
         "caches": float(not all(np.array_equal(a, b) for a, b in zip(caches, wanted[1:3], strict=True))),
         "entropy": float(entropy),
@@ -92,9 +93,10 @@ def compare(
         "output_by_sequence": [float(f"{error:.2g}") for error in by_sequence],  # of MIXED: decode, or prefill?
         "not_numbers": int(np.isnan(output).sum() + np.isnan(stats).sum()),
     }
+    return {**errors, "holds": _holds(errors, call.tensors["query"].dtype)}
 
 
-def holds(errors: dict[str, Any], dtype: torch.dtype) -> bool:
+def _holds(errors: dict[str, Any], dtype: torch.dtype) -> bool:
     """Whether the errors are those of rounding; a NaN never is."""
     limits = {"output": TOLERANCES[dtype], "caches": 0.0, "entropy": 2e-3, "support": 2.0}
     limits |= {"inverse_temperature": 2e-3, "logit_spread": 2e-3}
@@ -122,8 +124,7 @@ def check_small(
     def check(number: int) -> Iterator[dict[str, Any]]:
         ready, answer = started[number]
         ready.result()
-        errors = compare(calls[number], answer.result())
-        yield {**errors, "holds": holds(errors, wanted[number]["dtype"])}
+        yield compare(calls[number], answer.result())
 
     for number, case in enumerate(wanted):
         named = {name: str(value).removeprefix("torch.") for name, value in case.items()}

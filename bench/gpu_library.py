@@ -1,73 +1,37 @@
-"""The compiled libraries on a GPU, without Triton: libsharp_cuda.so and TensorRT's plugin against float64.
+"""The compiled libraries on a GPU, without Triton: libsharp_cuda.so and TensorRT's plugins against float64.
 
-make kernels KERNELS="--target 90 --op PagedAttention --head-dim 64 --head-dim 128"
+make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128"
 cmake -S . -B build/gpu -DSHARP_CUDA=ON && cmake --build build/gpu --target sharp_trt sharp_plugin_call
 python bench/gpu_library.py [--libraries build/gpu] [--quick]
 
-The first two need no GPU; the third needs torch, this tree and the folder of libraries. The plugin is called as
-TensorRT calls it, with its caches in place and copied. Cases whose kernels were not compiled are counted. The exit code
-is 1 where a result is wrong, and where nothing was compared.
+The first two need no GPU; the third needs torch, this tree and the folder of libraries. The plugins are called as
+TensorRT calls them, with what is updated in place and copied. Cases whose kernels were not compiled are counted. The
+exit code is 1 where a result is wrong, and where nothing was compared.
 """
 
 import argparse
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import gpu_attention
+import gpu_correctness
+import gpu_inputs
 import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import torch
 from gpu import merge_results, show
 from gpu_cases import DeviceLostError, check_device, failure
-from gpu_correctness import HEADS, MIXED, compare, holds, small_cases
-from gpu_inputs import Call, expected, make_call, to_numpy
+from gpu_inputs import Call, to_numpy
+from gpu_problems import attention_problem, paged_attention_problem
 
-from sharp.plugins.cuda.library import TYPES, Attributes, Library, Problem, normalizer_number
+from sharp.plugins.cuda.library import AttentionProblem, Library, Problem
 from sharp.plugins.errors import SharpError
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu_library.json"
 HOW = ("library", "plugin in place", "plugin copying")
-
-
-def problem_of(call: Call, output: torch.Tensor, stats: torch.Tensor) -> Problem:
-    """The call as the library's structure; the tensors must live as long as it is used."""
-    tensors, options = call.tensors, call.attributes
-    coefficients = options.get("temperature_coefficients", ICML2025_COEFFICIENTS)
-    attributes = Attributes(
-        normalizer=normalizer_number(call.normalizer),
-        scale=options["scale"],
-        alpha=options.get("alpha", DEFAULT_ALPHA),
-        temperature_coefficients=tuple(coefficients),
-        temperature_terms=len(coefficients),
-        entropy_threshold=options.get("entropy_threshold", DEFAULT_ENTROPY_THRESHOLD),
-        softcap=options.get("softcap", 0.0),
-        window=options.get("window", -1),
-        causal=int(options.get("causal", True)),
-    )
-    tokens, q_heads, head_dim = tensors["query"].shape
-    blocks, kv_heads, block_size, value_dim = tensors["value_cache"].shape
-    sequences, max_blocks = tensors["block_table"].shape
-    return Problem(
-        attributes=attributes,
-        tokens=tokens,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        blocks=blocks,
-        block_size=block_size,
-        sequences=sequences,
-        max_blocks=max_blocks,
-        type=TYPES.index(str(tensors["query"].dtype).removeprefix("torch.")),
-        cache_type=TYPES.index(str(tensors["key_cache"].dtype).removeprefix("torch.")),
-        head_params_width=tensors["head_params"].shape[1],
-        alibi="alibi_slopes" in tensors,
-        **{name: tensor.data_ptr() for name, tensor in tensors.items()},
-        output=output.data_ptr(),
-        stats=stats.data_ptr(),
-    )
 
 
 class Caller:
@@ -76,31 +40,67 @@ class Caller:
     def __init__(self, folder: Path) -> None:
         self.library = Library(folder / "libsharp_cuda.so")
         self.plugin = str(folder / "libsharp_trt.so").encode()
-        self.plugin_call = ctypes.CDLL(str(folder / "libsharp_plugin_call.so")).sharp_plugin_call
-        self.plugin_call.argtypes = [ctypes.c_char_p, ctypes.POINTER(Problem), *[ctypes.c_void_p] * 3]
-        self.plugin_call.argtypes += [ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p]
+        plugin_call = ctypes.CDLL(str(folder / "libsharp_plugin_call.so"))
+        workspace = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p]
+        self.call_paged_attention = plugin_call.sharp_call_paged_attention
+        self.call_paged_attention.argtypes = [ctypes.c_char_p, ctypes.POINTER(Problem), *[ctypes.c_void_p] * 2]
+        self.call_paged_attention.argtypes += workspace
+        self.call_attention = plugin_call.sharp_call_attention
+        self.call_attention.argtypes = [ctypes.c_char_p, ctypes.POINTER(AttentionProblem), *workspace]
 
-    def run(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
+    def paged_attention(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
         """Output, caches and stats; under "plugin copying" the call's own caches stay as they are."""
         tensors = call.tensors
         query = tensors["query"]
         output = query.new_full((*query.shape[:2], tensors["value"].shape[2]), float("nan"))
         stats = query.new_full((*query.shape[:2], 4), float("nan"), dtype=torch.float32)
-        problem = problem_of(call, output, stats)
-        stream = torch.cuda.current_stream().cuda_stream if query.is_cuda else 0
+        problem = paged_attention_problem(call, output, stats)
         caches = [tensors["key_cache"], tensors["value_cache"]]
         if how == "library":
-            workspace = self.memory(query, self.library.workspace_bytes(problem))
-            self.library.paged_attention(problem, workspace.data_ptr(), stream)
+            self.launch(problem, query)
             return output, *caches, stats
         if how == "plugin copying":
             caches = [torch.empty_like(cache) for cache in caches]
-        size = ctypes.c_size_t()
-        common = [self.plugin, ctypes.byref(problem), *(cache.data_ptr() for cache in caches)]
-        self.check(self.plugin_call(*common, None, ctypes.byref(size), stream))
-        workspace = self.memory(query, size.value)
-        self.check(self.plugin_call(*common, workspace.data_ptr(), ctypes.byref(size), stream))
+        addresses = (cache.data_ptr() for cache in caches)
+        self.enqueue(self.call_paged_attention, (self.plugin, ctypes.byref(problem), *addresses), query)
         return output, *caches, stats
+
+    def attention(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
+        """Output, presents and stats; a shared buffer is its own present but for "plugin copying"."""
+        tensors = call.tensors
+        query, shared = tensors["query"], "past_lens" in tensors
+        output = query.new_full((*query.shape[:3], tensors["value"].shape[3]), float("nan"))
+        stats = query.new_full((*query.shape[:3], 4), float("nan"), dtype=torch.float32)
+        presents = []
+        for name in ("key", "value"):
+            fresh, past = tensors[name], tensors.get(f"past_{name}")
+            places = fresh.shape[2] * (not shared) + (0 if past is None else past.shape[2])
+            in_place = past is not None and shared and how != "plugin copying"
+            presents.append(past if in_place else fresh.new_empty((*fresh.shape[:2], places, fresh.shape[3])))
+        problem = attention_problem(call, output, (presents[0], presents[1]), stats)
+        if how == "library":
+            self.launch(problem, query)
+        else:
+            self.enqueue(self.call_attention, (self.plugin, ctypes.byref(problem)), query)
+        return output, *presents, stats
+
+    def launch(self, problem: Problem | AttentionProblem, query: torch.Tensor) -> None:
+        """Through the library; memory is taken where the query is."""
+        workspace = self.memory(query, self.library.workspace_bytes(problem))
+        run = self.library.paged_attention if isinstance(problem, Problem) else self.library.attention
+        run(problem, workspace.data_ptr(), self.stream(query))  # type: ignore[arg-type]
+
+    def enqueue(self, function: Any, arguments: tuple[Any, ...], query: torch.Tensor) -> None:
+        """Through a plugin."""
+        size, stream = ctypes.c_size_t(), self.stream(query)
+        self.check(function(*arguments, None, ctypes.byref(size), stream))
+        workspace = self.memory(query, size.value)
+        self.check(function(*arguments, workspace.data_ptr(), ctypes.byref(size), stream))
+
+    @staticmethod
+    def stream(query: torch.Tensor) -> int:
+        """The stream that torch's work is on."""
+        return torch.cuda.current_stream().cuda_stream if query.is_cuda else 0
 
     @staticmethod
     def memory(like: torch.Tensor, size: int) -> torch.Tensor:
@@ -114,35 +114,73 @@ class Caller:
             raise SharpError(f"the plugin failed at step {status} of plugin_call.cc; its words are on stderr")
 
 
+class Op(NamedTuple):
+    """One of the ops, as the benchmarks know it."""
+
+    name: str
+    cases: Callable[[bool], list[dict[str, Any]]]
+    make_call: Callable[..., Call]
+    expected: Callable[..., tuple[Any, ...]]
+    compare: Callable[..., dict[str, Any]]
+    run: Callable[[Caller, Call, str], tuple[torch.Tensor, ...]]
+
+    def ways(self, case: dict[str, Any]) -> tuple[str, ...]:
+        """How a case can be called."""
+        if case.get("cache_dtype") == torch.int8:  # which the plugin has not
+            return HOW[:1]
+        return HOW if case.get("form", "shared") == "shared" else ("library", "plugin copying")
+
+
+OPS = (
+    Op(
+        "PagedAttention",
+        gpu_correctness.small_cases,
+        partial(gpu_inputs.make_call, sequences=gpu_correctness.MIXED, **gpu_correctness.HEADS),
+        gpu_inputs.expected,
+        gpu_correctness.compare,
+        Caller.paged_attention,
+    ),
+    Op(
+        "Attention",
+        gpu_attention.cases,
+        gpu_attention.make_call,
+        gpu_attention.expected,
+        gpu_attention.compare,
+        Caller.attention,
+    ),
+)
+
+
 def check_library(caller: Caller, quick: bool, device: str = "cuda") -> Iterator[dict[str, Any]]:
-    """A row for each case and way to call; `built` is false where the libraries lack the kernels."""
-    for case in small_cases(quick):
-        named = {name: str(value).removeprefix("torch.") for name, value in case.items()}
+    """A row for each op, case and way to call; `built` is false where the libraries lack the kernels."""
+    for op in OPS:
+        for case in op.cases(quick):
+            named = {"op": op.name, **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
+            for row in _check_case(caller, op, case, device):
+                yield {**named, **row}
+
+
+def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
+    call = op.make_call(device=device, **case)
+    arrays = to_numpy(call.tensors)
+    try:
+        op.run(caller, call, HOW[0])
+    except SharpError as error:
+        if "has no kernel" in str(error):
+            yield {"built": False}
+            return
+        # Another failure is one of every call: the rows below say it.
+    wanted = op.expected(arrays, call.normalizer, call.attributes)
+    for how in op.ways(case):
+        found: dict[str, Any]
         try:
-            caller.library.prepare(problem_of(*fresh(case, device)))
-        except SharpError as error:
-            if "has no kernel" in str(error):
-                yield {**named, "built": False}
-                continue
-            # Another failure is one of every call: the rows below say it.
-        call = fresh(case, device)[0]
-        wanted = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
-        ways = HOW[:1] if case.get("cache_dtype") == torch.int8 else HOW  # the plugin has no int8 caches
-        for how in ways:
-            found: dict[str, Any]
-            try:
-                errors = compare(fresh(case, device)[0], wanted, lambda given, how=how: caller.run(given, how))
-                found = {**errors, "holds": holds(errors, case["dtype"])}
-            except (RuntimeError, SharpError) as error:
-                found = {**failure(error), "holds": False}
-            yield {**named, "how": how, "built": True, **found}
-            check_device()
-
-
-def fresh(case: dict[str, Any], device: str) -> tuple[Call, torch.Tensor, torch.Tensor]:
-    """The case's call as it is before the caches change, and two tensors in the place of outputs."""
-    call = make_call(sequences=MIXED, device=device, **HEADS, **case)
-    return call, call.tensors["query"], call.tensors["query"]
+            found = op.compare(
+                op.make_call(device=device, **case), wanted, lambda call, how=how: op.run(caller, call, how)
+            )
+        except (RuntimeError, SharpError) as error:
+            found = {**failure(error), "holds": False}
+        yield {"how": how, "built": True, **found}
+        check_device()
 
 
 def main() -> int:

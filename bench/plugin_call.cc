@@ -1,4 +1,7 @@
-// TensorRT's plugin called directly: what TensorRT does around one `enqueue`, as a C function for bench/gpu_library.py.
+// TensorRT's plugins called directly: what TensorRT does around one `enqueue`, as C functions for bench/gpu_library.py.
+//
+// A null workspace asks for its size only. They return 0, or the number of the step that failed; the plugin's own words
+// go to stderr.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
@@ -10,6 +13,8 @@
 
 #include "sharp_cuda.h"
 
+#define SHARP_EXPORT extern "C" __attribute__((visibility("default")))
+
 using namespace nvinfer1;
 
 namespace {
@@ -18,33 +23,34 @@ DataType type_of(SharpType type) {
   return type == SHARP_FLOAT16 ? DataType::kHALF : type == SHARP_BFLOAT16 ? DataType::kBF16 : DataType::kFLOAT;
 }
 
-PluginTensorDesc tensor(DataType type, std::initializer_list<int64_t> shape) {
-  PluginTensorDesc description{};
-  for (int64_t size : shape) description.dims.d[description.dims.nbDims++] = size;
-  description.type = type;
-  description.format = TensorFormat::kLINEAR;
-  return description;
-}
+// Tensors of one side of a node, in its order, and their memory.
+template <typename Pointer>
+struct Tensors {
+  std::vector<PluginTensorDesc> descriptions;
+  std::vector<Pointer> memory;
 
-}  // namespace
+  void add(Pointer pointer, DataType type, std::initializer_list<int64_t> shape) {
+    PluginTensorDesc description{};
+    for (int64_t size : shape) description.dims.d[description.dims.nbDims++] = size;
+    description.type = type;
+    description.format = TensorFormat::kLINEAR;
+    descriptions.push_back(description);
+    memory.push_back(pointer);
+  }
+  // An input that may be left out is then of no elements.
+  void add_optional(Pointer pointer, DataType type, std::initializer_list<int64_t> shape) {
+    pointer == nullptr ? add(nullptr, type, {0}) : add(pointer, type, shape);
+  }
+  int32_t count() const { return static_cast<int32_t>(memory.size()); }
+};
+using Inputs = Tensors<const void*>;
+using Outputs = Tensors<void*>;
 
-// Makes the plugin of `library` from the problem's attributes, and runs the problem: the caches in key_cache and
-// value_cache become those in key_cache_out and value_cache_out, which may be the same memory. A null workspace asks
-// for its size only. Returns 0, or the number of the step that failed; the plugin's own words go to stderr.
-extern "C" __attribute__((visibility("default"))) int sharp_plugin_call(const char* library,
-                                                                        const SharpPagedAttention* problem,
-                                                                        void* key_cache_out, void* value_cache_out,
-                                                                        void* workspace, size_t* workspace_bytes,
-                                                                        SharpStream stream) {
-  if (problem->type == SHARP_INT8 || problem->cache_type == SHARP_INT8)
-    return std::fprintf(stderr, "the plugin has no int8 caches\n"), 6;
+IPluginV3* make(const char* library, const char* op, const SharpAttributes& attributes) {
   void* handle = dlopen(library, RTLD_NOW);
-  if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 1;
+  if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), nullptr;
   int32_t count = 0;
-  auto* creator = static_cast<IPluginCreatorV3One*>(
-      reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(handle, "getCreators"))(count)[0]);
-
-  const SharpAttributes& attributes = problem->attributes;
+  auto* creators = reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(handle, "getCreators"))(count);
   const char* const normalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"};
   const char* normalizer = normalizers[attributes.normalizer];
   const PluginField fields[] = {
@@ -58,41 +64,86 @@ extern "C" __attribute__((visibility("default"))) int sharp_plugin_call(const ch
       {"window", &attributes.window, PluginFieldType::kINT32, 1},
       {"causal", &attributes.causal, PluginFieldType::kINT32, 1}};
   const PluginFieldCollection collection{8, fields};
-  const std::unique_ptr<IPluginV3> built(creator->createPlugin("PagedAttention", &collection, TensorRTPhase::kBUILD));
-  if (built == nullptr) return 2;
+  for (int32_t index = 0; index < count; ++index) {
+    auto* creator = static_cast<IPluginCreatorV3One*>(creators[index]);
+    if (std::strcmp(creator->getPluginName(), op) == 0)
+      return creator->createPlugin(op, &collection, TensorRTPhase::kBUILD);
+  }
+  return nullptr;
+}
+
+int call(IPluginV3* plugin, const Inputs& inputs, const Outputs& outputs, void* workspace, size_t* workspace_bytes,
+         SharpStream stream) {
+  const std::unique_ptr<IPluginV3> built(plugin);
+  if (built == nullptr) return 1;
   auto* build = static_cast<IPluginV3OneBuild*>(built->getCapabilityInterface(PluginCapabilityType::kBUILD));
   auto* first = static_cast<IPluginV3OneRuntime*>(built->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
-
-  const SharpPagedAttention& p = *problem;
-  const DataType type = type_of(p.type), cache = type_of(p.cache_type);
-  const std::vector<PluginTensorDesc> inputs = {
-      tensor(type, {p.tokens, p.q_heads, p.head_dim}),
-      tensor(type, {p.tokens, p.kv_heads, p.head_dim}),
-      tensor(type, {p.tokens, p.kv_heads, p.value_dim}),
-      tensor(cache, {p.blocks, p.kv_heads, p.head_dim, p.block_size}),
-      tensor(cache, {p.blocks, p.kv_heads, p.block_size, p.value_dim}),
-      tensor(DataType::kINT32, {p.tokens}),
-      tensor(DataType::kINT32, {p.sequences, p.max_blocks}),
-      tensor(DataType::kINT32, {p.sequences + 1}),
-      tensor(DataType::kINT32, {p.sequences}),
-      p.head_params ? tensor(DataType::kFLOAT, {p.q_heads, p.head_params_width}) : tensor(DataType::kFLOAT, {0}),
-      p.alibi ? tensor(DataType::kFLOAT, {p.q_heads}) : tensor(DataType::kFLOAT, {0}),
-      p.collect_stats ? tensor(DataType::kBOOL, {}) : tensor(DataType::kBOOL, {0})};
-  const std::vector<PluginTensorDesc> outputs = {tensor(type, {p.tokens, p.q_heads, p.value_dim}), inputs[3], inputs[4],
-                                                 tensor(DataType::kFLOAT, {p.tokens, p.q_heads, 4})};
   std::vector<DynamicPluginTensorDesc> dynamic;
-  for (const PluginTensorDesc& input : inputs) dynamic.push_back({input, input.dims, input.dims, input.dims});
-  const int32_t input_count = static_cast<int32_t>(inputs.size());
-  if (build->configurePlugin(dynamic.data(), input_count, nullptr, 0) != 0) return 3;
-  *workspace_bytes = build->getWorkspaceSize(dynamic.data(), input_count, nullptr, 0);
+  for (const PluginTensorDesc& input : inputs.descriptions)
+    dynamic.push_back({input, input.dims, input.dims, input.dims});
+  if (build->configurePlugin(dynamic.data(), inputs.count(), nullptr, 0) != 0) return 2;
+  *workspace_bytes = build->getWorkspaceSize(dynamic.data(), inputs.count(), nullptr, 0);
   if (workspace == nullptr) return 0;
 
   const std::unique_ptr<IPluginV3> attached(first->attachToContext(nullptr));
   auto* runtime = static_cast<IPluginV3OneRuntime*>(attached->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
-  if (runtime->onShapeChange(inputs.data(), input_count, outputs.data(), 4) != 0) return 4;
-  const void* const from[] = {p.query,        p.key,          p.value,        p.key_cache,
-                              p.value_cache,  p.slot_mapping, p.block_table,  p.query_start,
-                              p.context_lens, p.head_params,  p.alibi_slopes, p.collect_stats};
-  void* const to[] = {p.output, key_cache_out, value_cache_out, p.stats};
-  return runtime->enqueue(inputs.data(), outputs.data(), from, to, workspace, stream) == 0 ? 0 : 5;
+  const PluginTensorDesc *from = inputs.descriptions.data(), *to = outputs.descriptions.data();
+  if (runtime->onShapeChange(from, inputs.count(), to, outputs.count()) != 0) return 3;
+  return runtime->enqueue(from, to, inputs.memory.data(), outputs.memory.data(), workspace, stream) == 0 ? 0 : 4;
+}
+
+}  // namespace
+
+// The caches in key_cache and value_cache become those in key_cache_out and value_cache_out, which may be the same
+// memory.
+SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPagedAttention* problem,
+                                            void* key_cache_out, void* value_cache_out, void* workspace,
+                                            size_t* workspace_bytes, SharpStream stream) {
+  const SharpPagedAttention& p = *problem;
+  if (p.cache_type == SHARP_INT8) return std::fprintf(stderr, "the plugin has no int8 caches\n"), 5;
+  const DataType type = type_of(p.type), cache = type_of(p.cache_type);
+  Inputs inputs;
+  inputs.add(p.query, type, {p.tokens, p.q_heads, p.head_dim});
+  inputs.add(p.key, type, {p.tokens, p.kv_heads, p.head_dim});
+  inputs.add(p.value, type, {p.tokens, p.kv_heads, p.value_dim});
+  inputs.add(p.key_cache, cache, {p.blocks, p.kv_heads, p.head_dim, p.block_size});
+  inputs.add(p.value_cache, cache, {p.blocks, p.kv_heads, p.block_size, p.value_dim});
+  inputs.add(p.slot_mapping, DataType::kINT32, {p.tokens});
+  inputs.add(p.block_table, DataType::kINT32, {p.sequences, p.max_blocks});
+  inputs.add(p.query_start, DataType::kINT32, {p.sequences + 1});
+  inputs.add(p.context_lens, DataType::kINT32, {p.sequences});
+  inputs.add_optional(p.head_params, DataType::kFLOAT, {p.q_heads, p.head_params_width});
+  inputs.add_optional(p.alibi_slopes, DataType::kFLOAT, {p.q_heads});
+  inputs.add_optional(p.collect_stats, DataType::kBOOL, {});
+  Outputs outputs;
+  outputs.add(p.output, type, {p.tokens, p.q_heads, p.value_dim});
+  outputs.add(key_cache_out, cache, {p.blocks, p.kv_heads, p.head_dim, p.block_size});
+  outputs.add(value_cache_out, cache, {p.blocks, p.kv_heads, p.block_size, p.value_dim});
+  outputs.add(p.stats, DataType::kFLOAT, {p.tokens, p.q_heads, 4});
+  return call(make(library, "PagedAttention", p.attributes), inputs, outputs, workspace, workspace_bytes, stream);
+}
+
+// In a shared buffer the problem's presents may be its past.
+SHARP_EXPORT int sharp_call_attention(const char* library, const SharpAttention* problem, void* workspace,
+                                      size_t* workspace_bytes, SharpStream stream) {
+  const SharpAttention& p = *problem;
+  const DataType type = type_of(p.type);
+  const int64_t places = p.shared ? p.capacity : p.capacity + p.new_keys;
+  Inputs inputs;
+  inputs.add(p.query, type, {p.batch, p.q_heads, p.queries, p.head_dim});
+  inputs.add(p.key, type, {p.batch, p.kv_heads, p.new_keys, p.head_dim});
+  inputs.add(p.value, type, {p.batch, p.kv_heads, p.new_keys, p.value_dim});
+  inputs.add_optional(p.past_key, type, {p.batch, p.kv_heads, p.capacity, p.head_dim});
+  inputs.add_optional(p.past_value, type, {p.batch, p.kv_heads, p.capacity, p.value_dim});
+  inputs.add_optional(p.past_lens, DataType::kINT32, {p.batch});
+  inputs.add_optional(p.total_lens, DataType::kINT32, {p.batch});
+  inputs.add_optional(p.head_params, DataType::kFLOAT, {p.q_heads, p.head_params_width});
+  inputs.add_optional(p.alibi_slopes, DataType::kFLOAT, {p.q_heads});
+  inputs.add_optional(p.collect_stats, DataType::kBOOL, {});
+  Outputs outputs;
+  outputs.add(p.output, type, {p.batch, p.q_heads, p.queries, p.value_dim});
+  outputs.add(p.present_key, type, {p.batch, p.kv_heads, places, p.head_dim});
+  outputs.add(p.present_value, type, {p.batch, p.kv_heads, places, p.value_dim});
+  outputs.add(p.stats, DataType::kFLOAT, {p.batch, p.q_heads, p.queries, 4});
+  return call(make(library, "Attention", p.attributes), inputs, outputs, workspace, workspace_bytes, stream);
 }

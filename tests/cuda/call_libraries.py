@@ -1,6 +1,6 @@
-"""Makes a call of bench/gpu_library.py in every way it knows, where the fake driver is what the loader finds.
+"""Makes a call of each op in every way that bench/gpu_library.py knows, where the fake driver is what the loader finds.
 
-python -m tests.cuda.call_libraries FOLDER: per way the launches as JSON, with the names of tensors for their addresses.
+python -m tests.cuda.call_libraries FOLDER: launches per op and way, with names of tensors for their addresses.
 """
 
 import ctypes
@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
@@ -27,14 +28,20 @@ def main() -> None:
     caller = gpu_library.Caller(Path(sys.argv[1]))
     fake = ctypes.CDLL("libcuda.so.1")
     fake.fake_events.restype = ctypes.c_char_p
-    case = {"normalizer": "adaptive_softmax", "dtype": torch.float16, "head_dim": 64, "alibi": True, "statistics": True}
-    call, *_ = gpu_library.fresh(case, "cpu")
-    said = {}
-    for how in gpu_library.HOW:
-        output, *_, stats = caller.run(call, how)
-        tensors = {**call.tensors, "output": output, "stats": stats}
-        addresses = {str(tensor.data_ptr()): name for name, tensor in tensors.items()}
-        said[how] = launches(fake.fake_events().decode().splitlines(), addresses)
+    common = {"dtype": torch.float16, "head_dim": 64}
+    cases = (
+        {"normalizer": "adaptive_softmax", "alibi": True, "statistics": True},
+        {"normalizer": "entmax", "form": "shared", "queries": 6, "new_keys": 6},
+    )
+    said: dict[str, Any] = {}
+    for op, case in zip(gpu_library.OPS, cases, strict=True):
+        call = op.make_call(device="cpu", **common, **case)
+        said[op.name] = {}
+        for how in gpu_library.HOW:
+            output, *_, stats = op.run(caller, call, how)
+            tensors = {**call.tensors, "output": output, "stats": stats}
+            addresses = {str(tensor.data_ptr()): name for name, tensor in tensors.items()}
+            said[op.name][how] = launches(fake.fake_events().decode().splitlines(), addresses)
     said["rows"] = list(gpu_library.check_library(caller, True, "cpu"))
     json.dump(said, sys.stdout)
 

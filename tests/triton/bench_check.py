@@ -24,7 +24,7 @@ def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
     sys.path.insert(0, str(BENCH))
     import numpy as np
     import torch
-    from gpu_correctness import compare, holds
+    from gpu_correctness import compare
     from gpu_inputs import expected, expected_row, make_call, run, to_numpy
 
     cache = getattr(torch, cache_dtype) if cache_dtype else None
@@ -36,9 +36,9 @@ def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
     output, _, _, stats = run(call)
     row, statistics = (0.0, 0.0) if cache else expected_row(call, 2, 1)
     return {
-        "right": holds(compare(call, answer), torch.float32),
-        "wrong": holds(compare(call, wrong), torch.float32),
-        "nan": holds(compare(call, (answer[0] * np.nan, *answer[1:])), torch.float32),
+        "right": compare(call, answer)["holds"],
+        "wrong": compare(call, wrong)["holds"],
+        "nan": compare(call, (answer[0] * np.nan, *answer[1:]))["holds"],
         "row": float(np.abs(output[2, 1].numpy() - row).max()),
         "statistics": float(np.abs(stats[2, 1].numpy() - statistics).max()),
     }
