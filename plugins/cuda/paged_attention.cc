@@ -20,7 +20,7 @@ SHARP_EXPORT int sharp_cuda_prepare(const SharpPagedAttention* problem) {
   return status_of([&] {
     check_sizes(*problem);
     Call call{*problem};
-    call.problem.tokens = std::max(problem->tokens, kSomePrompt);  // fewer tokens need less
+    call.problem.tokens = std::max(problem->tokens, problem->sequences + kSomePrompt);  // fewer tokens need less
     for (const Launch& launch : plan(call).launches) load_kernel(launch.kernel);
   });
 }

@@ -61,10 +61,11 @@ Plan plan(const Call& call) {
   const int64_t splits = std::max<int64_t>(1, std::min({wanted, longest, kMostSplits}));
 
   const int64_t room = std::max<int64_t>(1, std::min(kMostTokens, rows / group));
-  const bool few = problem.sequences < problem.tokens && problem.tokens <= problem.sequences * room;
-  const int64_t most_tokens = few ? room : 1;
-  const Grid by_split{problem.sequences, head_tiles, splits};
-  const Grid by_row{problem.sequences * most_tokens, problem.q_heads, 1};
+  const bool by_token = problem.tokens <= problem.sequences;
+  const int64_t most_tokens = by_token ? 0 : problem.tokens <= problem.sequences * room ? room : 1;
+  const int64_t units = by_token ? problem.tokens : problem.sequences;
+  const Grid by_split{units, head_tiles, splits};
+  const Grid by_row{units * std::max<int64_t>(1, most_tokens), problem.q_heads, 1};
   std::vector<Launch> launches;
   if (call.contiguous)
     launches.push_back(
@@ -76,7 +77,7 @@ Plan plan(const Call& call) {
   // The most tokens that a sequence may have, which of contiguous calls is known here.
   const int64_t longest_chunk =
       call.contiguous ? problem.tokens / std::max<int64_t>(1, problem.sequences) : problem.tokens;
-  const bool prompts = problem.sequences > 0 && longest_chunk > most_tokens;
+  const bool prompts = !by_token && problem.sequences > 0 && longest_chunk > most_tokens;
   const bool decodes = problem.tokens > 0 && !(call.contiguous && prompts);
   if (decodes) {
     if (solves(problem)) {
@@ -106,7 +107,8 @@ Plan plan(const Call& call) {
 
 int64_t split_rows(const Call& call, const Plan& plan) {
   const SharpPagedAttention& problem = call.problem;
-  return std::min(problem.tokens, problem.sequences * plan.most_tokens) * problem.q_heads * plan.splits;
+  const int64_t most = problem.sequences * std::max<int64_t>(1, plan.most_tokens);
+  return std::min(problem.tokens, most) * problem.q_heads * plan.splits;
 }
 
 Scratch::Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows) {

@@ -37,7 +37,7 @@ struct Launch {
 
 struct Plan {
   int64_t splits;
-  int64_t most_tokens;      // of a sequence that decoding takes
+  int64_t most_tokens;      // of a sequence that decoding takes; 0: it takes tokens, of whatever sequence
   int64_t most_rows;        // of scratch memory, of this call and of any smaller one
   int64_t most_split_rows;  // the same times splits
   int64_t listed;           // numbers of tiles that entmax keeps

@@ -2,7 +2,8 @@
 
 Query heads that share a KV head are the rows of one tile, and so are the tokens of a sequence as far as the tile has
 room (`most_tokens`, such as 4 for groups of 4 heads): keys and values are read once for all of them. Sequences with
-more tokens are left to `prefill.py`. The number of splits follows from shapes; which keys a split has follows from the
+more tokens are left to `prefill.py`, but not where a step has no more tokens than sequences: what is decoded together,
+a unit, is then one token. The number of splits follows from shapes; which keys a split has follows from the
 sequence's length, read here.
 
 Softmax, ssa and the pointwise normalizers take one kernel, `decode_stream`. Adaptive softmax and entmax take three:
@@ -40,10 +41,21 @@ from sharp.plugins.triton.normalizers import (
     settled,
     temperature,
 )
-from sharp.plugins.triton.rows import decode_rows, row_bounds, scratch_row, split_bounds, tokens_of
+from sharp.plugins.triton.rows import decode_rows, row_bounds, scratch_row, split_bounds, unit_of
 from sharp.plugins.triton.walk import walk
 
-INTEGERS = ("q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "splits", "window", "causal", "parameters")
+INTEGERS = (
+    "sequences",
+    "q_heads",
+    "kv_heads",
+    "max_blocks",
+    "places",
+    "most_tokens",
+    "splits",
+    "window",
+    "causal",
+    "parameters",
+)
 MOST_STEPS = tl.constexpr(64)
 
 
@@ -111,6 +123,7 @@ def decode_stream(
     alibi_slopes,
     sums,
     outputs,
+    sequences,
     q_heads,
     kv_heads,
     max_blocks,
@@ -124,13 +137,14 @@ def decode_stream(
     softcap,
     OPTIONS: tl.constexpr,
 ):
-    """One pass over the keys and values of a split. Grid: sequences, KV heads * head blocks, splits."""
-    sequence, split = tl.program_id(0), tl.program_id(2)
-    first, count = tokens_of(query_start, sequence)
-    if (count < 1) | (count > most_tokens):
+    """One pass over the keys and values of a split. Grid: units, KV heads * head blocks, splits."""
+    split = tl.program_id(2)
+    unit = unit_of(query_start, sequences, most_tokens, tl.program_id(0))
+    sequence, first, count, _, _ = unit
+    if count < 1:
         return
     position, begin, end, low, high, _ = split_bounds(
-        context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
+        context_lens, block_table, unit, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
@@ -142,7 +156,7 @@ def decode_stream(
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     state = walk_split(low, high, rows, row, cache, (scale, softcap, 0.0), (0.0, 0.0), OPTIONS, "stream")
-    index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads) * splits + split
+    index = scratch_row(unit, tokens, most_tokens, q_heads, heads) * splits + split
     store_sums(sums, index, exists, state, scale, OPTIONS, True, True)
     store_output(outputs, index, exists, state[7], OPTIONS)
 
@@ -158,6 +172,7 @@ def decode_observe(
     alibi_slopes,
     sums,
     logits,
+    sequences,
     q_heads,
     kv_heads,
     max_blocks,
@@ -171,12 +186,13 @@ def decode_observe(
     OPTIONS: tl.constexpr,
 ):
     """The logits of a split into scratch memory, and what the solution is found from. Grid as `decode_stream`."""
-    sequence, split = tl.program_id(0), tl.program_id(2)
-    first, count = tokens_of(query_start, sequence)
-    if (count < 1) | (count > most_tokens):
+    split = tl.program_id(2)
+    unit = unit_of(query_start, sequences, most_tokens, tl.program_id(0))
+    sequence, first, count, _, _ = unit
+    if count < 1:
         return
     position, begin, end, low, high, _ = split_bounds(
-        context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
+        context_lens, block_table, unit, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
@@ -187,7 +203,7 @@ def decode_observe(
     tensors = (key_cache, key_cache, key_scale, key_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
-    index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads)
+    index = scratch_row(unit, tokens, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     state = walk_split(low, high, rows, row, cache, (scale, softcap, 0.0), stored, OPTIONS, "observe")
     store_sums(sums, index * splits + split, exists, state, scale, OPTIONS, True, False)
@@ -216,6 +232,7 @@ def decode_solve(
     sums,
     logits,
     solution,
+    sequences,
     q_heads,
     max_blocks,
     most_tokens,
@@ -236,15 +253,15 @@ def decode_solve(
     CHUNK: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The solution of one row: inverse temperature, or entmax's tau. Grid: sequences * most_tokens, query heads."""
-    sequence, token = tl.program_id(0) // most_tokens, tl.program_id(0) % most_tokens
-    first, count = tokens_of(query_start, sequence)
-    if (token >= count) | (count > most_tokens):
+    """The solution of one row: inverse temperature, or entmax's tau. Grid: units * their most tokens, query heads."""
+    unit = unit_of(query_start, sequences, most_tokens, tl.program_id(0) // tl.maximum(most_tokens, 1))
+    token = tl.program_id(0) % tl.maximum(most_tokens, 1)
+    if token >= unit[2]:
         return
     _, begin, end, _, _, active = split_bounds(
-        context_lens, block_table, sequence, count, max_blocks, window, causal, 0, splits, OPTIONS
+        context_lens, block_table, unit, max_blocks, window, causal, 0, splits, OPTIONS
     )
-    row = scratch_row(first, token, sequence, most_tokens, q_heads, tl.program_id(1))
+    row = scratch_row(unit, token, most_tokens, q_heads, tl.program_id(1))
     split = tl.arange(0, MOST_SPLITS)
     place = sums + (row * splits + split) * 8
     peaks = tl.load(place, mask=split < active, other=-float("inf"))
@@ -329,6 +346,7 @@ def decode_settled(
     logits,
     solution,
     outputs,
+    sequences,
     q_heads,
     kv_heads,
     max_blocks,
@@ -341,19 +359,20 @@ def decode_settled(
     OPTIONS: tl.constexpr,
 ):
     """Weights from the stored logits and the solution, and the values. Grid as `decode_stream`."""
-    sequence, split = tl.program_id(0), tl.program_id(2)
-    first, count = tokens_of(query_start, sequence)
-    if (count < 1) | (count > most_tokens):
+    split = tl.program_id(2)
+    unit = unit_of(query_start, sequences, most_tokens, tl.program_id(0))
+    sequence, _, count, _, _ = unit
+    if count < 1:
         return
     _, begin, end, low, high, _ = split_bounds(
-        context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS
+        context_lens, block_table, unit, max_blocks, window, causal, split, splits, OPTIONS
     )
     if low >= high:
         return
     kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     tensors = (value_cache, value_cache, value_scale, value_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
-    index = scratch_row(first, tokens, sequence, most_tokens, q_heads, heads)
+    index = scratch_row(unit, tokens, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     peak = tl.load(solution + index * 2, mask=exists, other=0.0)
     solved = tl.load(solution + index * 2 + 1, mask=exists, other=0.0)

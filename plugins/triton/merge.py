@@ -6,9 +6,9 @@ import triton.language as tl
 from sharp.plugins.triton.decode import merged_sums
 from sharp.plugins.triton.loads import row_numbers
 from sharp.plugins.triton.normalizers import divided, row_statistics
-from sharp.plugins.triton.rows import scratch_row, split_bounds, tokens_of
+from sharp.plugins.triton.rows import scratch_row, split_bounds, unit_of
 
-INTEGERS = ("q_heads", "max_blocks", "most_tokens", "splits", "window", "causal")
+INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "splits", "window", "causal")
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -22,6 +22,7 @@ def merge(
     collect_stats,
     output,
     stats,
+    sequences,
     q_heads,
     max_blocks,
     most_tokens,
@@ -31,15 +32,16 @@ def merge(
     MOST_SPLITS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: sequences * most_tokens, query heads; `sums`, `outputs` and `solution` are `decode.py`'s scratch memory."""
-    sequence, token = tl.program_id(0) // most_tokens, tl.program_id(0) % most_tokens
-    first, count = tokens_of(query_start, sequence)
-    if (token >= count) | (count > most_tokens):
+    """Grid: units * their most tokens, query heads. `sums`, `outputs` and `solution` are `decode.py`'s."""
+    unit = unit_of(query_start, sequences, most_tokens, tl.program_id(0) // tl.maximum(most_tokens, 1))
+    token = tl.program_id(0) % tl.maximum(most_tokens, 1)
+    _, first, count, _, _ = unit
+    if token >= count:
         return
     _, _, _, _, _, active = split_bounds(
-        context_lens, block_table, sequence, count, max_blocks, window, causal, 0, splits, OPTIONS
+        context_lens, block_table, unit, max_blocks, window, causal, 0, splits, OPTIONS
     )
-    row = scratch_row(first, token, sequence, most_tokens, q_heads, tl.program_id(1))
+    row = scratch_row(unit, token, most_tokens, q_heads, tl.program_id(1))
     own = row_numbers(first, count, token, tl.program_id(1), q_heads, OPTIONS)
     split = tl.arange(0, MOST_SPLITS)
     used = split < active

@@ -7,33 +7,52 @@ from sharp.plugins.triton.loads import context_of, keys_of
 
 
 @triton.jit
-def tokens_of(query_start, sequence):
-    """The sequence's first token, and how many it has."""
-    first = tl.load(query_start + sequence)
-    return first, tl.load(query_start + sequence + 1) - first
+def unit_of(query_start, sequences, most_tokens, unit):
+    """What is decoded together: sequence, first token, tokens (below 1: none), those before and in all in the sequence.
+
+    A unit is a sequence with at most `most_tokens`. Where that is 0 a step has no more tokens than sequences, and a
+    unit is a token: in nearly every such step each sequence has one, and if not, no other kernel need be launched.
+    """
+    sequence = unit
+    first, end = tl.load(query_start + unit), tl.load(query_start + unit + 1)
+    by_token = most_tokens == 0
+    if by_token & ((first != unit) | (end != unit + 1)):
+        sequence = unit * 0
+        behind = sequence + sequences
+        while behind - sequence > 1:  # bisection
+            middle = (sequence + behind) // 2
+            found = tl.load(query_start + middle) <= unit
+            sequence, behind = tl.where(found, middle, sequence), tl.where(found, behind, middle)
+        first, end = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
+    count = end - first
+    before = tl.where(by_token, unit - first, 0)
+    taken = tl.where(by_token, (unit < end).to(tl.int32), tl.where(count > most_tokens, 0, count))
+    return sequence, first + before, taken, before, count
 
 
 @triton.jit
-def scratch_row(first, token, sequence, most_tokens, q_heads, head):
-    """The row (int64) of a token, counted from the sequence's `first`, in scratch memory.
+def scratch_row(unit, token, most_tokens, q_heads, head):
+    """The row (int64) of a unit's token in scratch memory.
 
     No two sequences overlap, as both numbers grow by their tokens at least, and the rows are as few as either says.
     """
-    return (tl.minimum(first, sequence * most_tokens) + token).to(tl.int64) * q_heads + head
+    sequence, first, _, _, _ = unit
+    start = tl.where(most_tokens == 0, first, tl.minimum(first, sequence * most_tokens))
+    return (start + token).to(tl.int64) * q_heads + head
 
 
 @triton.jit
-def split_bounds(
-    context_lens, block_table, sequence, count, max_blocks, window, causal, split, splits, OPTIONS: tl.constexpr
-):
-    """Which keys the sequence's `count` tokens see: [begin, end), and a split's share of them: [low, high).
+def split_bounds(context_lens, block_table, unit, max_blocks, window, causal, split, splits, OPTIONS: tl.constexpr):
+    """Which keys the tokens of a unit see: [begin, end), and a split's share of them: [low, high).
 
-    Also where its first token stands, and how many of the splits have any keys at all.
+    Also where the first token stands, and how many of the splits have any keys at all.
     """
-    position = context_of(context_lens, sequence, max_blocks, OPTIONS)
-    end = keys_of(block_table, sequence, position, count, max_blocks, OPTIONS)
+    sequence, _, taken, before, count = unit
+    context = context_of(context_lens, sequence, max_blocks, OPTIONS)
+    position = context + before
+    end = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
     if (causal != 0) | (window >= 0):  # only keys up to the token's own position are seen
-        end = tl.minimum(end, position + count)
+        end = tl.minimum(end, position + taken)
     begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
     first = begin // OPTIONS.keys * OPTIONS.keys
     tiles = (tl.cdiv(end - first, splits) + OPTIONS.keys - 1) // OPTIONS.keys

@@ -110,11 +110,19 @@ def head_blocks(options: Options, shapes: Shapes) -> int:
 def most_tokens(shapes: Shapes) -> int:
     """Most tokens of a sequence that decoding takes: as many as its tile has rows for, up to `MOST_TOKENS`.
 
-    One where no sequence can have more, and where one must have too many for decoding: then prefill takes the others of
-    several tokens too, and scratch memory stays small.
+    One where some sequence must have too many for decoding: then prefill takes the others of several tokens too, and
+    scratch memory stays small. 0 where there are no more tokens than sequences, nearly always one each: then decoding
+    takes every token by itself, so that nothing is left to prefill, whatever sequences they are of.
     """
+    if shapes.tokens <= shapes.sequences:
+        return 0
     room = max(1, min(MOST_TOKENS, DECODE_ROWS // shapes.group))
-    return room if shapes.sequences < shapes.tokens <= shapes.sequences * room else 1
+    return room if shapes.tokens <= shapes.sequences * room else 1
+
+
+def units(shapes: Shapes) -> int:
+    """What decoding takes together: sequences, or tokens where `most_tokens` is 0."""
+    return shapes.sequences if most_tokens(shapes) else shapes.tokens
 
 
 def splits(options: Options, shapes: Shapes) -> int:
@@ -129,7 +137,7 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
 
     `prompt` are the options of the kernel `prefill`, with the size of its tiles.
     """
-    tokens = min(shapes.tokens, shapes.sequences * most_tokens(shapes))
+    tokens = min(shapes.tokens, units(shapes) * max(1, most_tokens(shapes)))
     rows, parts = tokens * shapes.q_heads, splits(options, shapes)
     keys = shapes.max_blocks * options.block_size
     sizes = {"sums": rows * parts * 8, "outputs": rows * parts * options.value_dim}
@@ -209,17 +217,17 @@ def kernels(
         return Kernel(function, signature, constants, warps, stages, grid, **rest)
 
     def by_split(shapes: Shapes) -> Grid:
-        return shapes.sequences, shapes.kv_heads * head_blocks(decode, shapes), splits(decode, shapes)
+        return units(shapes), shapes.kv_heads * head_blocks(decode, shapes), splits(decode, shapes)
 
     def decoding_needed(shapes: Shapes) -> bool:
         return shapes.tokens > 0 and not (options.contiguous and prompts_needed(shapes))
 
     def prompts_needed(shapes: Shapes) -> bool:
         longest = shapes.tokens // max(1, shapes.sequences) if options.contiguous else shapes.tokens
-        return shapes.sequences > 0 and longest > most_tokens(shapes)
+        return shapes.tokens > shapes.sequences > 0 and longest > most_tokens(shapes)
 
     def by_row(shapes: Shapes) -> Grid:
-        return shapes.sequences * most_tokens(shapes), shapes.q_heads, 1
+        return units(shapes) * max(1, most_tokens(shapes)), shapes.q_heads, 1
 
     tile = {"OPTIONS": decode}
     if options.contiguous:
@@ -252,7 +260,7 @@ def kernels(
             kernel(
                 decode_observe,
                 "query key_cache key_scale block_table query_start context_lens alibi_slopes sums logits"
-                " q_heads kv_heads max_blocks places most_tokens splits window causal scale softcap",
+                " sequences q_heads kv_heads max_blocks places most_tokens splits window causal scale softcap",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -261,8 +269,8 @@ def kernels(
             ),
             kernel(
                 decode_solve,
-                "block_table query_start context_lens sums logits solution q_heads max_blocks most_tokens splits"
-                " window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+                "block_table query_start context_lens sums logits solution sequences q_heads max_blocks most_tokens"
+                " splits window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
                 by_row,
                 {"MOST_SPLITS": MOST_SPLITS, "CHUNK": 4096, "OPTIONS": decode},
                 needed=decoding_needed,
@@ -271,7 +279,7 @@ def kernels(
             kernel(
                 decode_settled,
                 "value_cache value_scale block_table query_start context_lens sums logits solution outputs"
-                " q_heads kv_heads max_blocks places most_tokens splits window causal alpha",
+                " sequences q_heads kv_heads max_blocks places most_tokens splits window causal alpha",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -284,8 +292,8 @@ def kernels(
             kernel(
                 decode_stream,
                 "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-                " alibi_slopes sums outputs q_heads kv_heads max_blocks places most_tokens splits parameters"
-                " window causal scale softcap",
+                " alibi_slopes sums outputs sequences q_heads kv_heads max_blocks places most_tokens splits"
+                " parameters window causal scale softcap",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -296,7 +304,7 @@ def kernels(
     merging = kernel(
         merge,
         "block_table query_start context_lens sums outputs solution collect_stats output stats"
-        " q_heads max_blocks most_tokens splits window causal",
+        " sequences q_heads max_blocks most_tokens splits window causal",
         by_row,
         {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
         needed=decoding_needed,

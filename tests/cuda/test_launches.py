@@ -294,7 +294,7 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(scale=-1.0), "scale must be positive and finite on a GPU"),
         (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
         (Call(absent=["output"]), "a buffer is null that every call needs"),
-        (Call(tokens=1 << 40, sequences=1), "which is more than CUDA has"),
+        (Call(tokens=1 << 40, sequences=1), "max_blocks * block_size and tokens must together fit 32 bits"),
         (Call(workspace=0), "the workspace is null"),
         (Call(dtype="int8"), "there is no such type"),
         (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),

@@ -82,6 +82,16 @@ def test_few_tokens_over_a_long_context(run: Run, normalizer: str, causal: int) 
     assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_no_more_tokens_than_sequences_and_not_one_each(run: Run, normalizer: str, causal: int) -> None:
+    # No server makes such a step; every token is decoded by itself, and nothing is left to prefill.
+    lengths = ((40, 0), (540, 1), (0, 0), (0, 2), (300, 3), (9, 0), (1, 0))
+    shape = Shape(sequences=lengths, kv_heads=1, head_dim=16, value_dim=16, holes=True)
+    case = make_case(normalizer, shape, alibi=True, window=400 if causal else -1, causal=causal)
+    assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_16_bits(run: Run, normalizer: str, dtype: str) -> None:

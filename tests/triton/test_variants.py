@@ -154,10 +154,11 @@ def test_no_launch_depends_on_what_a_tensor_holds(monkeypatch: pytest.MonkeyPatc
     assert len(launched) == 4 + 6 + 6
 
 
-def test_one_token_needs_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_one_token_each_needs_no_prefill(monkeypatch: pytest.MonkeyPatch, sequences: int) -> None:
     launched = []
     monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
-    case = make_case("softmax", Shape(sequences=((5, 1),)))
+    case = make_case("softmax", Shape(sequences=((5, 1),) * sequences))
     paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
     assert launched == ["write_cache", "decode_stream", "merge"]
 
