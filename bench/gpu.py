@@ -12,13 +12,10 @@ missing.
 
 import argparse
 import json
-import multiprocessing
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,20 +76,18 @@ def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
 def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterator[dict[str, Any]]:
     """The section's results, one row at a time."""
     import gpu_attention
+    import gpu_compile
     import gpu_correctness
     import gpu_generation
     import gpu_speed
     import gpu_tiles
-    import torch
 
     quick = chosen.quick
     match section:
         case "machine":
             yield from gpu_speed.machine(cases)
         case "correctness":
-            capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
-            workers = max(1, (os.cpu_count() or 2) - 1)
-            executor = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+            executor, capability = gpu_compile.processes(), gpu_compile.capability()
             try:
                 yield from gpu_correctness.check_small(quick, executor, capability, cases)
                 yield from gpu_attention.check(quick, executor, capability, cases)
@@ -100,14 +95,18 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
                 executor.shutdown(wait=False, cancel_futures=True)
             yield from gpu_correctness.check_large(cases)
         case "decode":
+            gpu_compile.compile_ahead(gpu_speed.wanted(section))
             yield from gpu_speed.decode(quick, cases)
         case "prefill":
+            gpu_compile.compile_ahead(gpu_speed.wanted(section))
             yield from gpu_speed.prefill(quick, cases)
         case "statistics":
+            gpu_compile.compile_ahead(gpu_speed.wanted(section))
             yield from gpu_speed.statistics_cost(cases)
         case "end-to-end":
             yield from gpu_generation.end_to_end(quick, cases, chosen.model, chosen.libraries)
         case _:
+            gpu_compile.compile_ahead(gpu_tiles.wanted())
             yield from gpu_tiles.tiles(cases)
 
 

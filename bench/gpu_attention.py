@@ -9,7 +9,8 @@ import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import numpy as np
 import torch
 from gpu_cases import Cases
-from gpu_correctness import TOLERANCES, compile_all
+from gpu_compile import compile_all
+from gpu_correctness import TOLERANCES
 from gpu_inputs import Call, to_numpy
 
 from sharp.plugins.ops.attention_reference import attention as reference

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_cases import Cases
+from gpu_compile import compile_all, options_of
 from gpu_inputs import Call, expected, expected_row, make_call, run, to_numpy
 
 from sharp.plugins.ops.attributes import NORMALIZERS
-from sharp.plugins.triton.options import Options, power_name
-from sharp.plugins.triton.variants import compile_kernel, kernels
 
 # Decode over a long and no context, a chunk behind a context, a prompt of several tiles.
 MIXED = ((3000, 1), (0, 1), (37, 5), (200, 40), (0, 150), (700, 1))
@@ -41,30 +40,6 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
         cases += [{"normalizer": normalizer, "dtype": torch.float32, "head_dim": 64, "cache_dtype": c} for c in caches]
     return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases]
-
-
-def options_of(call: Call) -> Options:
-    """The compile-time options of a call."""
-    tensors = call.tensors
-    name, cache = (str(tensors[which].dtype).removeprefix("torch.") for which in ("query", "key_cache"))
-    return Options(
-        call.normalizer,
-        name,
-        cache,
-        tensors["query"].shape[2],
-        tensors["value"].shape[2],
-        tensors["key_cache"].shape[3],
-        "collect_stats" in tensors,
-        "alibi_slopes" in tensors,
-        call.attributes.get("softcap", 0.0) > 0,
-        power=power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else "",
-    )
-
-
-def compile_all(options: Options, capability: int) -> None:
-    """Into Triton's cache on the disk, from where the calls then take it; runs in a process of its own."""
-    for kernel in kernels(options, capability):
-        compile_kernel(kernel, capability)
 
 
 def compare(

@@ -2,17 +2,20 @@
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from gpu_cases import Cases
+from gpu_compile import Job, options_of
 from gpu_inputs import Call, make_call, run
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sharp.plugins.triton.options import Options
 
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
 OTHER_DECODE = {"softmax, int8 cache": 2, "softmax, contiguous keys": 1}  # by how much a cache is smaller
@@ -58,6 +61,25 @@ def time_call(call: Callable[[], Any], graph: bool = True) -> Timing:
     times = sorted(_milliseconds(replay) for _ in range(repeats))
     median = statistics.median(times)
     return Timing(median, times[0], (times[len(times) * 3 // 4] - times[len(times) // 4]) / median)
+
+
+def wanted(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
+    """What a section launches."""
+
+    def options(normalizer: str, **more: Any) -> Options:
+        return options_of(make_call(normalizer, ((1, 1),), head_dim=HEAD_DIM, device="cpu", **more))
+
+    if section == "statistics":
+        phases: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
+        states = (None, True)
+        return [Job(options(name, statistics=on), phase) for phase in phases for name in PREFILL for on in states]
+    support = options("entmax", statistics=True)
+    if section == "prefill":
+        near = [options("entmax", alibi=True, statistics=on) for on in (None, True)]
+        return [Job(option, "prefill") for option in (*map(options, PREFILL), *near, support)]
+    int8 = options("softmax", dtype=torch.float32, cache_dtype=torch.int8)
+    contiguous = replace(options("softmax"), contiguous=True)
+    return [Job(option, "decode") for option in (*map(options, DECODE), support, int8, contiguous)]
 
 
 def machine(cases: Cases) -> Iterator[dict[str, Any]]:

@@ -5,9 +5,8 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import torch
 from gpu_cases import Cases
-from gpu_correctness import options_of
+from gpu_compile import Job, capability, options_of
 from gpu_inputs import make_call, run
 from gpu_speed import SPREAD, time_call
 
@@ -32,6 +31,17 @@ NORMALIZERS = ("softmax", "entmax", "adaptive_softmax", "ssa")
 CASES = {"decode": (((8191, 1),) * 32, DECODE), "prefill": (((0, 8192),), PREFILL)}
 
 
+def wanted() -> list[Job]:
+    """What is launched."""
+    calls = {name: make_call(name, ((1, 1),), device="cpu") for name in NORMALIZERS}
+    return [
+        Job(options_of(call), phase, tile)  # type: ignore[arg-type]
+        for phase, (_, tried) in CASES.items()
+        for call in calls.values()
+        for tile in (None, *tried)
+    ]
+
+
 def tiles(cases: Cases) -> Iterator[dict[str, Any]]:
     """A row for each normalizer, phase and tile, and for the tile that is used now (`tile` is "own")."""
     for phase, (sequences, tried) in CASES.items():
@@ -47,8 +57,7 @@ def tiles(cases: Cases) -> Iterator[dict[str, Any]]:
 def _time(
     phase: str, normalizer: str, sequences: tuple[tuple[int, int], ...], tile: Tile | None
 ) -> Iterator[dict[str, Any]]:
-    capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     call = make_call(normalizer, sequences, spread=SPREAD)
-    chosen = kernels(options_of(call), capability, **{f"{phase}_as": tile})
+    chosen = kernels(options_of(call), capability(), **{f"{phase}_as": tile})
     with mock.patch.object(launching, "_kernels", lambda *_: chosen):
         yield {"milliseconds": time_call(lambda: run(call)).median}

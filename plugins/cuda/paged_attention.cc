@@ -20,8 +20,10 @@ SHARP_EXPORT int sharp_cuda_prepare(const SharpPagedAttention* problem) {
   return status_of([&] {
     check_sizes(*problem);
     Call call{*problem};
-    call.problem.tokens = std::max(problem->tokens, problem->sequences + kSomePrompt);  // fewer tokens need less
-    for (const Launch& launch : plan(call).launches) load_kernel(launch.kernel);
+    for (const int64_t more : {int64_t{0}, kSomePrompt}) {
+      call.problem.tokens = std::max<int64_t>(1, problem->sequences) + more;
+      for (const Launch& launch : plan(call).launches) load_kernel(launch.kernel);
+    }
   });
 }
 

@@ -78,7 +78,8 @@ Plan plan(const Call& call) {
   const int64_t longest_chunk =
       call.contiguous ? problem.tokens / std::max<int64_t>(1, problem.sequences) : problem.tokens;
   const bool prompts = !by_token && problem.sequences > 0 && longest_chunk > most_tokens;
-  const bool decodes = problem.tokens > 0 && !(call.contiguous && prompts);
+  const bool equally_long = call.contiguous || problem.sequences == 1;
+  const bool decodes = problem.tokens > 0 && !(equally_long && prompts);
   if (decodes) {
     if (solves(problem)) {
       launches.push_back({names.decode_observe(), by_split});

@@ -121,7 +121,7 @@ def most_tokens(shapes: Shapes) -> int:
 
 
 def units(shapes: Shapes) -> int:
-    """What decoding takes together: sequences, or tokens where `most_tokens` is 0."""
+    """How many there are that decoding takes together: sequences, or tokens where `most_tokens` is 0."""
     return shapes.sequences if most_tokens(shapes) else shapes.tokens
 
 
@@ -220,7 +220,8 @@ def kernels(
         return units(shapes), shapes.kv_heads * head_blocks(decode, shapes), splits(decode, shapes)
 
     def decoding_needed(shapes: Shapes) -> bool:
-        return shapes.tokens > 0 and not (options.contiguous and prompts_needed(shapes))
+        equally_long = options.contiguous or shapes.sequences == 1
+        return shapes.tokens > 0 and not (equally_long and prompts_needed(shapes))
 
     def prompts_needed(shapes: Shapes) -> bool:
         longest = shapes.tokens // max(1, shapes.sequences) if options.contiguous else shapes.tokens

@@ -179,7 +179,7 @@ class OnnxRuntimeBackend:
     def _warm_up(self) -> None:
         """Compute some tokens that are stored nowhere, so that the GPU's kernels are loaded before the first request.
 
-        They are so many that they count as a prompt: the kernels of decoding are launched in every step.
+        They are a prompt and a token of another sequence: beside each other, both kinds of kernels are launched.
 
         Raises:
             InputError: they fail, for example as there are none for the model or for this GPU.
@@ -190,9 +190,9 @@ class OnnxRuntimeBackend:
                     input_ids=np.zeros(WARM_UP_TOKENS, np.int64),
                     positions=np.zeros(WARM_UP_TOKENS, np.int64),
                     slot_mapping=np.full(WARM_UP_TOKENS, -1, np.int32),
-                    block_table=np.full((1, WARM_UP_TOKENS), -1, np.int32),
-                    query_start=np.array([0, WARM_UP_TOKENS], np.int32),
-                    context_lens=np.zeros(1, np.int32),
+                    block_table=np.full((2, WARM_UP_TOKENS), -1, np.int32),
+                    query_start=np.array([0, WARM_UP_TOKENS - 1, WARM_UP_TOKENS], np.int32),
+                    context_lens=np.zeros(2, np.int32),
                     logits_indices=np.ones(1, np.int64),
                     collect_stats=False,
                 )

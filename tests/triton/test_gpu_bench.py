@@ -148,6 +148,28 @@ def test_caches_of_other_types_are_among_its_cases(interpreter: ProcessPoolExecu
     assert interpreter.submit(bench_check.check, "softmax", cache_dtype).result()["right"] is True
 
 
+def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.triton.dry_gpu_bench"],
+        cwd=BENCH.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert finished.returncode == 0, finished.stderr
+    rows = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert {row["section"]: sum(row["section"] == other["section"] for other in rows) for row in rows} == {
+        "decode": 8,
+        "prefill": 5,
+        "statistics": 4,
+        "tiles": 6,
+    }
+    # What a CPU cannot run says so, as a peer that fails on a GPU would.
+    assert {row["subject"] for row in rows if "error" in row} <= {"torch SDPA (cuDNN)", "torch SDPA (flash)"}
+    assert all(row["late"] == [] for row in rows)
+    assert 0 < next(row["support"] for row in rows if row["section"] == "prefill" and "support" in row) < 1
+
+
 def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
     # -S: no site, and so nothing of an editable install; the packages themselves are put back.
     script = (

@@ -1,0 +1,85 @@
+"""Triton's compiler on all processors before the kernels are timed: one after another they would take minutes."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from gpu_inputs import Call
+
+from sharp.plugins.triton.options import Options, power_name
+from sharp.plugins.triton.variants import Kernel, Tile, compile_kernel, kernels
+
+SECONDS = 240  # for all that a section needs; what is missing then is compiled by the case that launches it
+
+
+@dataclass(frozen=True)
+class Job:
+    """What steps of a phase launch with these options, or with this tile in the place of the phase's own."""
+
+    options: Options
+    phase: Literal["decode", "prefill"]
+    tile: Tile | None = None
+
+    def kernels(self, capability: int) -> list[Kernel]:
+        """The phase's kernels."""
+        found = kernels(self.options, capability, **{f"{self.phase}_as": self.tile})
+        other = ("decode", "merge") if self.phase == "prefill" else ("prefill",)
+        return [kernel for kernel in found if not kernel.name.startswith(other)]
+
+
+def options_of(call: Call) -> Options:
+    """The compile-time options of a call of PagedAttention."""
+    tensors = call.tensors
+    name, cache = (str(tensors[which].dtype).removeprefix("torch.") for which in ("query", "key_cache"))
+    return Options(
+        call.normalizer,
+        name,
+        cache,
+        tensors["query"].shape[2],
+        tensors["value"].shape[2],
+        tensors["key_cache"].shape[3],
+        "collect_stats" in tensors,
+        "alibi_slopes" in tensors,
+        call.attributes.get("softcap", 0.0) > 0,
+        power=power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else "",
+    )
+
+
+def capability() -> int:
+    """The GPU's; 90 is 9.0."""
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def processes() -> ProcessPoolExecutor:
+    """As many as there are processors, but for one."""
+    return ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn"))
+
+
+def compile_all(options: Options, capability: int) -> None:
+    """Into Triton's cache on the disk, from where the calls then take it; runs in a process of its own."""
+    for kernel in kernels(options, capability):
+        compile_kernel(kernel, capability)
+
+
+def compile_one(job: Job, number: int, capability: int) -> None:
+    """As `compile_all`, for one of a job's kernels."""
+    compile_kernel(job.kernels(capability)[number], capability)
+
+
+def compile_ahead(jobs: Iterable[Job]) -> None:
+    """Compile what the jobs launch. What cannot be compiled is left to the case that launches it, which says so."""
+    began, target = time.monotonic(), capability()
+    executor = processes()
+    work = [(job, number) for job in jobs for number in range(len(job.kernels(target)))]
+    work.sort(key=lambda item: item[0].phase != "prefill")  # whose kernels take longest
+    done, left = wait([executor.submit(compile_one, *item, target) for item in work], timeout=SECONDS)
+    executor.shutdown(wait=False, cancel_futures=True)
+    failed = sum(future.exception() is not None for future in done)
+    said = f", {failed} failed" * (failed > 0) + f", {len(left)} not in time" * (len(left) > 0)
+    print(f"  {len(work)} kernels compiled in {time.monotonic() - began:.0f} s{said}", flush=True)
