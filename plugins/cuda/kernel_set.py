@@ -5,7 +5,7 @@ from itertools import product
 
 from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.triton import variants
-from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.options import LISTED_KEYS, Options
 
 BLOCK_SIZE = 16  # what the exporter writes
 POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
@@ -79,12 +79,13 @@ def kernel_name(function: str, options: Options) -> str:
 
 
 def plan_constants() -> Mapping[str, int]:
-    """The numbers that splits follow from, for C++."""
+    """The numbers that grids and scratch memory follow from, for C++."""
     return {
         "kDecodeWaves": variants.DECODE_WAVES,
         "kSplitKeys": variants.SPLIT_KEYS,
         "kMostSplits": variants.MOST_SPLITS,
         "kMostTokens": variants.MOST_TOKENS,
+        "kListedKeys": LISTED_KEYS,
     }
 
 

@@ -95,7 +95,8 @@ Plan plan(const Call& call) {
     const Tile tile = tile_of(names.prefill());
     const int64_t tiles = problem.tokens * group / tile.rows + problem.sequences;
     if (prompts) launches.push_back({names.prefill(), {tiles, problem.kv_heads, 1}});
-    const int64_t longest_list = ceil_div(problem.max_blocks * problem.block_size, tile.keys) + 1;
+    const int64_t listed_keys = std::max<int64_t>(tile.keys, kListedKeys);
+    const int64_t longest_list = ceil_div(problem.max_blocks * problem.block_size, listed_keys) + 1;
     if (problem.attributes.normalizer == SHARP_ENTMAX) listed = problem.kv_heads * tiles * longest_list;
   }
   const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);

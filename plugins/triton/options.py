@@ -7,6 +7,7 @@ from pathlib import Path
 import triton.language as tl
 
 POINTWISE = ("sigmoid", "relu", "relu2")
+LISTED_KEYS = 64
 LOG2_E = 1.4426950408889634
 _CODE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
@@ -71,6 +72,11 @@ class Options:
     def blocks(self) -> int:
         """Cache blocks that a tile of keys touches."""
         return max(1, self.keys // self.block_size)
+
+    @property
+    def listed_keys(self) -> int:
+        """How many keys entmax's prompts list together: the list stays short where tiles are small."""
+        return max(self.keys, LISTED_KEYS)
 
     @property
     def pointwise(self) -> bool:

@@ -249,7 +249,7 @@ def prefill(
 ):
     """Grid: tiles, KV heads; there are tokens * group // rows + sequences tiles.
 
-    Scratch memory of entmax: `tiles`, int32 [KV heads, tiles, tiles of the longest context + 1].
+    Scratch memory of entmax: `tiles`, int32 [KV heads, tiles, `listed_keys` that the longest context has + 1].
     """
     group = q_heads // kv_heads
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys: they start first
@@ -273,15 +273,16 @@ def prefill(
     begin, end = row_bounds(position, total, window, causal)
     low = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
     high = tl.max(end)
-    full_low = (tl.max(begin) + OPTIONS.keys - 1) // OPTIONS.keys * OPTIONS.keys
-    full_high = tl.min(end) // OPTIONS.keys * OPTIONS.keys
+    EACH: tl.constexpr = OPTIONS.listed_keys if OPTIONS.normalizer == "entmax" else OPTIONS.keys
+    full_low = (tl.max(begin) + EACH - 1) // EACH * EACH
+    full_high = tl.min(end) // EACH * EACH
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
     tensors = (key_cache, value_cache, key_scale, value_scale)
     cache = cache_of(
         tensors, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS
     )
-    mapped = every_block_mapped(low, high, cache, OPTIONS)
+    mapped = every_block_mapped(tl.min(begin), high, cache, OPTIONS)
     full_high = tl.where(mapped, full_high, 0)
     none_full = full_low >= full_high
     full_low = tl.where(none_full, low, full_low)
@@ -292,7 +293,7 @@ def prefill(
     bounds = (low, full_low, full_high, high)
     attributes = (scale, softcap, alpha)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.keys) + 1)
+    tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
     collect = False
     if OPTIONS.statistics:

@@ -145,7 +145,7 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
     sizes |= {"logits": stored * keys, "solution": stored * 2, "tiles": 0}
     if options.normalizer == "entmax":
         tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
-        sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.keys) + 1)
+        sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.listed_keys) + 1)
     return sizes
 
 
@@ -183,8 +183,9 @@ def prefill_tile(options: Options, capability: int) -> Tile:
     if capability in LARGE_SHARED_MEMORY:
         if width > 128:
             return Tile(128, 32, warps=8, stages=stages)
-        # The more keys, the fewer instructions for each; 80 has shared memory for 64.
-        return Tile(128, 64 if capability == 80 else 128, warps=8, stages=stages)
+        # The more keys, the fewer instructions for each; 80 has shared memory for 64, and so have values in tf32.
+        few = capability == 80 or (options.wide_weights and width > 64)
+        return Tile(128, 64 if few else 128, warps=8, stages=stages)
     if width <= 128:
         return Tile(128, 64 if width <= 64 else 32, warps=8, stages=stages)
     return Tile(64, 32, warps=4, stages=2)

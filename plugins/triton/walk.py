@@ -154,8 +154,8 @@ def walk(
 ):
     """The state after the tiles of [low, high). In [full_low, full_high) every row sees every key; all have a block.
 
-    All four bounds but `high` are multiples of the tile. FULL says which full tiles are visited: "all" of them, those
-    "listed" in `stored`, or "none".
+    All four bounds but `high` are multiples of the tile, and of `listed_keys` those of full tiles that are listed. FULL
+    says which full tiles are visited: "all" of them, those "listed" in `stored`, or "none".
     """
     low, full_low, full_high, high = bounds
     left = (full_low - low) // OPTIONS.keys
@@ -173,11 +173,12 @@ def walk(
                 start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, False, False, STATISTICS
             )
     if FULL == "listed":
-        tiles, count = stored
-        tile = tl.load(tiles)
-        for index in tl.range(0, count):
-            start = tile * OPTIONS.keys
-            tile = tl.load(tiles + index + 1)  # the list has one place more; the load has this tile's time
+        listed, count = stored
+        EACH: tl.constexpr = OPTIONS.listed_keys // OPTIONS.keys  # tiles that an entry of the list stands for
+        entry = tl.load(listed)
+        for index in tl.range(0, count * EACH):
+            start = entry * OPTIONS.listed_keys + index % EACH * OPTIONS.keys
+            entry = tl.load(listed + (index + 1) // EACH)  # the list has one place more; the load has this tile's time
             state, _ = visit(
                 start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, False, False, STATISTICS
             )
@@ -185,21 +186,26 @@ def walk(
 
 
 @triton.jit
-def aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """The state after a walk of mode "aim" over all tiles; the full ones whose keys may get a weight are listed."""
+def aim(bounds, query, row, cache, attributes, listed, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+    """The state after a walk of mode "aim" over all tiles; full ones are listed where their keys may get a weight."""
     unused = (0.0, 0.0)
     state = empty_state(OPTIONS, False)
     state = walk(
         bounds, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, "none", STATISTICS
     )
     _, full_low, full_high, _ = bounds
+    EACH: tl.constexpr = OPTIONS.listed_keys // OPTIONS.keys
     count = full_low * 0
+    wanted = count
     for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
         start = tile * OPTIONS.keys
         state, live = visit(
             start, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, False, STATISTICS
         )
-        tl.store(tiles + count, tile)  # written over by the next one unless counted
-        count += tl.max((live & exists).to(tl.int32))
+        wanted = tl.maximum(wanted, tl.max((live & exists).to(tl.int32)))
+        tl.store(listed + count, tile // EACH)  # written over by the next one unless counted
+        if (tile + 1) % EACH == 0:
+            count += wanted
+            wanted = wanted * 0
     tl.debug_barrier()  # one thread writes what all will read
     return state, count

@@ -117,7 +117,7 @@ def test_equal_logits_share_the_weight_equally(run: Run, alpha: float) -> None:
 
 def test_entmax_leaves_out_tiles_that_no_row_gives_a_weight(run: Run) -> None:
     case = make_case("entmax", Shape(sequences=((300, 9),), kv_heads=1, group=2, head_dim=16, value_dim=16))
-    blocks = case.inputs["block_table"][0, 64 // 16 : 256 // 16]  # whole tiles of the kernels, which hold 32 keys
+    blocks = case.inputs["block_table"][0, 64 // 16 : 256 // 16]  # as many keys as are listed together
     keys, values = case.inputs["key_cache"].copy(), case.inputs["value_cache"].copy()
     keys[blocks], values[blocks] = -9.0, 0.0
     case = case.with_inputs(query=np.abs(case.inputs["query"]) + 1, key_cache=keys, value_cache=values)
