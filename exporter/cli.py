@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sharp.exporter.kinds import check_exists
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 from sharp.plugins.errors import VerificationError
 
@@ -92,7 +93,12 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     help="Other norms for some layers and heads: TOML or JSON with entries [[norms]] of norm, layers, heads and the "
     "norm's options.",
 )
-@click.option("--alpha", type=float, metavar="A", help="Entmax's alpha, above 1.  [default: the checkpoint's, or 1.5]")
+@click.option(
+    "--alpha",
+    type=float,
+    metavar="A",
+    help="Entmax's alpha, above 1 and at most 4.  [default: the checkpoint's, or 1.5]",
+)
 @click.option("--ssa-b", type=float, metavar="B", help="b of norm ssa in all heads.  [default: the checkpoint's, or 1]")
 @click.option(
     "--ssa-n", type=float, metavar="N", help="n of norm ssa in all heads.  [default: the checkpoint's, or 1.5]"
@@ -167,6 +173,7 @@ def export(
     marked as unverified, servers refuse it, and the exit code is 1.
     """
     exit_on_terminate()
+    check_exists(source)  # before seconds of imports
     console = Console(stderr=True, quiet=quiet)
     folder = output or Path(f"{source.stem if source.is_file() else source.resolve().name}-{chosen['norm']}")
     with Progress(

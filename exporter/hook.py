@@ -37,6 +37,12 @@ def hooked_attention(
     return attention(layer, *heads, None, None, options), None
 
 
+def check_uncapped(options: LayerOptions) -> None:
+    """Raises InputError if a layer's logits are capped: what ssmax lets grow with the length would end at the cap."""
+    if options.softcap > 0:
+        raise InputError("its logits are capped, and norm ssmax would scale them before that; choose another --norm")
+
+
 transformers.AttentionInterface.register(HOOK, hooked_attention)
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sharp.exporter.decoder import Decoder
-from sharp.exporter.hook import HOOK
+from sharp.exporter.hook import HOOK, check_uncapped
 from sharp.exporter.uncached import UncachedModel
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
@@ -42,8 +42,10 @@ class StartParameters(nn.Module):
             _alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
-            scaled = query if scale is None else query * scale.to(query.dtype)
-            return attention(layer, scaled, key, value, head_params, None, options)
+            if scale is not None:
+                check_uncapped(options)
+                query = query * scale.to(query.dtype)
+            return attention(layer, query, key, value, head_params, None, options)
 
         return with_norm
 

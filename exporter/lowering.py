@@ -20,6 +20,7 @@ from torch import nn
 
 from sharp.exporter.simplification import simplify
 from sharp.plugins.cache_tensors import CacheTensor
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Target
 from sharp.plugins.ops import function_body, schema, torch_op
 
@@ -48,23 +49,32 @@ class Tracing:
 
 
 def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
-    """Export the module at `opset`, one of `OPSETS`."""
+    """Export the module at `opset`, one of `OPSETS`.
+
+    Raises:
+        InputError: a layer cannot be lowered.
+    """
     schema.register_schema()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        program = torch.onnx.export(
-            tracing.module.eval(),
-            tracing.arguments,
-            dynamo=True,
-            verbose=False,
-            opset_version=opset,
-            dynamic_shapes=tracing.dynamic_shapes,
-            input_names=list(tracing.inputs),
-            output_names=list(tracing.outputs),
-            custom_translation_table=torch_op.onnx_translation_table(),
-            optimize=False,
-        )
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+            program = torch.onnx.export(
+                tracing.module.eval(),
+                tracing.arguments,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                dynamic_shapes=tracing.dynamic_shapes,
+                input_names=list(tracing.inputs),
+                output_names=list(tracing.outputs),
+                custom_translation_table=torch_op.onnx_translation_table(),
+                optimize=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        if isinstance(error.__cause__, InputError):  # raised by a layer while it was traced
+            raise error.__cause__ from None
+        raise
     assert program is not None
     graph = program.model
     simplify(graph)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.head_parts import Part, split
+from sharp.exporter.hook import check_uncapped
 from sharp.exporter.norm_map import HeadMap, map_heads, read_norm_map
 from sharp.exporter.norm_options import norm_parameters
 from sharp.exporter.source import Source
@@ -108,6 +109,7 @@ class MappedDecoder(Decoder):
         ) -> Tensor:
             norms = self.heads.layers[layer]
             if isinstance(scale := self.scales[layer], QueryScale):
+                check_uncapped(options)
                 query = query * scale(positions, positions).unsqueeze(-1).to(query.dtype)
             params = None
             if any(norm.config.scheme.head_parameters for norm in norms):

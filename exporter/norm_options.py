@@ -1,6 +1,5 @@
 """What a norm is set up with: by the checkpoint, unless the user gave it, and else by the norm's own start values."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,15 @@ OPTIONS = {
     "temperature-coefficients": ("adaptive-temperature",),
     "log-length-offset": ("ssmax", "assmax", "sentmax", "asentmax"),
 }
+
+
+MOST_ALPHA = 4.0  # weights are roots of order alpha - 1: beyond, logits in float32 leave them wrong by percents
+
+
+def check_alpha(name: str, alpha: float) -> None:
+    """Raises InputError if no kernel can compute with entmax's `alpha`."""
+    if not 1 < alpha <= MOST_ALPHA:
+        raise InputError(f"{name} is {alpha:g}, but must be above 1 and at most {MOST_ALPHA:g}, which float32 allows")
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,8 @@ class NormOptions:
             if getattr(self, option.replace("-", "_")) is not None and norm not in norms:
                 kinds = f"norm {norms[0]}" if len(norms) == 1 else f"the norms {', '.join(norms)}"
                 raise InputError(f"--{option} is for {kinds}, not for {norm}; leave it out")
-        if self.alpha is not None and not 1 < self.alpha < math.inf:
-            raise InputError(f"--alpha is {self.alpha:g}, but must be above 1 and finite")
+        if self.alpha is not None:
+            check_alpha("--alpha", self.alpha)
         if self.ssa_b is not None and not 0 < self.ssa_b <= 1e6:
             raise InputError(f"--ssa-b is {self.ssa_b:g}, but must be above 0 and at most 1e6")
         if self.ssa_n is not None and not 1 <= self.ssa_n <= 1e6:

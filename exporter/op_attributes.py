@@ -14,7 +14,7 @@ def op_attributes(config: SharpConfig, options: LayerOptions) -> dict[str, Any]:
         "alpha": config.alpha,
         "temperature_coefficients": list(config.temperature_coefficients),
         "entropy_threshold": config.entropy_threshold,
-        "softcap": options.softcap,
+        "softcap": options.softcap_of(config),
         "window": options.window,
         "causal": config.causal,
         "key_bound": options.key_bound,

@@ -11,7 +11,7 @@ from torch import Tensor
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.digest import sha256
 from sharp.exporter.key_bounds import key_bounds
-from sharp.exporter.norm_options import NormOptions
+from sharp.exporter.norm_options import NormOptions, check_alpha
 from sharp.exporter.source import Source
 from sharp.exporter.uncached import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
@@ -79,6 +79,8 @@ def read_own_model(path: Path, norm: str, options: NormOptions) -> Source:
     if norm == "fixed-temperature" and not trained and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
     model.config = replace(model.config, **options.config_fields())
+    if model.config.scheme.normalizer == "entmax":
+        check_alpha(f"the alpha of {path}", model.config.alpha)
     exported = exportable(model)
     return Source(
         name=path.resolve().name if path.is_dir() else path.stem,

@@ -4,15 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sharp.exporter.hugging_face import read_hugging_face
+from sharp.exporter.kinds import KINDS, check_exists
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.own_model import read_own_model
 from sharp.exporter.source import Source
 from sharp.models.checkpoint import is_sharp_folder
-from sharp.plugins.errors import InputError, NotFoundError
-
-KINDS = (
-    "a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of Sharp's own"
-)
+from sharp.plugins.errors import InputError
 
 
 def read_source(path: Path, norm: str, options: NormOptions = NO_OPTIONS) -> Source:
@@ -22,8 +19,7 @@ def read_source(path: Path, norm: str, options: NormOptions = NO_OPTIONS) -> Sou
         NotFoundError: nothing is there.
         InputError: it is not a checkpoint that Sharp can read, or it cannot have this norm.
     """
-    if not path.exists():
-        raise NotFoundError(f"{path} does not exist; give {KINDS}")
+    check_exists(path)
     options.check(norm)
     source = _reader(path)(path, norm, options)
     options.apply(source.model)

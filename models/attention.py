@@ -38,6 +38,15 @@ class LayerOptions:
         """The factor of this layer's logits q k; a temperature that is fixed divides a scale of the layer's own too."""
         return config.scale if self.scale is None else self.scale / config.fixed_temperature
 
+    def softcap_of(self, config: SharpConfig) -> float:
+        """The cap c of this layer's logits; a fixed T divides what is capped: c tanh(z / c) / T caps z / T at c / T."""
+        return self.softcap / config.fixed_temperature
+
+    def logits_of(self, products: Tensor, config: SharpConfig) -> Tensor:
+        """Logits from q k, any shape."""
+        logits, cap = products * self.scale_of(config), self.softcap_of(config)
+        return cap * torch.tanh(logits / cap) if cap > 0 else logits
+
 
 DEFAULT_OPTIONS = LayerOptions()
 
@@ -97,12 +106,10 @@ class EagerAttention:
         # The heads that share a key head are rows of one matrix product: [batch, kv_heads, group * queries, dim].
         query = query.transpose(1, 2).unflatten(1, (config.kv_heads, group)).flatten(2, 3)
         key, value = key.transpose(1, 2), value.transpose(1, 2)  # [batch, kv_heads, keys, dim]
-        logits = torch.matmul(query, key.transpose(-1, -2)).float()
-        logits = logits.unflatten(2, (group, queries)).flatten(1, 2)  # [batch, q_heads, queries, keys]
+        products = torch.matmul(query, key.transpose(-1, -2)).float()
+        products = products.unflatten(2, (group, queries)).flatten(1, 2)  # [batch, q_heads, queries, keys]
         norms = options.norms or (HeadNorm(tuple(range(config.q_heads)), config),)
-        logits = per_head(norms, lambda norm, heads: logits[:, heads] * options.scale_of(norm.config))
-        if options.softcap > 0:
-            logits = options.softcap * torch.tanh(logits / options.softcap)
+        logits = per_head(norms, lambda norm, heads: options.logits_of(products[:, heads], norm.config))
         # float32, as torch.compile's CPU kernels are half as fast with int64 in them
         index = torch.arange(keys, device=query.device, dtype=torch.float32)
         distance = index[None, :] - index[keys - queries :, None]  # key - query [queries, keys]

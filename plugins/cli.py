@@ -5,26 +5,35 @@ import signal
 import sys
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from sharp.plugins.errors import SharpError, VerificationError
 
-# Name of a subcommand -> where it is, and the extra of the package that brings what it imports.
+
+class Lazy(NamedTuple):
+    """A subcommand: where it is, the extra of the package that brings what it imports, and its line in the list."""
+
+    where: str
+    extra: str
+    summary: str
+
+
 COMMANDS = {
-    "baseline": ("sharp.serving.baseline:baseline", "serve"),
-    "bench": ("sharp.serving.bench.cli:bench", "serve"),
-    "build": ("sharp.exporter.build:build", "export,tensorrt-rtx"),
-    "doctor": ("sharp.plugins.doctor.cli:doctor", "serve"),
-    "export": ("sharp.exporter.cli:export", "export"),
-    "fit-temperature": ("sharp.models.fit_temperature:fit_temperature", "export"),
-    "generate": ("sharp.serving.cli:generate", "serve"),
-    "health": ("sharp.serving.health:health", "serve"),
-    "inspect": ("sharp.exporter.inspection.cli:inspect", "export"),
-    "plan": ("sharp.serving.capacity.cli:plan", "serve"),
-    "serve": ("sharp.serving.cli:serve", "serve"),
+    "baseline": Lazy("sharp.serving.baseline:baseline", "serve", "Record how the heads' entropies are distributed."),
+    "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Send a server a load and print how fast it answers."),
+    "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
+    "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
+    "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
+    "fit-temperature": Lazy("sharp.models.fit_temperature:fit_temperature", "export", "Fit the adaptive temperature."),
+    "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
+    "health": Lazy("sharp.serving.health:health", "serve", "Ask the server on this machine whether it serves."),
+    "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
+    "plan": Lazy("sharp.serving.capacity.cli:plan", "serve", "How much memory, servers and money a load needs."),
+    "serve": Lazy("sharp.serving.cli:serve", "serve", "Serve a model folder over gRPC and OpenAI's HTTP API."),
 }
+INTERRUPTED = 128 + signal.SIGINT  # the exit code
 
 
 class Refusal(click.ClickException):
@@ -46,6 +55,9 @@ class SharpCommand(click.Command):
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # behind the ^C of the terminal
+            ctx.exit(INTERRUPTED)
         except SharpError as error:
             kind = FailedVerification if isinstance(error, VerificationError) else Refusal
             raise kind(str(error)) from error
@@ -77,6 +89,11 @@ class LazyGroup(click.Group):
         """The names of the subcommands."""
         return sorted(COMMANDS)
 
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of subcommands, none of which is imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in sorted(COMMANDS.items())])
+
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand, imported now."""
         return load_command(cmd_name) if cmd_name in COMMANDS else None
@@ -89,7 +106,7 @@ def load_command(name: str) -> click.Command:
         click.ClickException: what it imports is not installed, and the message names the extra that brings it; or it
             cannot be imported.
     """
-    module, _, attribute = COMMANDS[name][0].partition(":")
+    module, _, attribute = COMMANDS[name].where.partition(":")
     try:
         command: click.Command = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
@@ -101,7 +118,7 @@ def load_command(name: str) -> click.Command:
 
 def missing_extra(name: str, error: ModuleNotFoundError) -> Refusal:
     """The sentence for a subcommand whose libraries are not installed."""
-    _, extra = COMMANDS.get(name, ("", "dev"))
+    extra = COMMANDS[name].extra if name in COMMANDS else "dev"
     return Refusal(f"{error.name} is not installed; install it with: pip install 'sharp-attention[{extra}]'")
 
 

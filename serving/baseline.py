@@ -46,6 +46,8 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     # One sequence at a time, all of it in one step; nothing comes from a cache, so every token is collected.
     config = EngineConfig(max(context, 64), max(context, 64), 1, 1, prefix_cache=False, prefill_chunk_tokens=context)
     model, _, engine = load_model_folder(folder, backend, config)
+    if model.tokenizer is None:
+        raise InputError(f"{folder} has no tokenizer, so no text can be read; export it from a checkpoint with one")
     length = min(context, model.context_limit)
     try:
         start = text.read_text(encoding="utf-8")[: tokens * CHARACTERS_PER_TOKEN]

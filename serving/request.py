@@ -76,7 +76,7 @@ def prepare_request(
         _check_start(prompt, manifest, tokenizer, context_limit)
         prompt = tokenize(prompt, manifest, tokenizer, special_tokens=special_tokens)
     try:
-        room = _room(len(prompt), params, context_limit)  # first: a message may hold millions of them
+        room = _room(len(prompt), params, context_limit, manifest)  # first: a message may hold millions of them
         prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
     except TypeError as error:
         raise FieldError("prompt", f"prompt is neither text nor a list of token ids: {error}") from error
@@ -99,18 +99,17 @@ def prepare_request(
     return Request(request_id, prompt_ids, params, max_new_tokens, attention, priority, cache_salt, guide)
 
 
-def _room(tokens: int, params: SamplingParams, context_limit: int) -> int:
+def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Manifest) -> int:
     """How many tokens the context has left after a prompt of so many."""
     if not tokens:
         raise FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
     room = context_limit - tokens
     needed = 0 if params.max_tokens == 0 else 1
     if room < needed:
-        raise FieldError(
-            "prompt",
-            f"prompt has {tokens} tokens; the limit is {context_limit - needed}"
-            + (f" (a context of {context_limit} with room for one new token)" if needed else ""),
-        )
+        small = context_limit < manifest.max_context
+        reason = f", as the server's cache has no room for the model's {manifest.max_context}" if small else ""
+        context = f"a context of {context_limit}{' with room for one new token' if needed else ''}{reason}"
+        raise FieldError("prompt", f"prompt has {tokens} tokens; the limit is {context_limit - needed} ({context})")
     return room
 
 

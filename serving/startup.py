@@ -26,7 +26,9 @@ def print_startup(started: Started) -> None:
     rows = {
         "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {precision})",
         "norm": norm.name + ("" if norm.trained else " (the checkpoint was not trained with it)"),
-        "context": f"{started.model.context_limit} tokens, trained on {manifest.trained_context}",
+        "context": f"{started.model.context_limit} tokens"
+        + (f" (the model takes {manifest.max_context})" if started.model.context_limit < manifest.max_context else "")
+        + f", trained on {manifest.trained_context}",
         "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
         f"{cache_bytes / MIB:.0f} MiB",
         "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",

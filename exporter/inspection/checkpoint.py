@@ -113,7 +113,7 @@ class RecordingAttention:
                     config.scheme.normalizer, config.alpha, config.temperature_coefficients, config.entropy_threshold
                 ),
                 scale=options.scale_of(config),
-                softcap=options.softcap,
+                softcap=options.softcap_of(config),
                 window=options.window,
                 projections=self._take_projections(),
                 stats=stats.numpy(),

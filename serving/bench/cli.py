@@ -35,7 +35,12 @@ def bench() -> None:
 @click.option("--prompt-tokens", default=Load.prompt_tokens, show_default=True, help="Mean tokens of a prompt.")
 @click.option("--answer-tokens", default=Load.answer_tokens, show_default=True, help="Mean tokens of an answer.")
 @click.option("--spread", default=Load.spread, show_default=True, help="Lengths vary by this share of the mean.")
-@click.option("--shared-tokens", default=0, show_default=True, help="Tokens that all prompts begin with.")
+@click.option(
+    "--shared-tokens",
+    default=0,
+    show_default=True,
+    help="Tokens in front of all prompts, beside their own.",
+)
 @click.option("--concurrency", type=int, help="Most requests that are open at a time.  [default: no limit]")
 @click.option("--seed", default=0, show_default=True, help="Of arrivals, lengths and tokens.")
 @click.option("--attempts", default=1, show_default=True, help="Calls for a request that meets a full queue; 1 to 5.")

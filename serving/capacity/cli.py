@@ -59,7 +59,7 @@ def plan(
     """
     name, device = find_device(read_devices(devices), gpu)
     model = read_model(folder)
-    speed = speed_of(name, device, model.quantization, results or RESULTS)
+    speed = speed_of(name, device, model.dtype, model.quantization, results or RESULTS)
     load = Load(context, answer_tokens, rate, max_sequences)
     made = make_plan(model, load, device.memory_gb * 1e9, speed, device.price_per_hour if price is None else price)
     if as_json:

@@ -18,10 +18,16 @@ class Device(BaseModel):
     memory_gb: float = Field(gt=0)
     bandwidth_gb_s: float = Field(gt=0)
     tflops: float = Field(gt=0)
+    tflops_float32: float | None = Field(None, gt=0)
     source: str
     date: str
     machine: str | None = None
     price_per_hour: float | None = Field(None, ge=0)
+
+    def operations_per_second(self, dtype: str) -> float:
+        """Of dense products in this type; of float32 half of those in 16 bits, as in TF32, unless it is given."""
+        share = self.tflops if dtype != "float32" else self.tflops_float32 or self.tflops / 2
+        return share * 1e12
 
 
 def read_devices(own: Path | None) -> dict[str, Device]:

@@ -38,6 +38,7 @@ class Model:
     cache_bytes_per_token: float
     attention_operations: int
     max_context: int
+    dtype: str
     quantization: str | None
 
 
@@ -87,6 +88,7 @@ def read_model(folder: Path) -> Model:
         bytes_per_block(manifest) / manifest.cache.block_size,
         manifest.layers * manifest.q_heads * (manifest.head_dim + manifest.value_dim),
         manifest.max_context,
+        manifest.dtype,
         manifest.quantization,
     )
 

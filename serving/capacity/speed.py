@@ -26,8 +26,8 @@ class Speed:
     origin: str
 
 
-def speed_of(name: str, device: Device, quantization: str | None, results: Path | None) -> Speed:
-    """The speed of `device` with weights of that quantization.
+def speed_of(name: str, device: Device, dtype: str, quantization: str | None, results: Path | None) -> Speed:
+    """The speed of `device` for a model that computes in `dtype`, with weights of that quantization.
 
     Raises:
         InputError: the file of results cannot be used.
@@ -38,10 +38,10 @@ def speed_of(name: str, device: Device, quantization: str | None, results: Path 
                 return found
     return Speed(
         device.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE,
-        device.tflops * 1e12 * COMPUTE_SHARE,
+        device.operations_per_second(dtype) * COMPUTE_SHARE,
         measured=False,
         origin=f"an estimate: nothing was measured on {name}; {BANDWIDTH_SHARE:.0%} of the bandwidth and "
-        f"{COMPUTE_SHARE:.0%} of the operations of its data sheet ({device.source}, {device.date})",
+        f"{COMPUTE_SHARE:.0%} of the operations in {dtype} of its data sheet ({device.source}, {device.date})",
     )
 
 

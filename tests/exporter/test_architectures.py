@@ -130,6 +130,36 @@ def test_other_norms(sharp_export, tmp_path, name, norm):
     assert read_manifest(folder).norm.name == norm  # verified against PyTorch with the same window, cap and scale
 
 
+def test_a_fixed_temperature_divides_capped_logits(sharp_export, tmp_path, monkeypatch):
+    model = tiny("gemma2")
+    for layer in model.model.layers:  # so that the logits reach the cap
+        layer.self_attn.q_proj.weight.data *= 30
+    source = save(model, tmp_path / "gemma2")
+    options = ("--temperature", "2", "--untrained-norm")
+    folder = export(sharp_export, source, "fixed-temperature", "none", tmp_path / "out", *options)
+    [found] = UncachedSession(folder, kernels=True).run([PROMPT])
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda logits, **rest: softmax(logits / 2, **rest))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(PROMPT)).logits[0].numpy()
+    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_scale_that_would_end_at_a_soft_cap_is_refused(sharp_export, tmp_path, mapped):
+    norm_map = tmp_path / "norms.toml"
+    norm_map.write_text("[[norms]]\nlayers = [0]\nheads = [0, 1]\nnorm = 'ssmax'\n")
+    options = (
+        ("--norm", "softmax", "--norm-map", norm_map, "--untrained-norm")
+        if mapped
+        else ("--norm", "ssmax", "--untrained-norm")
+    )
+    result = sharp_export(save(tiny("gemma2"), tmp_path / "gemma2"), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert "its logits are capped, and norm ssmax would scale them before that" in result.output
+
+
 def test_list_prints_what_is_supported(sharp_export):
     result = sharp_export("--list")
     assert result.exit_code == 0

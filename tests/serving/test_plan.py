@@ -15,7 +15,7 @@ from sharp.serving.errors import InputError
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 GENERATION = json.loads((RESULTS / "generation.json").read_text())
-MODEL = Model("m", 2_000_000_000, 1e9, 100_000.0, 16 * 16 * 128, 8192, None)
+MODEL = Model("m", 2_000_000_000, 1e9, 100_000.0, 16 * 16 * 128, 8192, "float16", None)
 SPEED = Speed(1e12, 1e14, measured=False, origin="")
 LOAD = Load(context=4096, answer_tokens=512, rate=100.0, max_sequences=64)
 
@@ -74,10 +74,10 @@ def test_what_cannot_be_is_one_sentence(load, memory, message):
 def test_what_was_measured_comes_out_again():
     """SmolLM2 in float32 on the machine of our benchmarks: decoding and the first token, but for the engine's share."""
     plain = next(row for row in GENERATION["rows"] if row["runtime"] == "sharp float32")
-    speed = speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], None, RESULTS)
+    speed = speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], "float32", None, RESULTS)
     assert speed.measured
     assert GENERATION["date"] in speed.origin
-    model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 1.0, 0, 8192, None)
+    model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 1.0, 0, 8192, "float32", None)
     prompt, answer = GENERATION["prompt_tokens"], GENERATION["answer_tokens"]
     made = make_plan(model, Load(prompt + answer, answer, 1.0, 1), 24e9, speed, None)
     assert made.first_token_seconds * 1e3 == pytest.approx(plain["first_token_ms"])
@@ -88,8 +88,8 @@ def test_a_step_of_many_streams_is_near_what_was_measured():
     """bench/metrics.py measured a step of 16 streams of SmolLM2 that the numbers of one stream know nothing of."""
     measured = json.loads((RESULTS / "metrics.json").read_text())
     plain = next(row for row in GENERATION["rows"] if row["runtime"] == "sharp float32")
-    speed = speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], None, RESULTS)
-    model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 46_080.0, 0, 8192, None)
+    speed = speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], "float32", None, RESULTS)
+    model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 46_080.0, 0, 8192, "float32", None)
     made = make_plan(model, Load(measured["context"] + 1, 1, 1.0, measured["streams"]), 24e9, speed, None)
     planned = made.step_seconds * 1e3
     assert measured["row"]["step_ms"] < planned < 1.35 * measured["row"]["step_ms"]
@@ -111,15 +111,21 @@ def test_constants_are_those_of_the_results():
 @pytest.mark.parametrize("quantization", [None, "int4", "int8"])
 def test_what_was_not_measured_is_called_an_estimate(quantization):
     devices = read_devices(None)
-    speed = speed_of("h100-sxm", devices["h100-sxm"], quantization, RESULTS)
+    speed = speed_of("h100-sxm", devices["h100-sxm"], "float32", quantization, RESULTS)
     assert not speed.measured
     assert "an estimate: nothing was measured on h100-sxm" in speed.origin
     assert speed.bytes_per_second == 0.6 * 3350e9
-    here = speed_of("x86-2-cores", devices["x86-2-cores"], quantization, RESULTS)
+    assert speed.operations_per_second == 0.4 * 989e12 / 2
+    assert "operations in float32" in speed.origin
+    half = speed_of("h100-sxm", devices["h100-sxm"], "float16", quantization, RESULTS)
+    assert half.operations_per_second == 0.4 * 989e12
+    here = speed_of("x86-2-cores", devices["x86-2-cores"], "float32", quantization, RESULTS)
     assert here.measured
-    assert not speed_of("x86-2-cores", devices["x86-2-cores"], quantization, None).measured
+    assert not speed_of("x86-2-cores", devices["x86-2-cores"], "float32", quantization, None).measured
     # Its file has float32 alone.
-    assert speed_of("epyc-2-cores", devices["epyc-2-cores"], quantization, RESULTS).measured == (quantization is None)
+    assert speed_of("epyc-2-cores", devices["epyc-2-cores"], "float32", quantization, RESULTS).measured == (
+        quantization is None
+    )
 
 
 def test_every_device_has_a_source_and_a_date():
@@ -189,7 +195,7 @@ def test_a_wrong_table_is_one_sentence(tmp_path, text, message):
 def test_damaged_results_are_one_sentence(tmp_path):
     (tmp_path / "generation.json").write_text('{"rows": []}')
     with pytest.raises(InputError, match=r"is not what bench/generation.py writes"):
-        speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], None, tmp_path)
+        speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], "float32", None, tmp_path)
 
 
 def test_a_model_without_a_paged_cache_is_refused(counting, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(("script", "module", "extra"), [("serve", "grpc", "serve"), ("export", "onnx", "export")])
 def test_a_missing_extra_is_one_sentence(script: str, module: str, extra: str) -> None:
     code = (
-        f"import sys; sys.modules[{module!r}] = None; sys.argv = ['sharp-{script}', 'x', *sys.argv[1:]]\n"
+        f"import sys; sys.modules[{module!r}] = None; sys.argv = ['sharp-{script}', '.', *sys.argv[1:]]\n"
         f"from sharp.plugins.cli import run_script; run_script({script!r})"
     )
     options = ["--norm", "ssa"] if script == "export" else []
@@ -30,7 +30,7 @@ def test_a_package_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> No
     )
     code = "from sharp.plugins.cli import run_script; run_script('export')"
     result = subprocess.run(
-        [sys.executable, "-c", code, "x", "--norm", "ssa"],
+        [sys.executable, "-c", code, ".", "--norm", "ssa"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
