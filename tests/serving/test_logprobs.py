@@ -5,6 +5,8 @@ import pytest
 from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models
 
+from sharp.serving.engine.events import TokenLogprobs
+from sharp.serving.http.logprobs import TextLogprobs
 from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.tokenizer import Tokenizer
 from tests.serving.conftest import byte_tokenizer, idle, wait_for, write_folder
@@ -41,7 +43,7 @@ def complete(client, prompt, *, regex=None, stream=False, **fields):
 def test_where_tokens_begin(client, stream):
     ((text, logprobs),) = complete(client, "a", regex="xé€y", stream=stream)
     assert text == "xé€y"
-    assert logprobs["tokens"] == ["x", PART, PART, PART, PART, PART, "y"]
+    assert logprobs["tokens"] == ["x", *(f"bytes:\\x{byte:x}" for byte in "é€".encode()), "y"]
     assert logprobs["text_offset"] == [0, 1, 1, 2, 2, 2, 3]
     for text, logprobs in complete(client, ["aé"], regex="x€", stream=stream, echo=True, n=2):
         assert text == "aéx€"
@@ -60,11 +62,19 @@ def test_the_token_that_came_is_among_the_most_likely(client):
     assert list(logprobs["top_logprobs"][0]) == ["b"]
 
 
-def test_of_tokens_with_one_text_the_likeliest_counts(client):
+def test_tokens_that_are_no_characters_are_told_apart_by_their_bytes(client):
     fields = {"logit_bias": {"196": 100}, "max_tokens": 1}
     ((_, logprobs),) = complete(client, [194], **fields)  # 195 was likely
-    assert logprobs["tokens"] == [PART]
-    assert logprobs["top_logprobs"][0][PART] > logprobs["token_logprobs"][0] + 3
+    assert logprobs["tokens"] == [r"bytes:\xc4"]
+    (top,) = logprobs["top_logprobs"]
+    assert top[r"bytes:\xc3"] > top[r"bytes:\xc4"] + 3
+    assert top[r"bytes:\xc4"] == logprobs["token_logprobs"][0]
+
+
+def test_of_tokens_with_one_text_the_likeliest_counts(tmp_path):
+    logprobs = TextLogprobs(texts_of(tmp_path, sentence_piece(["<unk>", "<0x41>", "A"])))
+    entry = TokenLogprobs(1, -3.0, ((2, -0.5), (1, -3.0)))
+    assert logprobs.of([entry])["top_logprobs"] == [{"A": -0.5}]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -134,26 +144,28 @@ def texts_of(tmp_path, tokenizer):
     return TokenTexts(Tokenizer(tmp_path / "tokenizer.json"))
 
 
+def sentence_piece(vocabulary, *, unigram=False):
+    """A tokenizer as SentencePiece's: unknown characters are written as bytes."""
+    if unigram:
+        model = models.Unigram([(token, -1.0) for token in vocabulary], unk_id=0, byte_fallback=True)
+    else:
+        pairs = {token: number for number, token in enumerate(vocabulary)}
+        model = models.BPE(pairs, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = FileTokenizer(model)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
 def test_texts_of_tokenizers(tmp_path):
     texts = texts_of(tmp_path, byte_tokenizer())
     assert [texts.of(byte).utf8 for byte in range(256)] == [[byte] for byte in range(256)]
     assert (texts.of(256).text, texts.of(256).utf8, texts.of(256).characters) == ("<eos>", list(b"<eos>"), 0)
 
     vocabulary = ["<unk>", "<0xE2>", "<0x41>", "\u2581a", "\ufffd", "\u2581"]
-    sentencepiece = [
-        decoders.Replace("\u2581", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ]
-    pairs = {token: number for number, token in enumerate(vocabulary)}
-    for model in (
-        models.BPE(pairs, [], unk_token="<unk>", byte_fallback=True),
-        models.Unigram([(token, -1.0) for token in vocabulary], unk_id=0, byte_fallback=True),
-    ):
-        tokenizer = FileTokenizer(model)
-        tokenizer.decoder = decoders.Sequence(sentencepiece)
+    for tokenizer in (sentence_piece(vocabulary), sentence_piece(vocabulary, unigram=True)):
         texts = texts_of(tmp_path, tokenizer)
+        assert [texts.of(token).name for token in range(1, 6)] == [r"bytes:\xe2", "A", " a", PART, " "]
         read = [
             (texts.of(token).text, bytes(texts.of(token).utf8), texts.of(token).characters) for token in range(1, 6)
         ]
@@ -169,4 +181,5 @@ def test_texts_of_tokenizers(tmp_path):
     tokenizer.decoder = decoders.WordPiece()
     texts = texts_of(tmp_path, tokenizer)
     assert (texts.of(0).utf8, texts.of(1).utf8) == (None, list(b" a"))
+    assert (texts.of(0).name, texts.of(1).name) == ("token_id:0", " a")
     assert (TokenTexts(None).of(7).text, TokenTexts(None).of(7).utf8) == ("token_id:7", None)
