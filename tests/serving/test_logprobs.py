@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's answers: texts, bytes and places of tokens."""
+"""Logprobs in OpenAI's answers: texts, bytes and places of tokens; and token ids, as vLLM gives them."""
 
 import openai
 import pytest
@@ -9,9 +9,11 @@ from sharp.serving.engine.events import TokenLogprobs
 from sharp.serving.http.logprobs import TextLogprobs
 from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.tokenizer import Tokenizer
-from tests.serving.conftest import byte_tokenizer, idle, wait_for, write_folder
+from tests.serving.conftest import EOS, byte_tokenizer, idle, wait_for, write_folder
 from tests.serving.test_openai import TEMPLATE
 
+STREAMS = pytest.mark.parametrize("stream", [False, True])
+ASKED = {"return_token_ids": True}
 PART = "\ufffd"  # the text of a token that is no whole character
 
 
@@ -183,3 +185,76 @@ def test_texts_of_tokenizers(tmp_path):
     assert (texts.of(0).utf8, texts.of(1).utf8) == (None, list(b" a"))
     assert (texts.of(0).name, texts.of(1).name) == ("token_id:0", " a")
     assert (TokenTexts(None).of(7).text, TokenTexts(None).of(7).utf8) == ("token_id:7", None)
+
+
+def ask(client, prompt, *, model="counting", **fields):
+    return client.completions.create(model=model, prompt=prompt, temperature=0, **{"max_tokens": 3, **fields})
+
+
+def chat(client, **fields):
+    messages = [{"role": "user", "content": "a"}]
+    fields = {"temperature": 0, "max_completion_tokens": 3, **fields}
+    return client.chat.completions.create(model="counting", messages=messages, **fields)
+
+
+def token_ids(answer, *, stream):
+    """Of every choice, those of its chunks together."""
+    found = {}
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            found.setdefault(choice.index, []).extend(choice.model_extra["token_ids"])
+    return [found[index] for index in range(len(found))]
+
+
+@STREAMS
+def test_a_completion_has_those_of_prompt_and_answer(client, stream):
+    answer = ask(client, [[97], [107, 108]], n=2, stream=stream, extra_body=ASKED)
+    parts = list(answer) if stream else [answer]
+    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]] * 2 + [[109, 110, 111]] * 2
+    prompts = {}
+    for part in parts:
+        for choice in part.choices:
+            if "prompt_token_ids" in choice.model_extra:
+                assert choice.index not in prompts  # the first chunk only
+                prompts[choice.index] = choice.model_extra["prompt_token_ids"]
+    assert [prompts[index] for index in range(4)] == [[97], [97], [107, 108], [107, 108]]
+
+
+@STREAMS
+def test_an_echo_is_no_part_of_the_answers_tokens(client, stream):
+    fields = {"echo": True, "logprobs": 0, "stream": stream, "extra_body": ASKED}
+    assert token_ids(ask(client, "ab", **fields), stream=stream) == [[99, 100, 101]]
+
+
+@STREAMS
+def test_a_chat_has_those_of_the_prompt_once(client, stream):
+    answer = chat(client, n=2, stream=stream, extra_body=ASKED)
+    parts = list(answer) if stream else [answer]
+    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]] * 2
+    assert parts[0].model_extra["prompt_token_ids"] == list(b"uaa")  # by the template
+    assert sum("prompt_token_ids" in part.model_extra for part in parts) == (2 if stream else 1)
+
+
+@STREAMS
+def test_tokens_without_text_are_there(client, stream):
+    held = ask(client, "a", stop="bcx", stream=stream, extra_body=ASKED)
+    assert token_ids(held, stream=stream) == [[98, 99, 100]]
+    ended = ask(client, [254], stream=stream, extra_body=ASKED)
+    assert token_ids(ended, stream=stream) == [[255, EOS]]
+
+
+def test_what_is_not_asked_for_is_not_there(client):
+    for answer in (ask(client, "a"), chat(client)):
+        assert not {"token_ids", "prompt_token_ids"} & set(answer.choices[0].model_extra)
+        assert not answer.model_extra
+
+
+@STREAMS
+def test_a_model_without_a_tokenizer_gives_them_always(start_server, ids_only, stream):
+    address = start_server(ids_only).http_address
+    with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client:
+        answer = ask(client, [97], model="ids-only", stream=stream)
+        parts = list(answer) if stream else [answer]
+    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]]
+    assert {choice.text for part in parts for choice in part.choices} == {""}
+    assert not any("prompt_token_ids" in choice.model_extra for part in parts for choice in part.choices)
