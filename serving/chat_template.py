@@ -31,6 +31,11 @@ SAMPLE_QUESTION = {"role": "user", "content": "a"}
 SAMPLE_ANSWER = {"role": "assistant", "content": "", "tool_calls": [SAMPLE_CALL]}
 
 
+# After the text that is to be continued, to find its end in what a template made of it; transformers' own.
+CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+OWN_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+
+
 class _Generation(Extension):
     """`{% generation %}` marks for training what an assistant said; here it changes nothing."""
 
@@ -59,6 +64,8 @@ class ChatTemplate:
         self._for_tools = environment.from_string(for_tools or source)
         known = meta.find_undeclared_variables(environment.parse(for_tools or source))
         self._knows_tools = for_tools is not None or "tools" in known
+        known |= meta.find_undeclared_variables(environment.parse(source))
+        self._variables = known - OWN_VARIABLES - set(environment.globals)
 
     @cached_property
     def _calls_are_read(self) -> bool:
@@ -74,22 +81,63 @@ class ChatTemplate:
             return bool(ToolCallParser().push(text)[1] or SHOWN_CALL.search(text))
         return False
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
         """The prompt that the model answers as the assistant, who may call the `tools`.
 
+        `variables` are for the template. The answer begins a message unless `add_generation_prompt` is false, or goes
+        on with the last one where `continue_final_message` is true.
+
         Raises:
-            FieldError: the template refuses the messages, knows no tools, or has calls in a form that nobody reads.
+            FieldError: the template refuses the messages, knows no tools or variables of such names, has calls in a
+                form that nobody reads, or does not show the end of the message to continue.
         """
+        self._check_variables(variables or {})
         if tools and not self._knows_tools:
             raise FieldError("tools", "tools is set, and the model's chat template knows none; serve a model that does")
         if tools and not self._calls_are_read:
             message = f"tools is set, and the model writes calls in another form than {CALL_FORM}, the one read here"
             raise FieldError("tools", f"{message}; leave tools out, or serve a model of that form")
         template = self._for_tools if tools else self._template
+        if continue_final_message:
+            *before, last = messages
+            messages = [*before, {**last, "content": last["content"] + CONTINUE_MARK}]
         try:
-            return template.render(messages=messages, tools=tools or None, add_generation_prompt=True)
+            text = template.render(
+                **(variables or {}), messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
+            )
         except Exception as error:  # a template can fail like any program
-            raise FieldError("messages", f"messages do not fit the model's chat template: {error}") from error
+            what = "messages and chat_template_kwargs" if variables else "messages"
+            raise FieldError("messages", f"{what} do not fit the model's chat template: {error}") from error
+        return _until_mark(text, last["content"]) if continue_final_message else text
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        unknown = sorted(set(variables) - self._variables)
+        if not unknown:
+            return
+        if unknown[0] in OWN_VARIABLES:
+            what = "is set by a field of the request; set that"
+        elif self._variables:
+            what = f"cannot be set for the model's chat template; {', '.join(sorted(self._variables))} can be"
+        else:
+            what = "cannot be set for the model's chat template; leave it out"
+        raise FieldError("chat_template_kwargs", f"chat_template_kwargs has {unknown[0]!r}, which {what}")
+
+
+def _until_mark(text: str, message: str) -> str:
+    """What a template wrote up to the end of the message to continue; its own trimming is kept."""
+    end = text.rfind(CONTINUE_MARK.strip())
+    if end < 0 or message.strip() not in text:
+        what = "continue_final_message is true, and the model's chat template does not show all of that message"
+        raise FieldError("continue_final_message", f"{what}; end with another message, or leave it out")
+    return text[:end] if text.startswith(CONTINUE_MARK, end) else text[:end].rstrip()
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:

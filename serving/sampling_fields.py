@@ -2,7 +2,14 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from sharp.serving.errors import FieldError
@@ -12,6 +19,7 @@ from sharp.serving.sampling_params import SamplingParams
 SAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "seed", "n", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "time_limit_ms"),
+    "include_stop_str_in_output",
 )
 
 
@@ -25,6 +33,18 @@ def _not_null(value: Any) -> Any:
     if value is None:
         raise PydanticUseDefault
     return value
+
+
+def one_of(accepted: str) -> WrapValidator:
+    """Of a field of several types: says what is `accepted`, where pydantic says what each of them is not."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise PydanticCustomError("one_of", "Input should be {accepted}", {"accepted": accepted}) from error
+
+    return WrapValidator(validate)
 
 
 WholeNumber = Annotated[int, BeforeValidator(_not_bool)]
@@ -41,7 +61,7 @@ class StrictMessage(BaseModel):
 class GuidedFields(StrictMessage):
     """The fields of `Guided`."""
 
-    json_: dict[str, Any] | str | bool | None = None
+    json_: Annotated[dict[str, Any] | str | bool | None, one_of("a JSON schema, or the text of one")] = None
     regex: str | None = None
     grammar: str | None = None
 
@@ -68,8 +88,9 @@ class SamplingFields(StrictMessage):
     n: WholeNumber | None = None
     max_tokens: WholeNumber | None = None
     min_tokens: WholeNumber | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, one_of("a text or a list of texts")] = None
     stop_token_ids: list[WholeNumber] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     time_limit_ms: WholeNumber | None = None
     guided: GuidedFields | None = None

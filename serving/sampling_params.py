@@ -25,7 +25,7 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_k: draw among the k most likely tokens only; 0 is all.
+        top_k: draw among the k most likely tokens only; 0 and -1 are all, and 0 is kept.
         top_p: draw among the most likely tokens whose probabilities just reach `top_p`.
         min_p: draw among tokens at least `min_p` times as likely as the most likely one.
         repetition_penalty: logits of tokens in prompt or answer are divided by it where positive, else multiplied; 1 is
@@ -39,6 +39,7 @@ class SamplingParams:
             full.
         min_tokens: no end-of-sequence or stop token before so many tokens; stop strings wait as long.
         stop: the answer ends before the first of these strings.
+        include_stop_str_in_output: its text has the stop string, or the text of the stop token, that ended it.
         stop_token_ids: the answer ends at one of these tokens.
         ignore_eos: go on past the end-of-sequence token.
         time_limit_ms: the answer ends this long after the request's arrival with what there is; None is never.
@@ -72,6 +73,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     guided: Guided | None = None
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -82,12 +84,14 @@ class SamplingParams:
         self._make_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         self._make_tuple("stop_token_ids", self.stop_token_ids)
         self._make_tuple("logit_bias", bias, _pair)
-        if not isinstance(self.ignore_eos, bool):
-            raise FieldError("ignore_eos", f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise FieldError(name, f"{name} is {getattr(self, name)!r}; it must be true or false")
         if not isinstance(self.guided, Guided | None):
             raise FieldError("guided", f"guided is {self.guided!r}; it must be a Guided")
         _check("temperature", self.temperature, 0, math.inf, whole=False)
-        _check("top_k", self.top_k, 0, INT32_MAX)
+        _check("top_k", self.top_k, -1, INT32_MAX)
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
         _check("top_p", self.top_p, 0, 1, whole=False, without_low=True)
         _check("min_p", self.min_p, 0, 1, whole=False)
         _check("repetition_penalty", self.repetition_penalty, 0, math.inf, whole=False, without_low=True)

@@ -1,6 +1,6 @@
 """Between what a client's user gives and gets, the types of `sharp.LLM`, and the messages of `sharp.v1`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ REASONS = {
     inference_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
     inference_pb2.FINISH_REASON_TIME_LIMIT: FinishReason.TIME_LIMIT,
 }
+SEVERAL_PROMPTS = "prompt must be one text or a list of token ids; call generate once for each of several prompts"
 STATISTICS = ("entropy_nats", "normalized_entropy", "support_ratio", "inverse_temperature", "logit_spread")
 
 
@@ -43,7 +44,8 @@ def request_message(
     """A request for answers to `prompt`, a text or token ids.
 
     Raises:
-        InputError: something does not fit into a message, as a text that is no valid Unicode.
+        InputError: `prompt` is several prompts, or something does not fit into a message, as a text that is no valid
+            Unicode.
     """
     try:
         message = inference_pb2.GenerateRequest(
@@ -58,13 +60,22 @@ def request_message(
         if isinstance(prompt, str):
             message.text = prompt
         else:
-            message.token_ids.ids.extend(prompt)
+            message.token_ids.ids.extend(_one(prompt))
             message.token_ids.SetInParent()
         if params.guided is not None:
             message.guided.CopyFrom(inference_pb2.Guided(**{params.guided.kind: params.guided.text}))
+    except InputError:
+        raise
     except (TypeError, ValueError, UnicodeError) as error:
         raise InputError(f"the request cannot be written as a message: {error}") from error
     return message
+
+
+def _one(prompt: Iterable[int]) -> list[int]:
+    token_ids = list(prompt)
+    if any(isinstance(token_id, Sequence) for token_id in token_ids):
+        raise InputError(SEVERAL_PROMPTS)
+    return token_ids
 
 
 def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> Any:

@@ -8,10 +8,12 @@ from sharp.serving.tokenizer import Tokenizer
 class AnswerText:
     """Turns generated tokens into the text to show; a model without a tokenizer shows none."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...], before: int) -> None:
-        """The first token follows the token `before`."""
+    def __init__(
+        self, tokenizer: Tokenizer | None, stop: tuple[str, ...], before: int, *, show_stop: bool = False
+    ) -> None:
+        """The first token follows the token `before`; with `show_stop` the text has the stop string that ends it."""
         self._detokenizer = Detokenizer(tokenizer, before) if tokenizer else None
-        self._stop_strings = StopStrings(stop)
+        self._stop_strings = StopStrings(stop, shown=show_stop)
 
     def push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | None]:
         """Add a token; return the text to show now, and the stop string that was found."""

@@ -65,7 +65,9 @@ class Sequence:
         self.prompt_chunks: list[PromptChunk] = []
         self._chain = chain
         self._remembered = 0
-        self._text = AnswerText(tokenizer, params.stop, request.prompt_ids[-1])
+        self._text = AnswerText(
+            tokenizer, params.stop, request.prompt_ids[-1], show_stop=params.include_stop_str_in_output
+        )
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.first_token: float | None = None
@@ -153,13 +155,10 @@ class Sequence:
             self._history.append(token_id)
         if self.counts:
             self.counts.add(token_id)
-        if token_id in self.stop_token_ids:
-            text, matched = self._text.end()  # the stop token itself is not shown
-            return text, (FinishReason.STOP, token_id if matched is None else matched)
         may_stop = self.generated > self.request.params.min_tokens
-        if may_stop and token_id in self._stop_strings:
-            text, matched = self._text.end()
-            return text, (FinishReason.STOP, self._stop_strings[token_id] if matched is None else matched)
+        if token_id in self.stop_token_ids or (may_stop and token_id in self._stop_strings):
+            text, found = self._stopped(token_id)
+            return text, (FinishReason.STOP, found)
         text, matched = self._text.push(token_id, may_stop=may_stop)
         if matched is not None:
             return text, (FinishReason.STOP, matched)
@@ -169,6 +168,20 @@ class Sequence:
         rest, matched = self._text.end()
         stopped = complete or matched is not None
         return text + rest, (FinishReason.STOP if stopped else FinishReason.LENGTH, matched)
+
+    def _stopped(self, token_id: int) -> tuple[str, str | int]:
+        """The last text of an answer that ends at a stop token, and what ended it."""
+        show = self.request.params.include_stop_str_in_output
+        text, found = self._text.push(token_id, may_stop=True) if show else ("", None)
+        if found is None:
+            rest, found = self._text.end()
+            text += rest
+        if found is not None:
+            return text, found
+        if token_id in self.stop_token_ids:
+            return text, token_id
+        string = self._stop_strings[token_id]
+        return (text + string if show else text), string
 
     def cut(self) -> str:
         """The text that was held back, when the answer ends before its time."""

@@ -32,7 +32,13 @@ def make_app(
 ) -> Starlette:
     """The application; `template` is None for a model that has no chat template, `tokens` where everyone may ask."""
     name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
-    entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sharp"}
+    entry = {
+        "id": name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "sharp",
+        "max_model_len": service.model.context_limit,
+    }
 
     def state(_request: Request) -> Response:  # in a thread, too
         return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})

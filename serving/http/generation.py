@@ -15,7 +15,7 @@ from sharp.serving.engine.events import Delta, Event, Finished, FinishReason, Pr
 from sharp.serving.errors import FieldError, SharpError, UnavailableError
 from sharp.serving.http.errors import TooLargeError, error_body, error_response
 from sharp.serving.http.logprobs import LogprobLimit
-from sharp.serving.http.openai_answer import Answer, ChatAnswer, TextAnswer, usage_of
+from sharp.serving.http.openai_answer import Answer, ChatAnswer, Extras, TextAnswer, usage_of
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest, parse
 from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.request import Prompt
@@ -108,15 +108,20 @@ class Generation:
         self, request: GenerationRequest, request_id: str, prompts: list[Prompt], streams: list[EventStream]
     ) -> Answer:
         name, tokenizer, texts = self._service.model.manifest.name, self._service.model.tokenizer, self._texts
+        extras = Extras(
+            token_ids=request.return_token_ids or tokenizer is None,  # without one the text is empty
+            prompts=[stream.request.prompt_ids for stream in streams] if request.return_token_ids else (),
+            usage=request.stream and request.counts_stream,
+        )
         if isinstance(request, ChatRequest):
             several = request.parallel_tool_calls
-            return ChatAnswer(request_id, name, texts, tools=bool(request.callable), several=several)
+            return ChatAnswer(request_id, name, texts, extras, tools=bool(request.callable), several=several)
         echo = []
         if isinstance(request, CompletionRequest) and request.echo and tokenizer is not None:
             for prompt, stream in zip(prompts, streams, strict=True):
                 text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
                 echo.append((text, stream.request.prompt_ids[0]))
-        return TextAnswer(request_id, name, texts, echo)
+        return TextAnswer(request_id, name, texts, extras, echo)
 
     def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         if isinstance(request, CompletionRequest):
@@ -175,8 +180,9 @@ async def _send_stream(
                 first = number * params.n
                 chunks: list[dict[str, Any]] = []
                 if isinstance(event, PromptComputed):
+                    large = bool(event.logprobs) or request.return_token_ids
                     for choice in range(first, first + params.n):
-                        await _send_start(send, answer, choice, number, event)
+                        await _send_start(send, answer, choice, number, event, large=large)
                 elif isinstance(event, Delta):
                     chunks = answer.delta(first + event.index, event)
                 elif isinstance(event, Finished):
@@ -184,7 +190,7 @@ async def _send_stream(
                     chunks = answer.finished(first + event.index, event)
                 for chunk in chunks:
                     await _send_data(send, chunk)
-        if request.stream_options and request.stream_options.include_usage:
+        if request.counts_stream:
             prompts = [usages[number * params.n] for number in range(len(streams))]
             await _send_data(send, answer.usage(usage_of(prompts, usages.values())))
     except SharpError as error:  # the status is sent already
@@ -192,12 +198,14 @@ async def _send_stream(
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 
-async def _send_start(send: Send, answer: Answer, choice: int, prompt: int, event: PromptComputed) -> None:
-    if not event.logprobs:
+async def _send_start(
+    send: Send, answer: Answer, choice: int, prompt: int, event: PromptComputed, *, large: bool
+) -> None:
+    if not large:
         for chunk in answer.start(choice, prompt, event.logprobs):
             await _send_data(send, chunk)
         return
-    # Those of a whole prompt take a while.
+    # What is said of each token of a prompt takes a while to write.
     for chunk in await asyncio.to_thread(answer.start, choice, prompt, event.logprobs):
         await _send_text(send, await asyncio.to_thread(_json, chunk))
 

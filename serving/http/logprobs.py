@@ -65,7 +65,7 @@ class TextLogprobs:
         """Of the next tokens."""
         entries = tuple(entries)
         return {
-            "tokens": [self._texts.of(entry.token_id).text for entry in entries],
+            "tokens": [self._texts.of(entry.token_id).name for entry in entries],
             "token_logprobs": [_finite(entry.logprob) for entry in entries],
             "top_logprobs": [self._top(entry) for entry in entries],
             "text_offset": [self._offset(entry.token_id) for entry in entries],
@@ -78,7 +78,7 @@ class TextLogprobs:
         # Some decoders leave out the space that a text begins with, which its first token has.
         missing = self._characters - len(text)
         return {
-            "tokens": [self._texts.of(first).text, *others["tokens"]],
+            "tokens": [self._texts.of(first).name, *others["tokens"]],
             "token_logprobs": [None, *others["token_logprobs"]],
             "top_logprobs": [None, *others["top_logprobs"]],
             "text_offset": [max(0, one - missing) for one in (offset, *others["text_offset"])],
@@ -94,7 +94,7 @@ class TextLogprobs:
         """The most likely tokens and the one that came. Several can have one text; the likeliest counts."""
         top: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            top.setdefault(self._texts.of(token).text, _finite(logprob))
+            top.setdefault(self._texts.of(token).name, _finite(logprob))
         return top
 
 

@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sharp.serving.attention import AttentionSummary, json_numbers
@@ -21,6 +22,21 @@ REASONS = {
 }
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What an answer has besides its text.
+
+    Attributes:
+        token_ids: choices have the ids of their tokens.
+        prompts: the ids of each prompt, where they are wanted.
+        usage: chunks have the field `usage`, which only the last one fills.
+    """
+
+    token_ids: bool = False
+    prompts: Sequence[Sequence[int]] = ()
+    usage: bool = False
+
+
 class Answer(ABC):
     """The shape of one request's answer. Choices are numbered through all answers to all prompts."""
 
@@ -28,9 +44,12 @@ class Answer(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, request_id: str, model: str, texts: TokenTexts) -> None:
-        self._base = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
+    def __init__(self, request_id: str, model: str, texts: TokenTexts, extras: Extras) -> None:
+        self._base: dict[str, Any] = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
+        if extras.usage:
+            self._base["usage"] = None
         self._texts = texts
+        self._extras = extras
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Everything at once; the completions of a request's prompts, each with its others."""
@@ -40,6 +59,7 @@ class Answer(ABC):
                 "index": index,
                 **self._whole(answer, prompt, completions[prompt].prompt_logprobs),
                 "stop_reason": answer.matched,
+                **self._token_ids(answer.token_ids),
                 **_attention(answer.attention),
             }
             for index, (prompt, answer) in enumerate(answers)
@@ -62,11 +82,18 @@ class Answer(ABC):
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
         matched: str | int | None = None,
+        token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
-        entry = {"index": choice, **text, "logprobs": logprobs, "finish_reason": reason}
+        entry = {"index": choice, **text, "logprobs": logprobs, "finish_reason": reason, **self._token_ids(token_ids)}
         if reason:
             entry["stop_reason"] = matched
         return {**self._base, "object": self.chunk_object, "choices": [entry]}
+
+    def _token_ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        return {"token_ids": token_ids} if self._extras.token_ids else {}
+
+    def _prompt_token_ids(self, prompt: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self._extras.prompts[prompt]} if self._extras.prompts else {}
 
     @abstractmethod
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
@@ -93,28 +120,30 @@ class TextAnswer(Answer):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def __init__(self, request_id: str, model: str, texts: TokenTexts, echo: Sequence[tuple[str, int]] = ()) -> None:
+    def __init__(
+        self, request_id: str, model: str, texts: TokenTexts, extras: Extras, echo: Sequence[tuple[str, int]] = ()
+    ) -> None:
         """`echo` has text and first token of each prompt."""
-        super().__init__(request_id, model, texts)
+        super().__init__(request_id, model, texts, extras)
         self._echo = echo
         self._echoed: dict[int, dict[str, Any]] = {}  # the logprobs of prompts, made once for all their answers
         self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # of choices
 
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
-        """The prompt, if it is to be repeated."""
-        if not self._echo:
+        """The prompt, if its text is to be repeated or its token ids are wanted."""
+        if not self._echo and not self._extras.prompts:
             return []
-        text, _ = self._echo[prompt]
+        text = self._echo[prompt][0] if self._echo else ""
         self._logprobs[choice] = TextLogprobs(self._texts, len(text))
         logprobs = None if prompt_logprobs is None else self._of_prompt(prompt, prompt_logprobs)
-        return [self._chunk(choice, {"text": text}, logprobs)]
+        return [self._chunk(choice, {"text": text, **self._prompt_token_ids(prompt)}, logprobs)]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Text, once there is some."""
-        if not event.text and not event.logprobs:
+        """Text, once there is some, or token ids where they are wanted."""
+        if not event.text and not event.logprobs and not self._extras.token_ids:
             return []
         logprobs = None if event.logprobs is None else self._logprobs[choice].of(event.logprobs)
-        return [self._chunk(choice, {"text": event.text}, logprobs)]
+        return [self._chunk(choice, {"text": event.text}, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
         """The reason."""
@@ -129,7 +158,8 @@ class TextAnswer(Answer):
         if self._echo and logprobs is not None:
             before = self._of_prompt(prompt, prompt_logprobs or ())
             logprobs = {name: [*before[name], *values] for name, values in logprobs.items()}
-        return {"text": text + answer.text, "logprobs": logprobs, "finish_reason": REASONS[answer.finish_reason]}
+        end = {"finish_reason": REASONS[answer.finish_reason], **self._prompt_token_ids(prompt)}
+        return {"text": text + answer.text, "logprobs": logprobs, **end}
 
     def _of_prompt(self, prompt: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
         if prompt not in self._echoed:
@@ -146,10 +176,17 @@ class ChatAnswer(Answer):
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, request_id: str, model: str, texts: TokenTexts, *, tools: bool = False, several: bool = True
+        self,
+        request_id: str,
+        model: str,
+        texts: TokenTexts,
+        extras: Extras,
+        *,
+        tools: bool = False,
+        several: bool = True,
     ) -> None:
         """Unless `several` are wanted, an answer has one call at most."""
-        super().__init__(request_id, model, texts)
+        super().__init__(request_id, model, texts, extras)
         self._tools = tools
         self._several = several
         self._parsers: defaultdict[int, ToolCallParser] = defaultdict(self._parser)
@@ -157,27 +194,32 @@ class ChatAnswer(Answer):
     def _parser(self) -> ToolCallParser:
         return ToolCallParser(several=self._several)
 
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """See `Answer`."""
+        return {**super().whole(completions), **self._prompt_token_ids(0)}
+
     def start(
         self,
         choice: int,
-        prompt: int,  # noqa: ARG002
+        prompt: int,
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> list[dict[str, Any]]:
         """The role."""
-        return [self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})]
+        chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})
+        return [{**chunk, **self._prompt_token_ids(prompt)}]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
         """Text and whole calls, once there are some."""
         parser = self._parsers[choice]
         known = len(parser.calls)
         text, calls = parser.push(event.text) if self._tools else (event.text, [])
-        if not text and not calls and not event.logprobs:
+        if not text and not calls and not event.logprobs and not self._extras.token_ids:
             return []
         delta: dict[str, Any] = {"content": text} if text or not calls else {}
         if calls:
             delta["tool_calls"] = [{"index": known + place, **_call(call)} for place, call in enumerate(calls)]
         logprobs = None if event.logprobs is None else chat_logprobs(self._texts, event.logprobs)
-        return [self._chunk(choice, {"delta": delta}, logprobs)]
+        return [self._chunk(choice, {"delta": delta}, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
         """What was held back, and the reason."""

@@ -11,7 +11,7 @@ from sharp.serving.errors import FieldError, InputError
 from sharp.serving.guided import Guided
 from sharp.serving.http.tools import NamedTool, Tool, ToolChoice, callable_tools, calls_only, calls_or_words
 from sharp.serving.request import Prompt
-from sharp.serving.sampling_fields import NULL_IS_UNSET, SamplingFields, StrictMessage, first_error
+from sharp.serving.sampling_fields import NULL_IS_UNSET, SamplingFields, StrictMessage, first_error, one_of
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.tokenizer import Tokenizer
 
@@ -43,6 +43,7 @@ class GenerationRequest(SamplingFields):
     model: str
     stream: Flag = False
     stream_options: StreamOptions | None = None
+    return_token_ids: Flag = False
     attention_stats: Flag = False
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -57,6 +58,11 @@ class GenerationRequest(SamplingFields):
             raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
         return super().params()
 
+    @property
+    def counts_stream(self) -> bool:
+        """Whether the last chunk of a stream has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
     def in_its_words(self, error: FieldError) -> FieldError:
         """An error about a field that a field of this request was turned into, as one about that."""
         return error
@@ -65,7 +71,10 @@ class GenerationRequest(SamplingFields):
 class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[
+        str | list[int] | list[str] | list[list[int]],
+        one_of("a text, a list of token ids, or a list of texts or of such lists"),
+    ]
     logprobs: int | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -157,7 +166,10 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: Annotated[
+        str | list[TextPart] | None,
+        one_of('a text or a list of parts {"type": "text", "text": ...}; only text parts are supported'),
+    ] = None
     tool_calls: list[CalledTool] | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -185,6 +197,16 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
+    modalities: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+
+    def params(self) -> SamplingParams:
+        """See `SamplingFields`."""
+        if self.modalities not in (None, ["text"]):
+            raise FieldError("modalities", f'modalities is {json.dumps(self.modalities)}; only ["text"] is supported')
+        return super().params()
 
     @property
     def callable(self) -> list[Tool]:
@@ -201,8 +223,16 @@ class ChatRequest(GenerationRequest):
             raise InputError("the model has no chat template; use /v1/completions")
         if not self.messages:
             raise FieldError("messages", "messages is an empty list; give at least one message")
-        tools = [tool.model_dump(exclude_none=True) for tool in self.callable]
-        return template.render([message.for_template() for message in self.messages], tools)
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message is true; it needs add_generation_prompt to be false"
+            raise FieldError("continue_final_message", message)
+        return template.render(
+            [message.for_template() for message in self.messages],
+            [tool.model_dump(exclude_none=True) for tool in self.callable],
+            variables=self.chat_template_kwargs or {},
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
 
     @property
     def limit(self) -> int | None:

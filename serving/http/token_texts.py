@@ -20,12 +20,14 @@ class TokenText:
 
     Attributes:
         text: what it is inside a text; parts of characters are U+FFFD.
+        name: the text, or of a token that is not whole characters its bytes as OpenAI writes them, or its id.
         utf8: its bytes; None where they are not known.
         characters: how many characters of an answer's text begin in it.
         inside: it begins inside a character that a token before it began.
     """
 
     text: str
+    name: str
     utf8: list[int] | None
     characters: int
     inside: bool
@@ -49,17 +51,25 @@ class TokenTexts:
 
     def _read(self, token_id: int) -> TokenText:
         if self._tokenizer is None:
-            return TokenText(f"token_id:{token_id}", None, 0, inside=False)
+            return TokenText(name := f"token_id:{token_id}", name, None, 0, inside=False)
         text = self._tokenizer.token(token_id)
         utf8: bytes | None = text.encode()
         if INCOMPLETE in text:
             utf8 = None if self._parts is None else self._parts.get(token_id, utf8)
+        name = f"token_id:{token_id}" if utf8 is None else _name(utf8)
         if not self._tokenizer.decode([token_id, token_id]):  # special: no text has it
-            return TokenText(text, None if utf8 is None else list(utf8), 0, inside=False)
+            return TokenText(text, name, None if utf8 is None else list(utf8), 0, inside=False)
         if utf8 is None:
-            return TokenText(text, None, len(text), inside=False)
+            return TokenText(text, name, None, len(text), inside=False)
         begins = [byte & 0xC0 != 0x80 for byte in utf8]
-        return TokenText(text, list(utf8), sum(begins), inside=not all(begins[:1]))
+        return TokenText(text, name, list(utf8), sum(begins), inside=not all(begins[:1]))
+
+
+def _name(utf8: bytes) -> str:
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + utf8.decode(errors="backslashreplace")
 
 
 def parts_of_characters(file: Mapping[str, Any]) -> Mapping[int, bytes] | None:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
-from sharp.serving.sampling_fields import StrictMessage
+from sharp.serving.sampling_fields import StrictMessage, one_of
 from sharp.serving.tool_calls import CALL_END, CALL_START
 
 MAX_TOOLS = 128
@@ -48,7 +48,10 @@ class NamedTool(StrictMessage):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    one_of('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'),
+]
 
 
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Tool]:

@@ -19,7 +19,7 @@ from sharp.serving.engine.thread import EngineThread
 from sharp.serving.grpc import server
 from sharp.serving.grpc.inference import InferenceService
 from sharp.serving.http import generation
-from sharp.serving.http.openai_answer import ChatAnswer
+from sharp.serving.http.openai_answer import ChatAnswer, Extras
 from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.request import Request
 from sharp.serving.sampling_params import SamplingParams
@@ -156,7 +156,8 @@ def test_while_a_large_body_is_written_the_event_loop_goes_on():
     async def send(message):
         sent.append(message)
 
-    assert turns(generation._send_whole(ChatAnswer("1", "m", TokenTexts(None)), [answer], {}, send)) > FEW
+    extras = Extras(token_ids=True, prompts=[(97,) * MANY])
+    assert turns(generation._send_whole(ChatAnswer("1", "m", TokenTexts(None), extras), [answer], {}, send)) > FEW
     body = b"".join(message.get("body", b"") for message in sent)
     assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == MANY
     assert dict(sent[0]["headers"])[b"content-length"] == str(len(body)).encode()

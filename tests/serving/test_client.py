@@ -45,6 +45,7 @@ EVERYTHING = SamplingParams(
     min_tokens=2,
     stop=("zz",),
     stop_token_ids=(5,),
+    include_stop_str_in_output=True,
     logprobs=2,
     prompt_logprobs=1,
     time_limit_ms=60_000,
@@ -152,6 +153,20 @@ def test_leaving_the_loop_ends_the_request(connect, counting, steps):
 def test_errors_are_those_of_the_server(client, ask, kind, message):
     with pytest.raises(kind, match=message):
         ask(client)
+
+
+@pytest.mark.parametrize("prompt", [["a"], ["a", "b"], [[97], [98]], [97, "b"]])
+def test_several_prompts_are_refused_before_anything_is_sent(prompt):
+    sentence = "prompt must be one text or a list of token ids; call generate once for each of several prompts"
+    with Client("localhost:1") as client, pytest.raises(InputError, match=f"^{sentence}$"):
+        client.generate(prompt)
+
+    async def ask():
+        async with AsyncClient("localhost:1") as client:
+            await client.generate(prompt)
+
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        asyncio.run(ask())
 
 
 def test_a_message_that_is_too_large_is_the_callers_affair(address, monkeypatch):

@@ -82,7 +82,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         ({"sampling": {"temperature": float("nan")}}, INVALID, "temperature is nan; it must be a number at least 0"),
         ({"sampling": {"temperature": -1}}, INVALID, "temperature is -1.0; it must be a number at least 0"),
         ({"sampling": {"top_p": 2}}, INVALID, "top_p is 2.0; it must be a number more than 0 and at most 1"),
-        ({"sampling": {"top_k": -2}}, INVALID, "top_k is -2; it must be a number at least 0"),
+        ({"sampling": {"top_k": -2}}, INVALID, "top_k is -2; it must be a number at least -1"),
         ({"stopping": {"stop": [""]}}, INVALID, "stop has ''; each stop string must have at least one character"),
         ({"text": ""}, INVALID, "prompt has 0 tokens; it must have at least 1"),
         (

@@ -61,9 +61,11 @@ def test_logprobs_of_answer_and_prompt(client):
     [
         ({"sampling": {"temperature": 0, "logit_bias": {120: 100}}}, "xxxx"),
         ({"sampling": {"temperature": 3, "top_k": 1}}, "bcde"),
+        ({"sampling": {"temperature": 0, "top_k": -1}}, "bcde"),
         ({"sampling": {"temperature": 3, "min_p": 1}}, "bcde"),
         ({"sampling": {"temperature": 0, "repetition_penalty": 1.5, "presence_penalty": 1}}, "bcde"),
         ({"stopping": {"stop": ["c"], "min_tokens": 4, "max_tokens": 4}}, "bcde"),
+        ({"stopping": {"stop": ["cd"], "include_stop_str_in_output": True}}, "bcd"),
         ({"guided": {"regex": "[xyz]{2}"}, "text": "w"}, "xy"),
         ({"guided": {"json": json.dumps({"const": 12})}}, "12"),
         ({"guided": {"grammar": 'start: "no" | "yes"'}, "text": "m"}, "no"),

@@ -6,6 +6,7 @@ import pytest
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.errors import EngineError, FieldError, InputError, NotFoundError
+from tests.serving.conftest import EOS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 BACKEND = BackendConfig(threads=1, kernels=False)
@@ -52,6 +53,31 @@ def test_stop_string_over_token_borders(llm):
     completion = llm.generate("a", SamplingParams(temperature=0, stop=["fgh", "zzz"]))[0]
     assert (completion.text, completion.finish_reason, completion.matched) == ("bcde", "stop", "fgh")
     assert completion.token_ids == tuple(b"bcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "text", "matched"),
+    [
+        ("a", {"stop": ["fgh", "zzz"]}, "bcdefgh", "fgh"),
+        ("a", {"stop": "ef!", "max_tokens": 4}, "bcde", None),
+        ("a", {"stop_token_ids": [ord("e")]}, "bcde", ord("e")),
+        ("a", {"stop": ["de"], "stop_token_ids": [ord("e")]}, "bcde", "de"),
+        ("a", {"stop": ["ez"], "stop_token_ids": [ord("e")]}, "bcde", ord("e")),
+        ([125], {"stop_token_ids": [EOS], "logit_bias": {EOS: 100}}, "", EOS),  # no text has a special token
+        ([125], {"stop": "<eos>", "ignore_eos": True, "logit_bias": {EOS: 100}}, "<eos>", "<eos>"),
+    ],
+)
+def test_what_ended_an_answer_may_be_a_part_of_its_text(llm, prompt, fields, text, matched):
+    params = SamplingParams(temperature=0, include_stop_str_in_output=True, **fields)
+    (completion,) = llm.generate([prompt], params)
+    assert (completion.text, completion.matched) == (text, matched)
+
+
+def test_top_k_is_off_at_0_and_at_minus_1(llm):
+    params = [SamplingParams(temperature=3, seed=1, top_k=k, max_tokens=8, ignore_eos=True) for k in (-1, 0)]
+    assert params[0] == params[1]
+    off, without = llm.generate(["a", "a"], params)
+    assert off.token_ids == without.token_ids != tuple(b"bcdefghi")
 
 
 def test_a_stop_string_that_is_a_special_token_is_found_though_no_text_shows_it(llm):

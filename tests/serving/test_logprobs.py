@@ -1,15 +1,19 @@
-"""Logprobs in OpenAI's answers: texts, bytes and places of tokens."""
+"""Logprobs in OpenAI's answers: texts, bytes and places of tokens; and token ids, as vLLM gives them."""
 
 import openai
 import pytest
 from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models
 
+from sharp.serving.engine.events import TokenLogprobs
+from sharp.serving.http.logprobs import TextLogprobs
 from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.tokenizer import Tokenizer
-from tests.serving.conftest import byte_tokenizer, idle, wait_for, write_folder
+from tests.serving.conftest import EOS, byte_tokenizer, idle, wait_for, write_folder
 from tests.serving.test_openai import TEMPLATE
 
+STREAMS = pytest.mark.parametrize("stream", [False, True])
+ASKED = {"return_token_ids": True}
 PART = "\ufffd"  # the text of a token that is no whole character
 
 
@@ -41,7 +45,7 @@ def complete(client, prompt, *, regex=None, stream=False, **fields):
 def test_where_tokens_begin(client, stream):
     ((text, logprobs),) = complete(client, "a", regex="xé€y", stream=stream)
     assert text == "xé€y"
-    assert logprobs["tokens"] == ["x", PART, PART, PART, PART, PART, "y"]
+    assert logprobs["tokens"] == ["x", *(f"bytes:\\x{byte:x}" for byte in "é€".encode()), "y"]
     assert logprobs["text_offset"] == [0, 1, 1, 2, 2, 2, 3]
     for text, logprobs in complete(client, ["aé"], regex="x€", stream=stream, echo=True, n=2):
         assert text == "aéx€"
@@ -60,11 +64,19 @@ def test_the_token_that_came_is_among_the_most_likely(client):
     assert list(logprobs["top_logprobs"][0]) == ["b"]
 
 
-def test_of_tokens_with_one_text_the_likeliest_counts(client):
+def test_tokens_that_are_no_characters_are_told_apart_by_their_bytes(client):
     fields = {"logit_bias": {"196": 100}, "max_tokens": 1}
     ((_, logprobs),) = complete(client, [194], **fields)  # 195 was likely
-    assert logprobs["tokens"] == [PART]
-    assert logprobs["top_logprobs"][0][PART] > logprobs["token_logprobs"][0] + 3
+    assert logprobs["tokens"] == [r"bytes:\xc4"]
+    (top,) = logprobs["top_logprobs"]
+    assert top[r"bytes:\xc3"] > top[r"bytes:\xc4"] + 3
+    assert top[r"bytes:\xc4"] == logprobs["token_logprobs"][0]
+
+
+def test_of_tokens_with_one_text_the_likeliest_counts(tmp_path):
+    logprobs = TextLogprobs(texts_of(tmp_path, sentence_piece(["<unk>", "<0x41>", "A"])))
+    entry = TokenLogprobs(1, -3.0, ((2, -0.5), (1, -3.0)))
+    assert logprobs.of([entry])["top_logprobs"] == [{"A": -0.5}]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -134,26 +146,28 @@ def texts_of(tmp_path, tokenizer):
     return TokenTexts(Tokenizer(tmp_path / "tokenizer.json"))
 
 
+def sentence_piece(vocabulary, *, unigram=False):
+    """A tokenizer as SentencePiece's: unknown characters are written as bytes."""
+    if unigram:
+        model = models.Unigram([(token, -1.0) for token in vocabulary], unk_id=0, byte_fallback=True)
+    else:
+        pairs = {token: number for number, token in enumerate(vocabulary)}
+        model = models.BPE(pairs, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = FileTokenizer(model)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
 def test_texts_of_tokenizers(tmp_path):
     texts = texts_of(tmp_path, byte_tokenizer())
     assert [texts.of(byte).utf8 for byte in range(256)] == [[byte] for byte in range(256)]
     assert (texts.of(256).text, texts.of(256).utf8, texts.of(256).characters) == ("<eos>", list(b"<eos>"), 0)
 
     vocabulary = ["<unk>", "<0xE2>", "<0x41>", "\u2581a", "\ufffd", "\u2581"]
-    sentencepiece = [
-        decoders.Replace("\u2581", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ]
-    pairs = {token: number for number, token in enumerate(vocabulary)}
-    for model in (
-        models.BPE(pairs, [], unk_token="<unk>", byte_fallback=True),
-        models.Unigram([(token, -1.0) for token in vocabulary], unk_id=0, byte_fallback=True),
-    ):
-        tokenizer = FileTokenizer(model)
-        tokenizer.decoder = decoders.Sequence(sentencepiece)
+    for tokenizer in (sentence_piece(vocabulary), sentence_piece(vocabulary, unigram=True)):
         texts = texts_of(tmp_path, tokenizer)
+        assert [texts.of(token).name for token in range(1, 6)] == [r"bytes:\xe2", "A", " a", PART, " "]
         read = [
             (texts.of(token).text, bytes(texts.of(token).utf8), texts.of(token).characters) for token in range(1, 6)
         ]
@@ -169,4 +183,78 @@ def test_texts_of_tokenizers(tmp_path):
     tokenizer.decoder = decoders.WordPiece()
     texts = texts_of(tmp_path, tokenizer)
     assert (texts.of(0).utf8, texts.of(1).utf8) == (None, list(b" a"))
+    assert (texts.of(0).name, texts.of(1).name) == ("token_id:0", " a")
     assert (TokenTexts(None).of(7).text, TokenTexts(None).of(7).utf8) == ("token_id:7", None)
+
+
+def ask(client, prompt, *, model="counting", **fields):
+    return client.completions.create(model=model, prompt=prompt, temperature=0, **{"max_tokens": 3, **fields})
+
+
+def chat(client, **fields):
+    messages = [{"role": "user", "content": "a"}]
+    fields = {"temperature": 0, "max_completion_tokens": 3, **fields}
+    return client.chat.completions.create(model="counting", messages=messages, **fields)
+
+
+def token_ids(answer, *, stream):
+    """Of every choice, those of its chunks together."""
+    found = {}
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            found.setdefault(choice.index, []).extend(choice.model_extra["token_ids"])
+    return [found[index] for index in range(len(found))]
+
+
+@STREAMS
+def test_a_completion_has_those_of_prompt_and_answer(client, stream):
+    answer = ask(client, [[97], [107, 108]], n=2, stream=stream, extra_body=ASKED)
+    parts = list(answer) if stream else [answer]
+    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]] * 2 + [[109, 110, 111]] * 2
+    prompts = {}
+    for part in parts:
+        for choice in part.choices:
+            if "prompt_token_ids" in choice.model_extra:
+                assert choice.index not in prompts  # the first chunk only
+                prompts[choice.index] = choice.model_extra["prompt_token_ids"]
+    assert [prompts[index] for index in range(4)] == [[97], [97], [107, 108], [107, 108]]
+
+
+@STREAMS
+def test_an_echo_is_no_part_of_the_answers_tokens(client, stream):
+    fields = {"echo": True, "logprobs": 0, "stream": stream, "extra_body": ASKED}
+    assert token_ids(ask(client, "ab", **fields), stream=stream) == [[99, 100, 101]]
+
+
+@STREAMS
+def test_a_chat_has_those_of_the_prompt_once(client, stream):
+    answer = chat(client, n=2, stream=stream, extra_body=ASKED)
+    parts = list(answer) if stream else [answer]
+    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]] * 2
+    assert parts[0].model_extra["prompt_token_ids"] == list(b"uaa")  # by the template
+    assert sum("prompt_token_ids" in part.model_extra for part in parts) == (2 if stream else 1)
+
+
+@STREAMS
+def test_tokens_without_text_are_there(client, stream):
+    held = ask(client, "a", stop="bcx", stream=stream, extra_body=ASKED)
+    assert token_ids(held, stream=stream) == [[98, 99, 100]]
+    ended = ask(client, [254], stream=stream, extra_body=ASKED)
+    assert token_ids(ended, stream=stream) == [[255, EOS]]
+
+
+def test_what_is_not_asked_for_is_not_there(client):
+    for answer in (ask(client, "a"), chat(client)):
+        assert not {"token_ids", "prompt_token_ids"} & set(answer.choices[0].model_extra)
+        assert not answer.model_extra
+
+
+@STREAMS
+def test_a_model_without_a_tokenizer_gives_them_always(start_server, ids_only, stream):
+    address = start_server(ids_only).http_address
+    with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client:
+        answer = ask(client, [97], model="ids-only", stream=stream)
+        parts = list(answer) if stream else [answer]
+    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]]
+    assert {choice.text for part in parts for choice in part.choices} == {""}
+    assert not any("prompt_token_ids" in choice.model_extra for part in parts for choice in part.choices)

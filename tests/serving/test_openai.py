@@ -15,7 +15,7 @@ from sharp.serving.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.config import EngineConfig
 from sharp.serving.errors import FieldError, InputError
 from sharp.serving.http import openai_request
-from tests.serving.conftest import idle, wait_for, write_folder
+from tests.serving.conftest import MAX_CONTEXT, idle, wait_for, write_folder
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{{ eos_token }}{% endfor %}"
@@ -59,7 +59,7 @@ def chat(client, text="hi", **fields):
 
 def test_models_and_health(client, started):
     assert [model.id for model in client.models.list()] == ["chatting"]
-    assert client.models.retrieve("chatting").id == "chatting"
+    assert client.models.retrieve("chatting").model_extra == {"max_model_len": MAX_CONTEXT}
     with pytest.raises(openai.NotFoundError, match="model 'other' is not served here"):
         client.models.retrieve("other")
     with urllib.request.urlopen(f"http://{started.http_address}/health", timeout=10) as response:
@@ -121,6 +121,8 @@ def test_a_streamed_completion_ends_with_its_usage(client):
     assert [chunk.choices[0].text for chunk in chunks[:-1]] == ["b", "c", "d", "e", ""]
     assert chunks[-2].choices[0].finish_reason == "length"
     assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 4)
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
+    assert not any("usage" in chunk.model_fields_set for chunk in complete(client, stream=True))
 
 
 def test_logprobs(client):
@@ -215,7 +217,12 @@ def test_structured_output_and_our_own_parameters(client):
         ({"n": "2"}, "n", "n cannot be used: Input should be a valid integer"),
         ({"temperature": "1"}, "temperature", "temperature cannot be used: Input should be a valid number"),
         ({"logprobs": True}, "logprobs", "logprobs cannot be used: Input should be a valid integer"),
-        ({"prompt": [97, True]}, "prompt", "cannot be used"),
+        (
+            {"prompt": [97, True]},
+            "prompt",
+            "prompt cannot be used: Input should be a text, a list of token ids, or a list of texts or of such lists",
+        ),
+        ({"stop": ["a", 1]}, "stop", "stop cannot be used: Input should be a text or a list of texts"),
         ({"logit_bias": {"97": "1"}}, "logit_bias", "logit_bias.97 cannot be used: Input should be a valid number"),
         ({"logit_bias": {"97": True}}, "logit_bias", "logit_bias.97 cannot be used: Input should be a number, not"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "cannot be used: Input should be a valid integer"),
@@ -242,11 +249,12 @@ def test_a_bad_request_names_the_field(client, fields, param, message):
 
 def test_null_is_as_good_as_nothing(client):
     unset = ["stream", "stream_options", "n", "stop", "seed", "logprobs", "top_p", "logit_bias", "user", "metadata"]
-    unset += ["attention_stats", "priority", "cache_salt", "guided"]
+    unset += ["attention_stats", "priority", "cache_salt", "guided", "return_token_ids", "include_stop_str_in_output"]
     fields = {"model": "chatting", "temperature": 0, **dict.fromkeys(unset)}
     text = {"prompt": "a", "max_tokens": 4, "echo": None, "best_of": None, "suffix": None}
     assert client.post("/completions", body={**fields, **text}, cast_to=dict)["choices"][0]["text"] == "bcde"
     unset = ("top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "max_tokens")
+    unset += ("modalities", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
     words = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, **dict.fromkeys(unset)}
     answer = client.post("/chat/completions", body={**fields, **words}, cast_to=dict)
     assert answer["choices"][0]["message"]["content"] == "bcde"
@@ -286,7 +294,7 @@ def test_what_is_not_served_is_an_error_of_openai(client):
 
 
 def test_a_defect_of_ours_is_an_error_of_openai(client, monkeypatch):
-    monkeypatch.setattr(ChatTemplate, "render", lambda *_: 1 / 0)
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: 1 / 0)
     with pytest.raises(openai.InternalServerError, match="the server failed; its log says why") as caught:
         chat(client)
     assert caught.value.type == "server_error"

@@ -210,7 +210,7 @@ def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
-        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": -2}, "top_k is -2; it must be a number at least -1"),
         ({"top_p": 0}, "top_p is 0; it must be a number more than 0 and at most 1"),
         ({"top_p": 1.5}, r"top_p is 1\.5; it must be a number more than 0 and at most 1"),
         ({"top_p": float("nan")}, "top_p is nan"),

@@ -1,17 +1,39 @@
-"""The parameters of a request as KServe's clients send them; those of HTTP are in test_openai.py."""
+"""The fields of requests: KServe's, and those of chats alone; others of HTTP are in test_openai.py."""
 
 import json
 
+import openai
 import pytest
 from pydantic import ValidationError
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from sharp.serving.chat_template import ChatTemplate
+from sharp.serving.errors import FieldError
 from sharp.serving.sampling_fields import SamplingFields, first_error
+from tests.serving.conftest import write_folder
+
+TEMPLATE = (
+    "{% if thinking is defined and thinking %}{{ thinking.upper() }}{% endif %}"
+    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{{ end }}{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+QUESTION = {"role": "user", "content": "hi"}
+ANSWER = {"role": "assistant", "content": "I say "}
+# How templates write a message: as it is, trimmed, and without what was thought.
+WRITINGS = (
+    "{{ m.content }}",
+    "{{ m.content | trim }}",
+    "{{ '  ' + m.content | trim + '\\n' }}",
+    "{{ m.content.split('</think>')[-1] }}",
+)
 
 
 def test_numbers_may_be_strings():
     given = {"temperature": "0.5", "top_k": "3", "max_tokens": "4", "ignore_eos": "true", "logit_bias": {"97": "-1"}}
-    params = SamplingFields.model_validate(json.loads(json.dumps({**given, "priority": "2"}))).params()
+    given |= {"include_stop_str_in_output": "true", "priority": "2"}
+    params = SamplingFields.model_validate(json.loads(json.dumps(given))).params()
     assert (params.temperature, params.top_k, params.max_tokens, params.ignore_eos) == (0.5, 3, 4, True)
+    assert params.include_stop_str_in_output is True
     assert params.logit_bias == ((97, -1.0),)
     assert SamplingFields.model_validate({"priority": None, "cache_salt": None}) == SamplingFields()
 
@@ -30,3 +52,144 @@ def test_true_is_no_number(fields, field):
     with pytest.raises(ValidationError) as caught:
         SamplingFields.model_validate(fields)
     assert str(first_error(caught.value)) == f"{field} cannot be used: Input should be a number, not true or false"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": ["a", 5]}, "stop cannot be used: Input should be a text or a list of texts"),
+        ({"guided": {"json": 5}}, "guided.json cannot be used: Input should be a JSON schema, or the text of one"),
+    ],
+)
+def test_a_field_of_several_types_says_what_it_takes(fields, message):
+    with pytest.raises(ValidationError) as caught:
+        SamplingFields.model_validate(fields)
+    assert str(first_error(caught.value)) == message
+
+
+@pytest.fixture(scope="module")
+def client(start_server, tmp_path_factory):
+    folder = write_folder(tmp_path_factory.mktemp("models") / "chatting", hashing=0)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    address = start_server(folder).http_address
+    with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def chat(client, *messages, **extra):
+    """The prompt of a conversation, and the answer."""
+    answer = client.chat.completions.create(
+        model="chatting",
+        messages=messages or [QUESTION],
+        temperature=0,
+        max_completion_tokens=3,
+        extra_body={"return_token_ids": True, **extra},
+    )
+    return bytes(answer.model_extra["prompt_token_ids"]).decode(), answer.choices[0].message.content
+
+
+def test_variables_are_the_templates(client):
+    assert chat(client) == ("uhia", "bcd")
+    assert chat(client, chat_template_kwargs={"thinking": "x", "end": "."}) == ("Xuhi.a", "bcd")
+    assert chat(client, chat_template_kwargs={}) == ("uhia", "bcd")
+
+
+def test_the_answer_may_begin_no_message_or_go_on_with_the_last(client):
+    assert chat(client, add_generation_prompt=False) == ("uhi", "jkl")
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    assert chat(client, QUESTION, ANSWER, chat_template_kwargs={"end": "."}, **fields) == ("uhi.aI say ", '!"#')
+    parts = {**ANSWER, "content": [{"type": "text", "text": "I "}, {"type": "text", "text": "say"}]}
+    assert chat(client, QUESTION, parts, **fields) == ("uhiaI say", "z{|")
+
+
+@pytest.mark.parametrize("writing", WRITINGS)
+@pytest.mark.parametrize("text", ["I say", " I say \n", "<think>so</think>I say", ""])
+def test_a_message_is_continued_as_by_transformers(writing, text):
+    source = "{% for m in messages %}<{{ m.role }}>" + writing + "</>{% endfor %}"
+    messages = [QUESTION, {**ANSWER, "content": text}]
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    try:
+        ((expected,), _) = render_jinja_template([messages], chat_template=source, **fields)
+    except ValueError:
+        with pytest.raises(FieldError, match="the model's chat template does not show all of that message"):
+            ChatTemplate(source, {}).render(messages, **fields)
+    else:
+        assert ChatTemplate(source, {}).render(messages, **fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"continue_final_message": True},
+            "continue_final_message",
+            "continue_final_message is true; it needs add_generation_prompt to be false",
+        ),
+        (
+            {"chat_template_kwargs": {"thinking": 1}},
+            "messages",
+            "messages and chat_template_kwargs do not fit the model's chat template: 'int object' has no attribute",
+        ),
+        (
+            {"chat_template_kwargs": {"tools": []}},
+            "chat_template_kwargs",
+            "chat_template_kwargs has 'tools', which is set by a field of the request; set that",
+        ),
+        (
+            {"chat_template_kwargs": {"add_generation_prompt": False}},
+            "chat_template_kwargs",
+            "chat_template_kwargs has 'add_generation_prompt', which is set by a field of the request",
+        ),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs",
+            "chat_template_kwargs has 'enable_thinking', which cannot be set for the model's chat template; "
+            "end, thinking can be",
+        ),
+        (
+            {"chat_template_kwargs": {"raise_exception": 1}},
+            "chat_template_kwargs",
+            "chat_template_kwargs has 'raise_exception', which cannot be set",
+        ),
+        (
+            {"chat_template_kwargs": []},
+            "chat_template_kwargs",
+            "chat_template_kwargs cannot be used: Input should be an object",
+        ),
+        (
+            {"modalities": ["text", "audio"]},
+            "modalities",
+            'modalities is ["text", "audio"]; only ["text"] is supported',
+        ),
+        ({"modalities": []}, "modalities", 'modalities is []; only ["text"] is supported'),
+        (
+            {"tool_choice": "sometimes"},
+            "tool_choice",
+            'tool_choice cannot be used: Input should be "none", "auto", "required" or {"type": "function"',
+        ),
+    ],
+)
+def test_a_bad_field_is_named(client, fields, param, message):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, **fields)
+    assert (caught.value.param, caught.value.body["message"].startswith(message)) == (param, True), caught.value
+
+
+@pytest.mark.parametrize("content", [5, [{"type": "image_url", "image_url": {"url": "data:"}}], ["hi"]])
+def test_only_text_is_taken(client, content):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, {"role": "user", "content": content})
+    assert caught.value.param == "messages"
+    assert caught.value.body["message"] == (
+        'messages.0.content cannot be used: Input should be a text or a list of parts {"type": "text", "text": ...}; '
+        "only text parts are supported"
+    )
+
+
+def test_text_is_a_modality(client):
+    assert chat(client, modalities=["text"]) == ("uhia", "bcd")
+
+
+def test_a_template_without_variables_takes_none():
+    with pytest.raises(FieldError, match="'x', which cannot be set for the model's chat template; leave it out"):
+        ChatTemplate("{{ messages }}", {}).render([], variables={"x": 1})

@@ -86,8 +86,8 @@ def test_the_tokenizer_file_says_which_special_tokens_a_prompt_gets(tmp_path, co
     assert Tokenizer(tmp_path / "tokenizer.json").encode("a") == [256, 97]
 
 
-def feed(strings, *texts):
-    matcher = StopStrings(strings)
+def feed(strings, *texts, with_it=False):
+    matcher = StopStrings(strings, shown=with_it)
     shown = []
     for text in texts:
         text, matched = matcher.push(text)
@@ -112,6 +112,9 @@ def feed(strings, *texts):
 )
 def test_stop_strings(strings, texts, shown, matched):
     assert feed(strings, *texts) == (shown, matched)
+    *texts_before, last = feed(strings, *texts, with_it=True)[0]
+    assert [*texts_before, last.removesuffix(matched or "")] == shown
+    assert "".join(shown) + (matched or "") == "".join([*texts_before, last])
 
 
 @settings(max_examples=300, deadline=None)
