@@ -221,13 +221,23 @@ def leave_to_plugin(model: onnx.ModelProto) -> None:
 
 
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with the bodies of its functions in place of their calls, and nothing left of the domain `ai.sharp`."""
+    """`model` with the bodies of its functions in place of their calls, and nothing left of the domain `ai.sharp`.
+
+    Nor of the initializers that nobody reads then: ONNX Runtime warns of each.
+    """
     inlined = inliner.inline_local_functions(model)
     imports = [imported for imported in inlined.opset_import if imported.domain != schema.DOMAIN]
     del inlined.opset_import[:]
     inlined.opset_import.extend(imports)
-    read = {name for node in inlined.graph.node for name in node.input}
-    kept = [one for one in inlined.graph.initializer if one.name in read or one.name not in schema.ABSENT.values()]
+    read = _read_names(inlined.graph) | {value.name for value in inlined.graph.input}
+    kept = [one for one in inlined.graph.initializer if one.name in read]
     del inlined.graph.initializer[:]
     inlined.graph.initializer.extend(kept)
     return inlined
+
+
+def _read_names(graph: onnx.GraphProto) -> set[str]:
+    """What nodes, those of graphs inside them, and outputs read."""
+    names = {value.name for value in graph.output} | {name for node in graph.node for name in node.input}
+    inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return names.union(*map(_read_names, inner))

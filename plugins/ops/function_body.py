@@ -74,7 +74,7 @@ def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.Funct
         form.op,
         list(form.inputs),
         list(definition.output_names),
-        nodes.nodes,
+        nodes.leading_to(definition.output_names),
         [helper.make_opsetid("", opset)],
         attributes=list(REQUIRED_ATTRIBUTES),
         attribute_protos=attribute_defaults(),

@@ -14,6 +14,15 @@ class NodeList:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
 
+    def leading_to(self, outputs: Sequence[str]) -> list[onnx.NodeProto]:
+        """The nodes that these values need; runtimes warn of others."""
+        needed, kept = set(outputs), []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+                kept.append(node)
+        return kept[::-1]
+
     def op(self, op_type: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
         """Append a node with one output, called `name` or else numbered."""
         output = name or f"{op_type.lower()}_{len(self.nodes)}"
