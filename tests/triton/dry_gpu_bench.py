@@ -92,12 +92,15 @@ def main() -> None:
         patches.enter_context(mock.patch.object(torch, "Generator", lambda _="cpu": generator("cpu")))
         for name, size in sizes.items():
             patches.enter_context(mock.patch.object(gpu_speed, name, size))
-        few = {gpu_speed: {"PREFILL": ("ssa", "entmax")}, gpu_tiles: {"NORMALIZERS": ("entmax",)}}
+        few = {
+            gpu_speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",)},
+            gpu_tiles: {"NORMALIZERS": ("entmax",)},
+        }
         for module, names in few.items():
             for name, values in names.items():
                 patches.enter_context(mock.patch.object(module, name, values))
         for phase, (sequences, tried) in gpu_tiles.CASES.items():
-            patches.enter_context(mock.patch.dict(gpu_tiles.CASES, {phase: (sequences, tried[:2])}))
+            patches.enter_context(mock.patch.dict(gpu_tiles.CASES, {phase: (sequences, tried[:1])}))
         for module in (gpu_speed, gpu_tiles):
             patches.enter_context(mock.patch.object(module, "make_call", make_call))
         seen: set[str] = set()
