@@ -296,6 +296,7 @@ def describe(
             bos_token_id=config.bos_token_id,
             eos_token_ids=config.eos_token_ids,
         ),
+        sampling=source.sampling,
         tools={tool: version(tool) for tool in TOOLS},
         verified=verified,
         verification=found,

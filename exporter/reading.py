@@ -1,12 +1,14 @@
 """What kind of checkpoint a path is, and the reader for it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from sharp.exporter.hugging_face import read_hugging_face
 from sharp.exporter.kinds import KINDS, check_exists
 from sharp.exporter.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.own_model import read_own_model
+from sharp.exporter.sampling_defaults import read_sampling
 from sharp.exporter.source import Source
 from sharp.models.checkpoint import is_sharp_folder
 from sharp.plugins.errors import InputError
@@ -21,7 +23,7 @@ def read_source(path: Path, norm: str, options: NormOptions = NO_OPTIONS) -> Sou
     """
     check_exists(path)
     options.check(norm)
-    source = _reader(path)(path, norm, options)
+    source = replace(_reader(path)(path, norm, options), sampling=read_sampling(path))
     options.apply(source.model)
     return source
 

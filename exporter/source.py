@@ -7,6 +7,7 @@ from typing import Any
 
 from sharp.exporter.decoder import Decoder
 from sharp.exporter.uncached import UncachedModel
+from sharp.plugins.manifest import Sampling
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Source:
     write_config: Callable[[Path], object] | None = None
     task: str | None = None
     task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
+    sampling: Sampling = field(default_factory=Sampling)
     unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for
 
     @property

@@ -10,7 +10,7 @@ from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data, lies_inside
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.5"
+FORMAT_VERSION = "1.6"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
@@ -116,6 +116,16 @@ class Tokenizer(_Frozen):
     eos_token_ids: tuple[int, ...] = ()
 
 
+class Sampling(_Frozen):
+    """What a request gets that does not say it, from the checkpoint's `generation_config.json`; None: it has no say."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+
+
 class Compared(TypedDict):
     """The largest differences from PyTorch in one case on one runtime, and what they may be.
 
@@ -194,6 +204,7 @@ class Manifest(_Frozen):
     inputs: tuple[Port, ...] = Field((), description="of the graph, in order; those of a paged model are the design's")
     outputs: tuple[Port, ...] = ()
     tokenizer: Tokenizer = Tokenizer(file=None)
+    sampling: Sampling = Sampling()
     tools: dict[str, str] = {}
     verified: bool = Field(True, description="false: a check failed, and runtimes refuse it unless told otherwise")
     verification: Verification = {}

@@ -147,6 +147,7 @@ class ServerConfig:
         log_format: "text", or "json": every line is an object.
         log_prompts: write prompts into the log.
         otlp_traces_endpoint: where traces are sent to, over OTLP (gRPC); None makes none.
+        model_sampling: what a request leaves out of temperature, top-k and the like is as the model's checkpoint says.
     """
 
     host: str = "127.0.0.1"
@@ -161,6 +162,7 @@ class ServerConfig:
     log_format: str = "text"
     log_prompts: bool = False
     otlp_traces_endpoint: str | None = None
+    model_sampling: bool = True
 
     def __post_init__(self) -> None:
         if self.log_format not in LOG_FORMATS:

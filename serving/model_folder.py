@@ -1,5 +1,6 @@
 """A model folder, loaded and ready for an engine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sharp.serving.tokenizer import Tokenizer, load_tokenizer
 class ModelFolder:
     """What requests need to know of a model, and the size of its cache. Safe to share between threads.
 
-    `longest` is the longest sequence that the backend computes.
+    `longest` is the longest sequence that the backend computes, `sampling` what requests get that do not say it.
     """
 
     manifest: Manifest
@@ -27,6 +28,7 @@ class ModelFolder:
     blocks: int
     guides: GuideCompiler
     longest: int
+    sampling: Mapping[str, float]
 
     @property
     def cache_tokens(self) -> int:
@@ -57,7 +59,7 @@ class ModelFolder:
         return prepare_request(
             request_id,
             prompt,
-            params,
+            params.with_defaults(self.sampling),
             manifest=self.manifest,
             tokenizer=self.tokenizer,
             context_limit=self.context_limit,
@@ -92,7 +94,8 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
     if (limits := loaded.limits) is not None:
         blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)
         longest = min(longest, limits.context)
-    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer), longest)
+    sampling = manifest.sampling.model_dump(exclude_none=True)
+    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer), longest, sampling)
     return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)
 
 

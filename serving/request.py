@@ -80,12 +80,7 @@ def prepare_request(
         prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
     except TypeError as error:
         raise FieldError("prompt", f"prompt is neither text nor a list of token ids: {error}") from error
-    low, high = min(prompt_ids), max(prompt_ids)
-    if low < 0 or high >= manifest.vocab_size:
-        raise FieldError(
-            "prompt",
-            f"prompt has token id {low if low < 0 else high}; {manifest.name} has ids 0 to {manifest.vocab_size - 1}",
-        )
+    check_token_ids("prompt", prompt_ids, manifest)
     asked = len(prompt_ids) * (1 + (params.prompt_logprobs or 0))
     if params.prompt_logprobs is not None and asked > MAX_PROMPT_LOGPROBS:
         message = (
@@ -116,14 +111,20 @@ def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Man
 def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None and params.stop:
         raise FieldError("stop", f"stop strings need text, and {manifest.name} has no tokenizer; use stop_token_ids")
-    for name, token_ids in (
-        ("stop_token_ids", params.stop_token_ids),
-        ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
-    ):
-        highest = max(token_ids, default=0)
-        if highest >= manifest.vocab_size:
-            limit = f"{manifest.name} has ids 0 to {manifest.vocab_size - 1}"
-            raise FieldError(name, f"{name} has token id {highest}; {limit}")
+    check_token_ids("stop_token_ids", params.stop_token_ids, manifest)
+    check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], manifest)
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], manifest: Manifest) -> None:
+    """Refuse token ids, in the field `name` of a request, that the model has not.
+
+    Raises:
+        FieldError: which one.
+    """
+    low, high = min(token_ids, default=0), max(token_ids, default=0)
+    if low < 0 or high >= manifest.vocab_size:
+        limit = f"{manifest.name} has ids 0 to {manifest.vocab_size - 1}"
+        raise FieldError(name, f"{name} has token id {low if low < 0 else high}; {limit}")
 
 
 def _check_priority(priority: int) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -20,6 +19,7 @@ from sharp.serving.model_folder import ModelFolder, load_model_folder
 from sharp.serving.service import GenerationService
 from sharp.serving.tokens import Tokens
 from sharp.serving.tracing import otlp_tracing
+from sharp.serving.version import sharp_version
 from sharp.v1 import control_pb2
 
 
@@ -63,6 +63,8 @@ async def run_model(
         engine_config = replace(engine_config, attention_interval=0)
     # In a thread, or a signal would find nobody to hear it.
     model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
+    if not config.model_sampling:
+        model = replace(model, sampling={})
     info = control_pb2.GetServerInfoResponse(
         version=sharp_version(),
         models=[model.manifest.name],
@@ -101,11 +103,3 @@ async def run_model(
         metrics.remove_model(model_metrics)
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
-
-
-def sharp_version() -> str:
-    """The version of the installed package."""
-    try:
-        return version("sharp-attention")
-    except PackageNotFoundError:  # run from a source tree
-        return "0+unknown"

@@ -50,6 +50,7 @@ def one_of(accepted: str) -> WrapValidator:
 WholeNumber = Annotated[int, BeforeValidator(_not_bool)]
 Number = Annotated[float, BeforeValidator(_not_bool)]
 NULL_IS_UNSET = BeforeValidator(_not_null)  # of a field whose default is a value
+Flag = Annotated[bool, NULL_IS_UNSET]
 
 
 class StrictMessage(BaseModel):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sharp.serving.errors import FieldError
@@ -14,6 +14,18 @@ MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
+
+
+class NotGiven:
+    """Marks a number that nobody has given: a model's own may take its place. `dataclasses.replace` keeps it."""
+
+
+class _Float(NotGiven, float):
+    pass
+
+
+class _Int(NotGiven, int):
+    pass
 
 
 @dataclass(frozen=True)
@@ -48,17 +60,18 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         guided: the answer must match this schema, expression or grammar.
 
-    None is the default of every field.
+    None is the default of every field. A temperature, top_k, top_p, min_p or repetition_penalty that is not given is
+    the model's own where its checkpoint came with one (in `generation_config.json`).
 
     Raises:
         FieldError: a value is out of its range; the message names the field, the value and the limit.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = _Float(1.0)
+    top_k: int = _Int(0)
+    top_p: float = _Float(1.0)
+    min_p: float = _Float(0.0)
+    repetition_penalty: float = _Float(1.0)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -120,6 +133,13 @@ class SamplingParams:
             object.__setattr__(self, name, tuple(map(entry, values)))
         except (TypeError, ValueError) as error:
             raise FieldError(name, f"{name} is {values!r}, which cannot be used: {error}") from error
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> "SamplingParams":
+        """The same with a model's `defaults`, by field, for what is not given."""
+        missing: dict[str, Any] = {
+            name: value for name, value in defaults.items() if isinstance(getattr(self, name), NotGiven)
+        }
+        return replace(self, **missing) if missing else self
 
     @property
     def has_penalties(self) -> bool:

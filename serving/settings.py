@@ -55,6 +55,11 @@ class ServeSettings(BaseSettings):
     otlp_traces_endpoint: str | None = Field(
         None, description="Send OpenTelemetry traces to this address, as http://127.0.0.1:4317.  [default: none]"
     )
+    model_sampling: bool = Field(
+        True,
+        description="Requests that leave out temperature, top-k, top-p, min-p or repetition penalty get those of the "
+        "checkpoint's generation_config.json.",
+    )
     backend: str = Field("onnxruntime", description=f"One of: {', '.join(BACKENDS)}.")
     device: str = Field(
         "auto",
@@ -176,6 +181,7 @@ def _settings(found: ServeSettings) -> Settings:
             log_format=found.log_format,
             log_prompts=found.log_prompts,
             otlp_traces_endpoint=found.otlp_traces_endpoint,
+            model_sampling=found.model_sampling,
         ),
         EngineConfig(
             found.cache_tokens,

@@ -32,6 +32,10 @@ def print_startup(started: Started) -> None:
         "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
         f"{cache_bytes / MIB:.0f} MiB",
         "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",
+        "sampling": ", ".join(f"{name} {value:g}" for name, value in started.model.sampling.items())
+        + " unless a request says otherwise"
+        if started.model.sampling
+        else "as requests say",
         "prompts": f"at most {engine.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
         + ("on" if engine.prefix_cache else "off"),
         "guesses": f"up to {info.speculative_tokens} tokens a step where a text repeats itself"

@@ -34,9 +34,9 @@ class Tokenizer:
         token_ids: list[int] = encoding.ids
         return token_ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
+        """The text of token ids, without special tokens unless they are wanted."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 
     def decode_one(self, token_id: int) -> str:
         """The text of one token alone, without special tokens."""
@@ -49,6 +49,10 @@ class Tokenizer:
         # After itself: some decoders leave out the space that a text begins with.
         once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return twice[len(once) :]
+
+    def names(self, token_ids: Sequence[int]) -> list[str | None]:
+        """What the vocabulary calls each token; None where it has no such id, as a model may have more of them."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
 
     def has(self, tokens: Sequence[str]) -> bool:
         """Whether each of these texts is a token."""

@@ -18,7 +18,7 @@ from sharp.serving.engine.events import (
 )
 from sharp.serving.errors import InputError
 from sharp.serving.request import Prompt
-from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.sampling_params import NotGiven, SamplingParams
 from sharp.v1 import inference_pb2
 
 REASONS = {
@@ -83,7 +83,7 @@ def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> A
         value = None if field.name in done else getattr(params, field.name)
         if isinstance(value, tuple):
             getattr(message, field.name).extend(value)
-        elif value is not None:
+        elif value is not None and not isinstance(value, NotGiven):
             setattr(message, field.name, value)
     return message
 

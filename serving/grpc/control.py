@@ -31,7 +31,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.GetModelInfoResponse:
         """What the model is."""
         self._service.check_model(request.model)
-        return model_message(self._service.model.manifest, self._service.model.context_limit)
+        return model_message(self._service.model)
 
     @reports_errors
     async def GetLoad(  # noqa: N802

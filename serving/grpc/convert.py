@@ -1,14 +1,15 @@
 """Between the messages of `sharp.v1` and the engine's own types."""
 
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from sharp.plugins.manifest import Manifest, NormValue
+from sharp.plugins.manifest import NormValue
 from sharp.serving.attention import AttentionSummary
 from sharp.serving.engine.events import Delta, Finished, FinishReason, PromptComputed, TokenLogprobs
 from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
+from sharp.serving.model_folder import ModelFolder
 from sharp.serving.request import Prompt, Request
 from sharp.serving.sampling_params import (
     MAX_LOGIT_BIAS,
@@ -146,8 +147,9 @@ def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats
     )
 
 
-def model_message(manifest: Manifest, context_limit: int) -> control_pb2.GetModelInfoResponse:
+def model_message(model: ModelFolder) -> control_pb2.GetModelInfoResponse:
     """What a model is."""
+    manifest = model.manifest
     norm, text = manifest.norm, manifest.tokenizer.file is not None
     return control_pb2.GetModelInfoResponse(
         name=manifest.name,
@@ -169,7 +171,7 @@ def model_message(manifest: Manifest, context_limit: int) -> control_pb2.GetMode
         head_dim=manifest.head_dim,
         value_dim=manifest.value_dim,
         vocab_size=manifest.vocab_size,
-        max_context=context_limit,
+        max_context=model.context_limit,
         trained_context=manifest.trained_context,
         positions=manifest.positions,
         tokenizer=text,
@@ -182,6 +184,7 @@ def model_message(manifest: Manifest, context_limit: int) -> control_pb2.GetMode
             stop_strings=MAX_STOP_STRINGS if text else 0,
             logit_bias=MAX_LOGIT_BIAS,
         ),
+        sampling=inference_pb2.Sampling(**cast("Any", model.sampling)),
     )
 
 

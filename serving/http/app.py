@@ -17,9 +17,11 @@ from sharp.serving.http.generation import Generation
 from sharp.serving.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.http.openai_request import ChatRequest, CompletionRequest
 from sharp.serving.http.token_texts import TokenTexts
+from sharp.serving.http.tokenization import DetokenizeRequest, Question, TokenizeRequest, tokenization
 from sharp.serving.metrics import Metrics
 from sharp.serving.service import GenerationService
 from sharp.serving.tokens import Tokens
+from sharp.serving.version import sharp_version
 
 
 def make_app(
@@ -60,6 +62,9 @@ def make_app(
         service.check_model(request.path_params["model"])
         return JSONResponse(entry)
 
+    async def version(_request: Request) -> Response:
+        return JSONResponse({"version": sharp_version()})
+
     async def failed(_request: Request, error: Exception) -> Response:
         # Of what is no SharpError Starlette says more in the log.
         return error_response(error if isinstance(error, SharpError) else SharpError(SERVER_FAILED))
@@ -72,12 +77,18 @@ def make_app(
     def generation(path: str, kind: type[CompletionRequest] | type[ChatRequest]) -> Route:
         return Route(path, Generation(service, kind, template, texts, max_body_bytes), methods=["POST"])
 
+    def question(path: str, kind: type[Question]) -> Route:
+        return Route(path, tokenization(kind, service, template, max_body_bytes), methods=["POST"])
+
     return Starlette(
         routes=[
             generation("/v1/completions", CompletionRequest),
             generation("/v1/chat/completions", ChatRequest),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", model),
+            question("/tokenize", TokenizeRequest),
+            question("/detokenize", DetokenizeRequest),
+            Route("/version", version),
             metrics_route(shown),
             Route("/health", health),
             Route("/", page),

@@ -9,11 +9,11 @@ from sharp.serving.request_log import refusals_logged
 from sharp.serving.served import Call
 from sharp.serving.tokens import Tokens
 
-PROTECTED = "/v1/"  # not /health and /metrics, whose readers have no token
+PROTECTED = ("/v1/", "/tokenize", "/detokenize")  # not /health and /metrics, whose readers have no token
 
 
 def is_protected(scope: Scope) -> bool:
-    """Whether a request is for OpenAI's API, also where that has a prefix of its own, as behind Ray Serve."""
+    """Whether a request is for the model, also where that has a prefix of its own, as behind Ray Serve."""
     if scope["type"] != "http":
         return False
     path, root = scope["path"], scope.get("root_path", "")
@@ -23,7 +23,7 @@ def is_protected(scope: Scope) -> bool:
 
 
 class TokenMiddleware:
-    """Answers requests for OpenAI's API without a good token with 401, before their body is read."""
+    """Answers requests for the model without a good token with 401, before their body is read."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app = app

@@ -13,10 +13,11 @@ from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.completion import Answers, Completion
 from sharp.serving.engine.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
 from sharp.serving.errors import FieldError, SharpError, UnavailableError
-from sharp.serving.http.errors import TooLargeError, error_body, error_response
+from sharp.serving.http.body import parse, read_body
+from sharp.serving.http.errors import error_body, error_response
 from sharp.serving.http.logprobs import LogprobLimit
 from sharp.serving.http.openai_answer import Answer, ChatAnswer, Extras, TextAnswer, usage_of
-from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest, parse
+from sharp.serving.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest
 from sharp.serving.http.token_texts import TokenTexts
 from sharp.serving.request import Prompt
 from sharp.serving.request import Request as EngineRequest
@@ -57,20 +58,12 @@ class Generation:
         call = Call("http", dict(Request(scope).headers))
         try:
             with refusals_logged(call, self._service.model.manifest.name):
-                body = await self._body(Request(scope, receive))
+                body = await read_body(Request(scope, receive), self._max_body_bytes)
             await _until_disconnected(receive, self._answer(body, call, scope, receive, send))
         except ClientDisconnect:
             return
         except SharpError as error:
             await error_response(error)(scope, receive, send)
-
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                raise TooLargeError(f"the body has more than {self._max_body_bytes} bytes, the limit")
-        return bytes(body)
 
     async def _answer(self, body: bytes, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         with refusals_logged(call, self._service.model.manifest.name):
@@ -128,7 +121,7 @@ class Generation:
             return list(request.prompts(self._service.model.tokenizer))
         if not isinstance(request, ChatRequest):
             raise TypeError(f"{type(request).__name__} has no prompt")
-        return [request.prompt(self._template)]
+        return [request.rendered(self._template)]
 
     def _preparation(
         self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams, limit: LogprobLimit

@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict
 
-from sharp.serving.chat_template import ChatTemplate
-from sharp.serving.errors import FieldError, InputError
+from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
-from sharp.serving.http.tools import NamedTool, Tool, ToolChoice, callable_tools, calls_only, calls_or_words
+from sharp.serving.http.conversation import Conversation
+from sharp.serving.http.tools import NamedTool, calls_only, calls_or_words
 from sharp.serving.request import Prompt
-from sharp.serving.sampling_fields import NULL_IS_UNSET, SamplingFields, StrictMessage, first_error, one_of
+from sharp.serving.sampling_fields import Flag, SamplingFields, StrictMessage, one_of
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.tokenizer import Tokenizer
 
@@ -24,8 +24,6 @@ FILL_MARKS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
 )
-Body = TypeVar("Body", bound="GenerationRequest")
-Flag = Annotated[bool, NULL_IS_UNSET]
 
 
 class StreamOptions(StrictMessage):
@@ -128,57 +126,6 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs if self.echo else None
 
 
-class TextPart(StrictMessage):
-    """A part of a message; other parts than text are not supported."""
-
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(BaseModel):
-    """A function that an assistant called; `arguments` is a JSON text."""
-
-    name: str
-    arguments: str = "{}"
-
-
-class CalledTool(BaseModel):
-    """A call in an assistant's message."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    function: CalledFunction
-
-    def for_template(self) -> dict[str, Any]:
-        """As templates expect it: arguments as an object."""
-        try:
-            arguments = json.loads(self.function.arguments)
-        except (ValueError, RecursionError) as error:
-            message = f"messages has a call of {self.function.name!r} whose arguments are no JSON: {error}"
-            raise FieldError("messages", message) from error
-        function = {"name": self.function.name, "arguments": arguments}
-        return {**(self.model_extra or {}), "type": "function", "function": function}
-
-
-class ChatMessage(BaseModel):
-    """A message of a conversation; what else it has is the template's to read."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    role: str
-    content: Annotated[
-        str | list[TextPart] | None,
-        one_of('a text or a list of parts {"type": "text", "text": ...}; only text parts are supported'),
-    ] = None
-    tool_calls: list[CalledTool] | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """As templates expect it: one text, and calls only where there are some."""
-        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        message = {**(self.model_extra or {}), "role": self.role, "content": text or ""}
-        return message | ({"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {})
-
-
 class ResponseFormat(StrictMessage):
     """What the answer must be."""
 
@@ -186,21 +133,15 @@ class ResponseFormat(StrictMessage):
     json_schema: dict[str, Any] | None = None
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, Conversation):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
     modalities: list[str] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
 
     def params(self) -> SamplingParams:
         """See `SamplingFields`."""
@@ -209,30 +150,8 @@ class ChatRequest(GenerationRequest):
         return super().params()
 
     @property
-    def callable(self) -> list[Tool]:
-        """The tools that the answer may call."""
-        return callable_tools(self.tools or (), self.tool_choice)
-
-    @property
     def _must_call(self) -> bool:
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
-
-    def prompt(self, template: ChatTemplate | None) -> str:
-        """The conversation as a text with its special tokens."""
-        if template is None:
-            raise InputError("the model has no chat template; use /v1/completions")
-        if not self.messages:
-            raise FieldError("messages", "messages is an empty list; give at least one message")
-        if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message is true; it needs add_generation_prompt to be false"
-            raise FieldError("continue_final_message", message)
-        return template.render(
-            [message.for_template() for message in self.messages],
-            [tool.model_dump(exclude_none=True) for tool in self.callable],
-            variables=self.chat_template_kwargs or {},
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-        )
 
     @property
     def limit(self) -> int | None:
@@ -282,15 +201,3 @@ class ChatRequest(GenerationRequest):
 
 def _renamed(error: FieldError, field: str) -> FieldError:
     return FieldError(field, str(error).replace(error.field, field, 1))
-
-
-def parse(kind: type[Body], body: bytes) -> Body:
-    """The checked body of a request.
-
-    Raises:
-        FieldError: a field is missing, unknown, or of another type.
-    """
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise first_error(error) from error

@@ -171,6 +171,20 @@ def test_tokens_that_end_an_answer(tmp_path, generation, facts, found):
     assert config.bos_token_id == (1 if "bos_token_id" not in facts else None)
 
 
+def test_how_the_checkpoint_draws_tokens(sharp_export, tmp_path):
+    model = tiny("llama")
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.95, repetition_penalty=1.05)
+    folder = save(model, tmp_path / "tiny")
+    assert sharp_export(folder, "--norm", "softmax", "-o", tmp_path / "exported").exit_code == 0
+    found = read_manifest(tmp_path / "exported").sampling
+    assert found.model_dump(exclude_none=True) == {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.05}
+    config = folder / "generation_config.json"
+    config.write_text(config.read_text().replace("0.95", "95"))
+    result = sharp_export(folder, "--norm", "softmax", "-o", tmp_path / "other")
+    assert result.exit_code == 2
+    assert "generation_config.json: top_p: Input should be less than or equal to 1; correct it" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "files", "ids"),
     [

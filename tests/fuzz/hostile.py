@@ -114,6 +114,7 @@ HOSTILE: dict[str, dict[str, Callable[[], bytes]]] = {
         ).encode(),
     },
     "own-folder-tokenizer.json": {"nested": lambda: DEEP, "empty": lambda: b""},
+    "own-folder-generation_config.json": {"nested": lambda: DEEP, "text": lambda: b'{"temperature": "hot"}'},
     "llama-config.json": {
         "nested": lambda: DEEP,
         "code-of-its-own": lambda: json.dumps(

@@ -150,6 +150,7 @@ READERS = (
     own_checkpoint(".safetensors"),
     own_checkpoint(".pt"),
     own_folder("config.json"),
+    own_folder("generation_config.json"),
     own_folder("model.safetensors"),
     own_folder("tokenizer.json"),
     llama_folder("config.json"),

@@ -178,6 +178,7 @@ def test_tokens_on_the_http_port(guarded):
         status, answer = get(guarded.http_address, "/v1/completions", body=body, token=token, scheme="http")
         assert (status, json.loads(answer)["error"]["code"]) == (401, "invalid_api_key")
         assert get(guarded.http_address, "/v1/models", token=token, scheme="http")[0] == 401
+        assert get(guarded.http_address, "/tokenize", body=body, token=token, scheme="http")[0] == 401
 
 
 def test_a_prefix_before_the_paths_opens_nothing(token_file):

@@ -1,0 +1,94 @@
+"""What the checkpoint says of how tokens are drawn holds where a request says nothing, by whatever way it comes."""
+
+import json
+import pickle
+from dataclasses import replace
+
+import grpc
+import openai
+import pytest
+
+from sharp import LLM, SamplingParams
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
+from sharp.plugins.manifest import Sampling, read_manifest
+from sharp.serving.client import Client
+from sharp.v1 import control_pb2, inference_pb2
+from tests.serving.conftest import SETTINGS
+
+# Without it the answers are drawn: the counting model gives every other token one chance in 311.
+GREEDY = Sampling(top_k=1, repetition_penalty=1.25)
+DRAWN = {"top_k": 0, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(counting, tmp_path_factory):
+    copy = tmp_path_factory.mktemp("copies") / "greedy"
+    copy.mkdir()
+    for name in ("model.onnx", "tokenizer.json"):
+        (copy / name).write_bytes((counting / name).read_bytes())
+    read_manifest(counting).model_copy(update={"sampling": GREEDY, "name": "greedy"}).write(copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def server(start_server, folder):
+    return start_server(folder)
+
+
+def http(server, **fields):
+    client = openai.OpenAI(base_url=f"http://{server.http_address}/v1", api_key="none")
+    return client.completions.create(model="greedy", prompt="a", max_tokens=8, extra_body=fields).choices[0].text
+
+
+def kserve(server, **fields):
+    wish = json.dumps({"max_tokens": 8, **fields}).encode()
+    texts = {"text_input": b"a", "sampling_parameters": wish}
+    inputs = [
+        {"name": name, "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [text]}}
+        for name, text in texts.items()
+    ]
+    request = grpc_service_pb2.ModelInferRequest(model_name="greedy", inputs=inputs)
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        answer = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    return answer.raw_output_contents[0][4:].decode().removeprefix("a")  # after its length and the prompt
+
+
+def python_client(server, **fields):
+    with Client(server.grpc_address) as client:
+        return client.generate("a", SamplingParams(max_tokens=8, **fields)).text
+
+
+@pytest.mark.parametrize("ask", [http, kserve, python_client])
+def test_what_is_not_said_is_the_models(server, ask):
+    assert ask(server) == "bcdefghi"
+    assert ask(server, **DRAWN) != "bcdefghi"
+
+
+def test_grpc(server, connect, folder):
+    client = connect(folder)
+    assert client.answer(sampling=inference_pb2.Sampling(seed=1))[0] == "bcdefghi"
+    assert client.answer(sampling=inference_pb2.Sampling(**DRAWN))[0] != "bcdefghi"
+    assert client.control.GetModelInfo(control_pb2.GetModelInfoRequest()).sampling == inference_pb2.Sampling(
+        top_k=1, repetition_penalty=1.25
+    )
+
+
+def test_a_server_may_ignore_it(start_server, folder):
+    server = start_server(folder, server=replace(SETTINGS.server, model_sampling=False))
+    assert http(server, seed=1) != "bcdefghi"
+
+
+def test_without_a_server(folder):
+    llm = LLM(folder)
+    assert [answer.text for answer in llm.generate(["a"] * 3, SamplingParams(max_tokens=8))] == ["bcdefghi"] * 3
+    assert llm.generate("a", SamplingParams(max_tokens=8, **DRAWN))[0].text != "bcdefghi"
+
+
+def test_what_counts_as_given():
+    """A copy with another seed has still said nothing of top-k, and one that was told the usual value has."""
+    defaults = {"temperature": 0.5, "top_k": 3, "repetition_penalty": 1.25}
+    params = pickle.loads(pickle.dumps(replace(SamplingParams(top_k=-1, repetition_penalty=None), seed=1)))
+    found = params.with_defaults(defaults)
+    assert (found.temperature, found.top_k, found.repetition_penalty, found.seed) == (0.5, 0, 1.25, 1)
+    assert replace(params, temperature=1).with_defaults(defaults).temperature == 1
+    assert found.with_defaults({"temperature": 2.0}) is found

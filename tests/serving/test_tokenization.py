@@ -1,0 +1,74 @@
+"""vLLM's `/tokenize` and `/detokenize`."""
+
+import json
+import urllib.error
+import urllib.request
+from importlib.metadata import version
+
+import pytest
+
+from tests.serving.conftest import EOS, MAX_CONTEXT, write_folder
+
+TEMPLATE = "{% for one in messages %}{{ one.content }}<eos>{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def ask(start_server, tmp_path_factory, ids_only):
+    folder = write_folder(tmp_path_factory.mktemp("models") / "chatting", hashing=0)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    servers = {"chatting": start_server(folder), "ids-only": start_server(ids_only)}
+
+    def post(path, body=None, server="chatting"):
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(f"http://{servers[server].http_address}{path}", data, timeout=20) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["error"]["message"]
+
+    return post
+
+
+@pytest.mark.parametrize(
+    ("question", "tokens"),
+    [
+        ({"prompt": "ab<eos>"}, [97, 98, EOS]),
+        ({"prompt": "é", "model": "chatting", "add_special_tokens": False}, [195, 169]),
+        ({"prompt": ""}, []),
+        ({"messages": HI}, [104, 105, EOS, 97]),
+        ({"messages": HI, "add_generation_prompt": False}, [104, 105, EOS]),
+    ],
+)
+def test_tokenize(ask, question, tokens):
+    found = {"count": len(tokens), "max_model_len": MAX_CONTEXT, "tokens": tokens, "token_strs": None}
+    assert ask("/tokenize", question) == (200, found)
+
+
+def test_names_and_back(ask):
+    assert ask("/tokenize", {"prompt": " a<eos>", "return_token_strs": True})[1]["token_strs"] == ["Ġ", "a", "<eos>"]
+    assert ask("/detokenize", {"tokens": [32, 97, 195, 169, EOS]}) == (200, {"prompt": " aé<eos>"})
+    assert ask("/version") == (200, {"version": version("sharp-attention")})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "server", "status", "message"),
+    [
+        ("/tokenize", {}, "chatting", 400, "give either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "messages": HI}, "chatting", 400, "give either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "model": "b"}, "chatting", 404, "model 'b' is not served here; the server has"),
+        ("/tokenize", {"promt": "a"}, "chatting", 400, "promt is not known here"),
+        ("/tokenize", b'{"prompt": "\\ud800"}', "chatting", 400, "cannot be used: Invalid JSON"),
+        ("/tokenize", {"prompt": "a"}, "ids-only", 400, "ids-only has no tokenizer"),
+        ("/tokenize", {"messages": HI}, "ids-only", 400, "the model has no chat template"),
+        ("/detokenize", {"tokens": [97, 257]}, "chatting", 400, "tokens has token id 257; chatting has ids 0 to 256"),
+        ("/detokenize", {"tokens": [-1]}, "chatting", 400, "tokens has token id -1; chatting has ids 0 to 256"),
+        ("/detokenize", {"tokens": [True]}, "chatting", 400, "tokens.0 cannot be used"),
+        ("/detokenize", {"tokens": [1]}, "ids-only", 400, "tokens have no text, as ids-only has no tokenizer"),
+        ("/detokenize", None, "chatting", 405, "there is no GET /detokenize here"),
+    ],
+)
+def test_what_is_refused(ask, path, body, server, status, message):
+    code, found = ask(path, body, server)
+    assert code == status
+    assert message in found
