@@ -75,7 +75,7 @@ async def run_model(
         block_size=model.manifest.cache.block_size,
         max_batch_tokens=settings.engine.max_batch_tokens,
         max_sequences=settings.engine.max_sequences,
-        prefill_chunk_tokens=settings.engine.prefill_chunk_tokens,
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
         prefix_cache=settings.engine.prefix_cache,
         max_waiting_requests=settings.engine.max_waiting_requests,
         max_waiting_tokens=settings.engine.max_waiting_tokens,

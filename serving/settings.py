@@ -79,8 +79,10 @@ class ServeSettings(BaseSettings):
     )
     max_batch_tokens: int = Field(2048, description="Most tokens that one step computes.")
     max_sequences: int = Field(64, description="Most requests that run together.")
-    prefill_chunk_tokens: int = Field(
-        64, description="Most tokens of prompts that a step computes while other requests decode."
+    prefill_chunk_tokens: int | None = Field(
+        None,
+        description="Most tokens of prompts that a step computes while other requests decode.  [default: 64 on a CPU, "
+        "512 on a GPU]",
     )
     speculative_tokens: int | None = Field(
         None,

@@ -36,7 +36,7 @@ def print_startup(started: Started) -> None:
         + " unless a request says otherwise"
         if started.model.sampling
         else "as requests say",
-        "prompts": f"at most {engine.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
+        "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
         + ("on" if engine.prefix_cache else "off"),
         "guesses": f"up to {info.speculative_tokens} tokens a step where a text repeats itself"
         if info.speculative_tokens

@@ -40,6 +40,9 @@ from sharp.serving.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+# As many as take hardly longer than one, as the weights are read anyway; of a GPU it was not measured.
+PREFILL_CHUNK_TOKENS = {"cpu": 64, "cuda": 512}
+
 
 @dataclass
 class _Answers:
@@ -62,12 +65,13 @@ class Engine:
         """Serve the model of `backend` with a cache of `blocks` blocks."""
         backend.allocate_cache(blocks)
         self.speculative_tokens = speculative_tokens(config, backend, manifest)
+        self.prefill_chunk_tokens = config.prefill_chunk_tokens or PREFILL_CHUNK_TOKENS[backend.device]
         self.blocks = BlockManager(blocks, manifest.cache.block_size)
         self.scheduler = Scheduler(
             self.blocks,
             config.max_batch_tokens,
             config.max_sequences,
-            config.prefill_chunk_tokens,
+            self.prefill_chunk_tokens,
             self.speculative_tokens,
         )
         self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)

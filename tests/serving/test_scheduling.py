@@ -6,7 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
+from sharp.serving.backends import load_backend
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.errors import QueueFullError
@@ -358,3 +362,12 @@ def test_logprobs_of_many_prompts_do_not_fill_the_memory(start_engine):
     assert max(len(batch.logits_indices) for batch in running.batches) <= 256 + 8
     assert [len(one.logprobs) for one in running.of(PromptComputed)] == [99] * 8
     assert [running.tokens(str(number)) for number in range(8)] == [[number + 100] for number in range(8)]
+
+
+def test_how_long_chunks_beside_others_are_by_themselves(counting, monkeypatch):
+    manifest = read_manifest(counting)
+    backend = load_backend(counting, manifest, BackendConfig(threads=1, kernels=False))
+    for device, tokens in (("cpu", 64), ("cuda", 512)):
+        monkeypatch.setattr(type(backend), "device", device)
+        assert Engine(backend, manifest, None, 8, EngineConfig()).prefill_chunk_tokens == tokens
+        assert Engine(backend, manifest, None, 8, EngineConfig(prefill_chunk_tokens=7)).prefill_chunk_tokens == 7
