@@ -28,8 +28,12 @@ class Job:
     def kernels(self, capability: int) -> list[Kernel]:
         """The phase's kernels."""
         found = kernels(self.options, capability, **{f"{self.phase}_as": self.tile})
-        other = ("decode", "merge") if self.phase == "prefill" else ("prefill",)
-        return [kernel for kernel in found if not kernel.name.startswith(other)]
+        of_prompts = self.phase == "prefill"
+        return [
+            kernel
+            for kernel in found
+            if kernel.name.startswith("write") or (kernel.name in ("prefill", "merge_prompts")) == of_prompts
+        ]
 
 
 def options_of(call: Call) -> Options:

@@ -19,7 +19,11 @@ MIXED = ((3000, 1), (0, 1), (37, 5), (200, 40), (0, 150), (700, 1))
 HEADS = {"q_heads": 6, "kv_heads": 2}
 # ||output - expected|| / ||expected||: rounding of the inputs' products, of the weights and of the output.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-LARGE = {"decode of 100,000": ((100_000, 1), (60_000, 1)), "prompt of 8,192": ((0, 8192),)}
+LARGE = {
+    "decode of 100,000": ((100_000, 1), (60_000, 1)),
+    "prompt of 8,192": ((0, 8192),),
+    "40 tokens behind 100,000": ((100_000, 40), (60_000, 1)),  # whose keys are split
+}
 ROWS = 12  # of a large call that are compared
 
 

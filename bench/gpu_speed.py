@@ -20,6 +20,8 @@ from sharp.plugins.triton.options import Options
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
 OTHER_DECODE = {"softmax, int8 cache": 2, "softmax, contiguous keys": 1}  # by how much a cache is smaller
 PREFILL = ("softmax", "ssa", "adaptive_softmax", "entmax")
+QUESTIONS = PREFILL
+QUESTION = (131_072, 32)  # tokens in the cache and new ones: a question about a long text
 NEAR_KEYS = "entmax, ALiBi"  # as in the papers' models: only keys nearby get a weight
 CONTEXTS = (1024, 8192, 32_768, 131_072, 1_048_576)
 PROMPTS = (1024, 8192, 32_768, 131_072)
@@ -76,7 +78,7 @@ def wanted(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
     support = options("entmax", statistics=True)
     if section == "prefill":
         near = [options("entmax", alibi=True, statistics=on) for on in (None, True)]
-        return [Job(option, "prefill") for option in (*map(options, PREFILL), *near, support)]
+        return [Job(option, "prefill") for option in (*map(options, {*PREFILL, *QUESTIONS}), *near, support)]
     int8 = options("softmax", dtype=torch.float32, cache_dtype=torch.int8)
     contiguous = replace(options("softmax"), contiguous=True)
     return [Job(option, "decode") for option in (*map(options, DECODE), support, int8, contiguous)]
@@ -168,10 +170,23 @@ def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context
 
 
 def prefill(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
-    """One prompt: milliseconds, and operations a second of its causal half."""
+    """One prompt: milliseconds, and operations a second of its causal half. Then few tokens behind many."""
     for length in PROMPTS[:2] if quick else PROMPTS:
         for name in (*PREFILL, NEAR_KEYS, *SDPA_BACKENDS, "FlashInfer", "AdaSplash"):
             yield from cases.run({"subject": name, "length": length}, partial(_time_prefill, name, length))
+    context, tokens = QUESTION
+    for name in QUESTIONS:
+        named = {"subject": name, "length": tokens, "context": context}
+        yield from cases.run(named, partial(_time_question, name))
+
+
+def _time_question(name: str) -> Iterator[dict[str, Any]]:
+    timing = time_call(_over([make_call(name, (QUESTION,), spread=SPREAD)]))
+    yield {
+        "milliseconds": timing.median,
+        "cache_gb_per_second": _cache_bytes(1, sum(QUESTION)) / timing.median / 1e6,
+        "spread": timing.spread,
+    }
 
 
 def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:

@@ -126,7 +126,7 @@ SHARP_EXPORT int sharp_cuda_prepare_attention(const SharpAttention* problem) {
     check_problem(*problem);
     SharpAttention some = *problem;
     some.batch = 1;
-    for (const int64_t queries : {int64_t{1}, kSomePrompt}) {
+    for (const int64_t queries : {int64_t{1}, kMostTokens + 1, kSomePrompt}) {
       some.queries = queries;
       for (const Launch& launch : plan(call_of(some)).launches) load_kernel(launch.kernel);
     }

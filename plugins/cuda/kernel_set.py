@@ -22,6 +22,7 @@ FIELDS = {
     "decode_solve": "normalizer power",
     "decode_settled": "normalizer power",
     "merge": "normalizer",
+    "merge_prompts": "normalizer",
     "prefill": "normalizer power alibi softcap",
 }
 SIZES = "dtype cache_dtype head_dim value_dim block_size"
@@ -85,6 +86,9 @@ def plan_constants() -> Mapping[str, int]:
         "kSplitKeys": variants.SPLIT_KEYS,
         "kMostSplits": variants.MOST_SPLITS,
         "kMostTokens": variants.MOST_TOKENS,
+        "kMostParts": variants.MOST_PARTS,
+        "kPartKeys": variants.PART_KEYS,
+        "kMostPromptRows": variants.MOST_PROMPT_ROWS,
         "kListedKeys": LISTED_KEYS,
     }
 

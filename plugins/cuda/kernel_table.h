@@ -29,6 +29,7 @@ extern const KernelImage kKernelImages[];
 extern const size_t kKernelImageCount;
 
 // What grids and scratch memory follow from; plugins/triton's variants.py and options.py say what each is.
-extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits, kMostTokens, kListedKeys;
+extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits, kMostTokens, kMostParts, kPartKeys, kMostPromptRows,
+    kListedKeys;
 
 }  // namespace sharp::cuda

@@ -1,5 +1,6 @@
 // PagedAttention's functions of sharp_cuda.h.
 #include <algorithm>
+#include <utility>
 
 #include "plan.h"
 
@@ -20,8 +21,12 @@ SHARP_EXPORT int sharp_cuda_prepare(const SharpPagedAttention* problem) {
   return status_of([&] {
     check_sizes(*problem);
     Call call{*problem};
-    for (const int64_t more : {int64_t{0}, kSomePrompt}) {
-      call.problem.tokens = std::max<int64_t>(1, problem->sequences) + more;
+    const int64_t sequences = std::max<int64_t>(1, problem->sequences);
+    // Decoding alone, beside a prompt, and a prompt so short that its keys may be split.
+    for (const auto& [some, tokens] :
+         {std::pair{sequences, sequences}, {sequences, sequences + kSomePrompt}, {int64_t{1}, kMostTokens + 1}}) {
+      call.problem.sequences = some;
+      call.problem.tokens = tokens;
       for (const Launch& launch : plan(call).launches) load_kernel(launch.kernel);
     }
   });

@@ -41,6 +41,7 @@ class Names {
   std::string decode_solve() const { return "decode_solve" + sizes_ + normalizer_ + power_; }
   std::string decode_settled() const { return "decode_settled" + sizes_ + normalizer_ + power_; }
   std::string merge() const { return "merge" + sizes_ + normalizer_; }
+  std::string merge_prompts() const { return "merge_prompts" + sizes_ + normalizer_; }
   std::string prefill() const { return "prefill" + sizes_ + normalizer_ + power_ + features_; }
 
  private:
@@ -90,11 +91,20 @@ Plan plan(const Call& call) {
     }
     launches.push_back({names.merge(), by_row});
   }
-  int64_t listed = 0;
+  const int64_t most_parts =
+      solves(problem) ? 1 : std::min(ceil_div(problem.max_blocks * problem.block_size, kPartKeys), kMostParts);
+  int64_t parts = 1, listed = 0;
   if (prompts || problem.attributes.normalizer == SHARP_ENTMAX) {
     const Tile tile = tile_of(names.prefill());
     const int64_t tiles = problem.tokens * group / tile.rows + problem.sequences;
-    if (prompts) launches.push_back({names.prefill(), {tiles, problem.kv_heads, 1}});
+    if (prompts && most_parts > 1) {
+      const int64_t alike = call.contiguous ? problem.sequences : 1;
+      const int64_t tokens = call.contiguous ? longest_chunk : problem.tokens - problem.sequences + 1;
+      const int64_t at_once = alike * ceil_div(tokens * group, tile.rows) * problem.kv_heads;
+      parts = std::max<int64_t>(1, std::min(multiprocessors() / at_once, most_parts));
+    }
+    if (prompts) launches.push_back({names.prefill(), {tiles, problem.kv_heads, parts}});
+    if (parts > 1) launches.push_back({names.merge_prompts(), {problem.tokens, problem.q_heads, 1}});
     const int64_t listed_keys = std::max<int64_t>(tile.keys, kListedKeys);
     const int64_t longest_list = ceil_div(problem.max_blocks * problem.block_size, listed_keys) + 1;
     if (problem.attributes.normalizer == SHARP_ENTMAX) listed = problem.kv_heads * tiles * longest_list;
@@ -102,15 +112,22 @@ Plan plan(const Call& call) {
   const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);
   const int64_t per_sequence = std::max<int64_t>(1, std::min(longest, kMostSplits));
   const int64_t overall = room * (ceil_div(kDecodeWaves * multiprocessors(), head_tiles) + problem.sequences);
-  return {
-      splits, most_tokens, most_rows * problem.q_heads, problem.q_heads * std::min(most_rows * per_sequence, overall),
-      listed, launches};
+  const int64_t most_split_rows = problem.q_heads * std::min(most_rows * per_sequence, overall);
+  // Those of parts: of a tile for every multiprocessor, and of the tokens that other sequences have.
+  const int64_t all_parts = problem.q_heads * most_parts;
+  const int64_t most_part_rows =
+      most_parts > 1
+          ? std::min(problem.tokens * all_parts, multiprocessors() * kMostPromptRows + problem.sequences * all_parts)
+          : 0;
+  return {splits, parts,   most_tokens, most_rows * problem.q_heads, std::max(most_split_rows, most_part_rows),
+          listed, launches};
 }
 
 int64_t split_rows(const Call& call, const Plan& plan) {
   const SharpPagedAttention& problem = call.problem;
   const int64_t most = problem.sequences * std::max<int64_t>(1, plan.most_tokens);
-  return std::min(problem.tokens, most) * problem.q_heads * plan.splits;
+  const int64_t of_prompts = plan.parts > 1 ? problem.tokens * problem.q_heads * plan.parts : 0;
+  return std::max(std::min(problem.tokens, most) * problem.q_heads * plan.splits, of_prompts);
 }
 
 Scratch::Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows) {
@@ -209,6 +226,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   arguments.set(Argument::counted, static_cast<int64_t>(call.total_lens != nullptr));
   arguments.set(Argument::stored, static_cast<int64_t>(call.stored));
   arguments.set(Argument::splits, plan.splits);
+  arguments.set(Argument::parts, plan.parts);
   arguments.set(Argument::most_tokens, plan.most_tokens);
   arguments.set(Argument::parameters, problem.head_params_width);
   arguments.set(Argument::window, static_cast<int64_t>(attributes.window));

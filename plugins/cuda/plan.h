@@ -37,9 +37,10 @@ struct Launch {
 
 struct Plan {
   int64_t splits;
+  int64_t parts;            // of the keys of a prompt's tiles
   int64_t most_tokens;      // of a sequence that decoding takes; 0: it takes tokens, of whatever sequence
   int64_t most_rows;        // of scratch memory, of this call and of any smaller one
-  int64_t most_split_rows;  // the same times splits
+  int64_t most_split_rows;  // the same times splits or parts
   int64_t listed;           // numbers of tiles that entmax keeps
   std::vector<Launch> launches;
 };
@@ -47,7 +48,7 @@ struct Plan {
 // Throws Error.
 Plan plan(const Call& call);
 
-// The rows times splits of this very call.
+// The rows times splits, or times parts, of this very call.
 int64_t split_rows(const Call& call, const Plan& plan);
 
 // Buffers one behind the other; `base` may be null to learn the size.

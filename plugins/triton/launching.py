@@ -20,6 +20,8 @@ from sharp.plugins.triton.variants import (
     Shapes,
     kernels,
     most_tokens,
+    prompt_options,
+    prompt_parts,
     scratch,
     splits,
 )
@@ -122,7 +124,8 @@ def run_kernels(options: Options, shapes: Shapes, device: torch.device, given: d
         if isinstance(argument, Tensor) and not argument.is_contiguous():
             raise InputError(f"{name} is not contiguous; the kernels read and write whole tensors: give a copy")
     launches = _kernels(options, device_of(device)[0])
-    buffers = scratch(options, shapes, launches[-1].constants["OPTIONS"])
+    prompt = prompt_options(launches)
+    buffers = scratch(options, shapes, prompt)
     arguments = given | {
         "tokens": shapes.tokens,
         "sequences": shapes.sequences,
@@ -131,6 +134,7 @@ def run_kernels(options: Options, shapes: Shapes, device: torch.device, given: d
         "kv_heads": shapes.kv_heads,
         "most_tokens": most_tokens(shapes),
         "splits": splits(options, shapes),
+        "parts": prompt_parts(prompt, shapes),
         **{
             name: torch.empty(size, dtype=torch.int32 if name == "tiles" else torch.float32, device=device)
             for name, size in buffers.items()

@@ -1,4 +1,4 @@
-"""Decoding's last kernel: the splits of a row become its output and statistics."""
+"""The last kernels of decoding and of split prompts: the parts of a row become its output and statistics."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,94 @@ import triton.language as tl
 from sharp.plugins.triton.decode import merged_sums
 from sharp.plugins.triton.loads import row_numbers
 from sharp.plugins.triton.normalizers import divided, row_statistics
-from sharp.plugins.triton.rows import scratch_row, split_bounds, unit_of
+from sharp.plugins.triton.rows import is_prompts_token, scratch_row, split_bounds, unit_of
 
+PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts")
 INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "splits", "window", "causal")
+
+
+@triton.jit
+def merge_row(
+    sums,
+    outputs,
+    solution,
+    collect_stats,
+    output,
+    stats,
+    row,
+    own,
+    parts,
+    active,
+    OPTIONS: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+):
+    """Put the `active` of a row's `parts` together: `row` in scratch memory, `own` among outputs and statistics."""
+    part = tl.arange(0, MOST_PARTS)
+    used = part < active
+    place = sums + (row * parts + part) * 8
+    peaks = tl.load(place, mask=used, other=-float("inf"))
+    totals = tl.load(place + 1, mask=used, other=0.0)
+    weighted_logs = tl.load(place + 2, mask=used, other=0.0)
+    visible = tl.sum(tl.load(place + 5, mask=used, other=0.0), 0)
+    peak = tl.max(peaks, 0)
+    total, weighted_log = merged_sums(peaks, peak, totals, weighted_logs)
+
+    shift = tl.where(peak == -float("inf"), 0.0, peak)
+    channels = tl.arange(0, OPTIONS.value_width)
+    inside = (channels < OPTIONS.value_dim)[None, :]
+    merged = tl.full([OPTIONS.value_width], 0, tl.float32)
+    for start in tl.range(0, active, 16):
+        some = start + tl.arange(0, 16)
+        factor = tl.exp2(tl.load(sums + (row * parts + some) * 8, mask=some < active, other=-float("inf")) - shift)
+        shares = outputs + (row * parts + some)[:, None] * OPTIONS.value_dim + channels[None, :]
+        merged += tl.sum(factor[:, None] * tl.load(shares, mask=(some < active)[:, None] & inside, other=0.0), 0)
+    result = divided(
+        merged[None, :], total + tl.full([1], 0, tl.float32), visible + tl.full([1], 0, tl.float32), OPTIONS
+    )
+    at = own * OPTIONS.value_dim + channels[None, :]
+    tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
+
+    if OPTIONS.statistics:  # noqa: SIM102 - decided when compiling, the flag when running
+        if tl.load(collect_stats).to(tl.int32) != 0:
+            highest = tl.max(tl.load(place + 3, mask=used, other=-float("inf")), 0)
+            lowest = tl.min(tl.load(place + 4, mask=used, other=float("inf")), 0)
+            support = tl.sum(tl.load(place + 6, mask=used, other=0.0), 0)
+            beta = 1.0
+            if OPTIONS.normalizer == "adaptive_softmax":
+                beta = tl.load(solution + row * 2 + 1)
+            entropy, keys, beta, spread = row_statistics(
+                total, weighted_log, highest, lowest, visible, support, beta, OPTIONS
+            )
+            columns = stats + own * 4
+            tl.store(columns, entropy)
+            tl.store(columns + 1, keys)
+            tl.store(columns + 2, beta)
+            tl.store(columns + 3, spread)
+
+
+@triton.jit(do_not_specialize=PROMPT_INTEGERS)
+def merge_prompts(
+    query_start,
+    sums,
+    outputs,
+    collect_stats,
+    output,
+    stats,
+    sequences,
+    q_heads,
+    most_tokens,
+    parts,
+    MOST_PARTS: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """Grid: tokens, query heads. `sums` and `outputs` are `prefill.py`'s, whose rows are those of the output.
+
+    Contiguous rows are numbered by sequence and head first, but then all sequences are prompts, if any is.
+    """
+    if not is_prompts_token(query_start, sequences, most_tokens, tl.program_id(0)):
+        return
+    row = tl.program_id(0).to(tl.int64) * q_heads + tl.program_id(1)
+    merge_row(sums, outputs, sums, collect_stats, output, stats, row, row, parts, parts, OPTIONS, MOST_PARTS)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -43,44 +128,4 @@ def merge(
     )
     row = scratch_row(unit, token, most_tokens, q_heads, tl.program_id(1))
     own = row_numbers(first, count, token, tl.program_id(1), q_heads, OPTIONS)
-    split = tl.arange(0, MOST_SPLITS)
-    used = split < active
-    place = sums + (row * splits + split) * 8
-    peaks = tl.load(place, mask=used, other=-float("inf"))
-    totals = tl.load(place + 1, mask=used, other=0.0)
-    weighted_logs = tl.load(place + 2, mask=used, other=0.0)
-    visible = tl.sum(tl.load(place + 5, mask=used, other=0.0), 0)
-    peak = tl.max(peaks, 0)
-    total, weighted_log = merged_sums(peaks, peak, totals, weighted_logs)
-
-    shift = tl.where(peak == -float("inf"), 0.0, peak)
-    channels = tl.arange(0, OPTIONS.value_width)
-    inside = (channels < OPTIONS.value_dim)[None, :]
-    merged = tl.full([OPTIONS.value_width], 0, tl.float32)
-    for start in tl.range(0, active, 16):
-        part = start + tl.arange(0, 16)
-        factor = tl.exp2(tl.load(sums + (row * splits + part) * 8, mask=part < active, other=-float("inf")) - shift)
-        shares = outputs + (row * splits + part)[:, None] * OPTIONS.value_dim + channels[None, :]
-        merged += tl.sum(factor[:, None] * tl.load(shares, mask=(part < active)[:, None] & inside, other=0.0), 0)
-    result = divided(
-        merged[None, :], total + tl.full([1], 0, tl.float32), visible + tl.full([1], 0, tl.float32), OPTIONS
-    )
-    at = own * OPTIONS.value_dim + channels[None, :]
-    tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
-
-    if OPTIONS.statistics:  # noqa: SIM102 - decided when compiling, the flag when running
-        if tl.load(collect_stats).to(tl.int32) != 0:
-            highest = tl.max(tl.load(place + 3, mask=used, other=-float("inf")), 0)
-            lowest = tl.min(tl.load(place + 4, mask=used, other=float("inf")), 0)
-            support = tl.sum(tl.load(place + 6, mask=used, other=0.0), 0)
-            beta = 1.0
-            if OPTIONS.normalizer == "adaptive_softmax":
-                beta = tl.load(solution + row * 2 + 1)
-            entropy, keys, beta, spread = row_statistics(
-                total, weighted_log, highest, lowest, visible, support, beta, OPTIONS
-            )
-            columns = stats + own * 4
-            tl.store(columns, entropy)
-            tl.store(columns + 1, keys)
-            tl.store(columns + 2, beta)
-            tl.store(columns + 3, spread)
+    merge_row(sums, outputs, solution, collect_stats, output, stats, row, own, splits, active, OPTIONS, MOST_SPLITS)

@@ -7,12 +7,15 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
     entmax                   one for the maximum and about where the threshold is, one for each step from there, mostly
                              two, until all rows of the tile have settled, and one for the output; but for the first,
                              they leave out tiles whose keys no row can give a weight
+Where a step has so few tiles that most of the device would idle, as a question about a long text that is in the cache
+already, the keys are split over programs as in decoding, for all that takes one pass; `merge.py` puts the parts
+together.
 """
 
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.decode import MOST_STEPS
+from sharp.plugins.triton.decode import MOST_STEPS, store_output, store_sums
 from sharp.plugins.triton.loads import (
     cache_of,
     context_of,
@@ -34,10 +37,13 @@ from sharp.plugins.triton.normalizers import (
     temperature,
     within_range,
 )
-from sharp.plugins.triton.rows import row_bounds
+from sharp.plugins.triton.rows import row_bounds, rows_of_part
 from sharp.plugins.triton.walk import aim, walk
 
-INTEGERS = ("sequences", "q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "parameters", "window", "causal")
+INTEGERS = (
+    *("sequences", "q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "parts", "parameters", "window"),
+    "causal",
+)
 
 
 @triton.jit
@@ -104,7 +110,7 @@ def attend_tile(
     OPTIONS: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """Output of the rows of a tile, and what their statistics are made from."""
+    """The state of the rows of a tile behind all keys, and their inverse temperatures."""
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
     if OPTIONS.solves:
@@ -192,20 +198,42 @@ def attend_tile(
         peak, total, weighted_log, highest, lowest, _, support, output = state
         if OPTIONS.peak_is_highest:
             highest = peak
-    factor = logit_factor(attributes[0], OPTIONS)
-    found = (total, weighted_log, highest * factor, lowest * factor, visible, support, beta)
-    return divided(output, total, visible, OPTIONS), found
+    return (peak, total, weighted_log, highest, lowest, visible, support, output), beta
 
 
 @triton.jit
-def store_tile(output, rows, exists, result, OPTIONS: tl.constexpr):
-    """The rows' output."""
+def store_tile(tensors, rows, exists, state, beta, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+    """The rows' output and statistics."""
+    output, stats, _, _ = tensors
+    _, total, weighted_log, highest, lowest, visible, support, weighted = state
     channels = tl.arange(0, OPTIONS.value_width)
     inside = exists[:, None]
     if OPTIONS.value_width != OPTIONS.value_dim:
         inside = inside & (channels < OPTIONS.value_dim)[None, :]
     at = output + rows[:, None] * OPTIONS.value_dim + channels[None, :]
-    tl.store(at, result.to(output.dtype.element_ty), mask=inside)
+    tl.store(at, divided(weighted, total, visible, OPTIONS).to(output.dtype.element_ty), mask=inside)
+    if STATISTICS:
+        factor = logit_factor(scale, OPTIONS)
+        entropy, keys, beta, spread = row_statistics(
+            total, weighted_log, highest * factor, lowest * factor, visible, support, beta, OPTIONS
+        )
+        at = stats + rows * 4
+        tl.store(at, entropy, mask=exists)
+        tl.store(at + 1, keys, mask=exists)
+        tl.store(at + 2, beta, mask=exists)
+        tl.store(at + 3, spread, mask=exists)
+
+
+@triton.jit
+def store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+    """What the rows of a tile, or a part of their keys, have come to."""
+    if OPTIONS.solves or parts == 1:
+        store_tile(tensors, rows, exists, state, beta, scale, OPTIONS, STATISTICS)
+    else:
+        _, _, sums, outputs = tensors
+        index = rows * parts + tl.program_id(2)
+        store_sums(sums, index, exists, state, scale, OPTIONS, True, True)
+        store_output(outputs, index, exists, state[7], OPTIONS)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -223,6 +251,8 @@ def prefill(
     collect_stats,
     output,
     stats,
+    sums,
+    outputs,
     tiles,
     sequences,
     q_heads,
@@ -230,6 +260,7 @@ def prefill(
     max_blocks,
     places,
     most_tokens,
+    parts,
     parameters,
     window,
     causal,
@@ -247,9 +278,10 @@ def prefill(
     t7,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: tiles, KV heads; there are tokens * group // rows + sequences tiles.
+    """Grid: tiles, KV heads, parts; there are tokens * group // rows + sequences tiles.
 
-    Scratch memory of entmax: `tiles`, int32 [KV heads, tiles, `listed_keys` that the longest context has + 1].
+    Scratch memory of entmax: `tiles`, int32 [KV heads, tiles, `listed_keys` that the longest context has + 1]; where
+    there are several parts, `sums` and `outputs` as in `decode.py` for all rows: [tokens * query heads, parts, ...].
     """
     group = q_heads // kv_heads
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys: they start first
@@ -271,6 +303,8 @@ def prefill(
     total = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
     position = context + member // group
     begin, end = row_bounds(position, total, window, causal)
+    if not OPTIONS.solves:
+        begin, end = rows_of_part(begin, end, tl.program_id(2), parts, OPTIONS)
     low = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
     high = tl.max(end)
     EACH: tl.constexpr = OPTIONS.listed_keys if OPTIONS.normalizer == "entmax" else OPTIONS.keys
@@ -278,10 +312,8 @@ def prefill(
     full_high = tl.min(end) // EACH * EACH
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
-    tensors = (key_cache, value_cache, key_scale, value_scale)
-    cache = cache_of(
-        tensors, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS
-    )
+    caches = (key_cache, value_cache, key_scale, value_scale)
+    cache = cache_of(caches, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS)
     mapped = every_block_mapped(tl.min(begin), high, cache, OPTIONS)
     full_high = tl.where(mapped, full_high, 0)
     none_full = full_low >= full_high
@@ -295,24 +327,19 @@ def prefill(
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
+    tensors = (output, stats, sums, outputs)
     collect = False
     if OPTIONS.statistics:
         collect = tl.load(collect_stats).to(tl.int32) != 0
     # Two loops, and not one that looks at the flag: statistics that are off cost nothing.
     if collect:
         if OPTIONS.statistics:
-            result, found = attend_tile(
+            state, beta = attend_tile(
                 bounds, loaded, row, cache, attributes, polynomial, tiles, exists, visible, OPTIONS, True
             )
-            store_tile(output, rows, exists, result, OPTIONS)
-            entropy, keys, beta, spread = row_statistics(*found, OPTIONS)
-            at = stats + rows * 4
-            tl.store(at, entropy, mask=exists)
-            tl.store(at + 1, keys, mask=exists)
-            tl.store(at + 2, beta, mask=exists)
-            tl.store(at + 3, spread, mask=exists)
+            store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS, True)
     else:
-        result, _ = attend_tile(
+        state, beta = attend_tile(
             bounds, loaded, row, cache, attributes, polynomial, tiles, exists, visible, OPTIONS, False
         )
-        store_tile(output, rows, exists, result, OPTIONS)
+        store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS, False)

@@ -7,6 +7,18 @@ from sharp.plugins.triton.loads import context_of, keys_of
 
 
 @triton.jit
+def sequence_of_token(query_start, sequences, token):
+    """The sequence of a token, by bisection; the last one of a token behind all of them."""
+    sequence = token * 0
+    behind = sequence + sequences
+    while behind - sequence > 1:
+        middle = (sequence + behind) // 2
+        found = tl.load(query_start + middle) <= token
+        sequence, behind = tl.where(found, middle, sequence), tl.where(found, behind, middle)
+    return sequence
+
+
+@triton.jit
 def unit_of(query_start, sequences, most_tokens, unit):
     """What is decoded together: sequence, first token, tokens (below 1: none), those before and in all in the sequence.
 
@@ -17,12 +29,7 @@ def unit_of(query_start, sequences, most_tokens, unit):
     first, end = tl.load(query_start + unit), tl.load(query_start + unit + 1)
     by_token = most_tokens == 0
     if by_token & ((first != unit) | (end != unit + 1)):
-        sequence = unit * 0
-        behind = sequence + sequences
-        while behind - sequence > 1:  # bisection
-            middle = (sequence + behind) // 2
-            found = tl.load(query_start + middle) <= unit
-            sequence, behind = tl.where(found, middle, sequence), tl.where(found, behind, middle)
+        sequence = sequence_of_token(query_start, sequences, unit)
         first, end = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
     count = end - first
     before = tl.where(by_token, unit - first, 0)
@@ -77,3 +84,21 @@ def row_bounds(position, end, window, causal):
     begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
     past = (causal != 0) | (window >= 0)
     return begin, tl.where(past, tl.minimum(position + 1, end), end)
+
+
+@triton.jit
+def rows_of_part(begin, end, part, parts, OPTIONS: tl.constexpr):
+    """`begin` and `end` of a prompt's rows within one of the `parts` that the keys of their tile are split into."""
+    first = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
+    length = tl.cdiv(tl.cdiv(tl.max(end) - first, OPTIONS.keys), parts) * OPTIONS.keys
+    low = first + part * length
+    high = low + length
+    return tl.minimum(tl.maximum(begin, low), high), tl.minimum(tl.maximum(end, low), high)
+
+
+@triton.jit
+def is_prompts_token(query_start, sequences, most_tokens, token):
+    """Whether a token is of a sequence that `prefill.py` takes."""
+    sequence = sequence_of_token(query_start, sequences, token)
+    first, end = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
+    return (token < end) & (end - first > most_tokens)

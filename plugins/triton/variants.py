@@ -20,7 +20,7 @@ many tokens, and
     max_blocks                  so many blocks of 16 as hold `places` keys
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -31,7 +31,7 @@ from triton.compiler import ASTSource
 
 from sharp.plugins.triton.cache_write import write_cache, write_int8_cache
 from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_solve, decode_stream
-from sharp.plugins.triton.merge import merge
+from sharp.plugins.triton.merge import merge, merge_prompts
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.prefill import prefill
 from sharp.plugins.triton.present import write_present
@@ -46,6 +46,7 @@ FUNCTIONS = (
     decode_solve,
     decode_stream,
     merge,
+    merge_prompts,
     prefill,
     write_cache,
     write_int8_cache,
@@ -55,6 +56,9 @@ DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of t
 DECODE_ROWS = 16  # what a matrix product takes at least
 MOST_TOKENS = 4  # of a sequence that is decoded; scratch memory grows with them
 SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
+MOST_PROMPT_ROWS = 128  # of a tile
+MOST_PARTS = 16  # of the keys of a prompt's tile
+PART_KEYS = 4096  # fewest keys of a part, as far as the block table's room tells
 LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
 
 
@@ -132,15 +136,37 @@ def splits(options: Options, shapes: Shapes) -> int:
     return max(1, min(wanted, _ceil(shapes.max_blocks * options.block_size, SPLIT_KEYS), MOST_SPLITS))
 
 
+def prompts_needed(options: Options, shapes: Shapes) -> bool:
+    """Whether a sequence may have more tokens than decoding takes."""
+    longest = shapes.tokens // max(1, shapes.sequences) if options.contiguous else shapes.tokens
+    return shapes.tokens > shapes.sequences > 0 and longest > most_tokens(shapes)
+
+
+def prompt_parts(prompt: Options, shapes: Shapes) -> int:
+    """Parts that the keys of a prompt's tiles are split into: more than one where the tiles are few.
+
+    As few as they are where one sequence has all tokens that the others need not have.
+    """
+    if prompt.solves or not prompts_needed(prompt, shapes):
+        return 1
+    alike = shapes.sequences if prompt.contiguous else 1
+    tokens = shapes.tokens // alike if prompt.contiguous else shapes.tokens - shapes.sequences + 1
+    programs = alike * _ceil(tokens * shapes.group, prompt.rows) * shapes.kv_heads
+    longest = _ceil(shapes.max_blocks * prompt.block_size, PART_KEYS)
+    return max(1, min(shapes.multiprocessors // programs, longest, MOST_PARTS))
+
+
 def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]:
     """Number of float32, in `tiles` of int32, in each scratch buffer; `decode.py` and `prefill.py` say what they hold.
 
     `prompt` are the options of the kernel `prefill`, with the size of its tiles.
     """
     tokens = min(shapes.tokens, units(shapes) * max(1, most_tokens(shapes)))
-    rows, parts = tokens * shapes.q_heads, splits(options, shapes)
-    keys = shapes.max_blocks * options.block_size
-    sizes = {"sums": rows * parts * 8, "outputs": rows * parts * options.value_dim}
+    rows, keys = tokens * shapes.q_heads, shapes.max_blocks * options.block_size
+    parts = rows * splits(options, shapes)
+    if (of_prompts := prompt_parts(prompt, shapes)) > 1:
+        parts = max(parts, shapes.tokens * shapes.q_heads * of_prompts)
+    sizes = {"sums": parts * 8, "outputs": parts * options.value_dim}
     stored = rows if options.solves else 0
     sizes |= {"logits": stored * keys, "solution": stored * 2, "tiles": 0}
     if options.normalizer == "entmax":
@@ -182,12 +208,12 @@ def prefill_tile(options: Options, capability: int) -> Tile:
     stages = _stages(options, 2)
     if capability in LARGE_SHARED_MEMORY:
         if width > 128:
-            return Tile(128, 32, warps=8, stages=stages)
+            return Tile(MOST_PROMPT_ROWS, 32, warps=8, stages=stages)
         # The more keys, the fewer instructions for each; 80 has shared memory for 64, and so have values in tf32.
         few = capability == 80 or (options.wide_weights and width > 64)
-        return Tile(128, 64 if few else 128, warps=8, stages=stages)
+        return Tile(MOST_PROMPT_ROWS, 64 if few else 128, warps=8, stages=stages)
     if width <= 128:
-        return Tile(128, 64 if width <= 64 else 32, warps=8, stages=stages)
+        return Tile(MOST_PROMPT_ROWS, 64 if width <= 64 else 32, warps=8, stages=stages)
     return Tile(64, 32, warps=4, stages=2)
 
 
@@ -222,14 +248,14 @@ def kernels(
 
     def decoding_needed(shapes: Shapes) -> bool:
         equally_long = options.contiguous or shapes.sequences == 1
-        return shapes.tokens > 0 and not (equally_long and prompts_needed(shapes))
-
-    def prompts_needed(shapes: Shapes) -> bool:
-        longest = shapes.tokens // max(1, shapes.sequences) if options.contiguous else shapes.tokens
-        return shapes.tokens > shapes.sequences > 0 and longest > most_tokens(shapes)
+        return shapes.tokens > 0 and not (equally_long and prompts_needed(options, shapes))
 
     def by_row(shapes: Shapes) -> Grid:
         return units(shapes) * max(1, most_tokens(shapes)), shapes.q_heads, 1
+
+    def tiles_of_prompts(shapes: Shapes) -> Grid:
+        tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
+        return tiles, shapes.kv_heads, prompt_parts(prompt, shapes)
 
     tile = {"OPTIONS": decode}
     if options.contiguous:
@@ -314,15 +340,31 @@ def kernels(
     prompts = kernel(
         prefill,
         "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-        " alibi_slopes collect_stats output stats tiles sequences q_heads kv_heads max_blocks places most_tokens"
-        " parameters window causal scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
-        lambda shapes: (shapes.tokens * shapes.group // prompt.rows + shapes.sequences, shapes.kv_heads, 1),
+        " alibi_slopes collect_stats output stats sums outputs tiles"
+        " sequences q_heads kv_heads max_blocks places most_tokens parts parameters window causal"
+        " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+        tiles_of_prompts,
         {"OPTIONS": prompt},
         warps=prompt_tile.warps,
         stages=prompt_tile.stages,
-        needed=prompts_needed,
+        needed=lambda shapes: prompts_needed(options, shapes),
     )
-    return store, *decoding, merging, prompts
+    if options.solves:
+        return store, *decoding, merging, prompts
+    merging_prompts = kernel(
+        merge_prompts,
+        "query_start sums outputs collect_stats output stats sequences q_heads most_tokens parts",
+        lambda shapes: (shapes.tokens, shapes.q_heads, 1),
+        {"MOST_PARTS": MOST_PARTS, "OPTIONS": decode},
+        needed=lambda shapes: prompt_parts(prompt, shapes) > 1,
+    )
+    return store, *decoding, merging, prompts, merging_prompts
+
+
+def prompt_options(launches: Sequence[Kernel]) -> Options:
+    """Those of the kernel `prefill` among them, with the size of its tiles."""
+    options: Options = next(kernel.constants["OPTIONS"] for kernel in launches if kernel.function is prefill)
+    return options
 
 
 @cache
@@ -343,7 +385,8 @@ def _types(options: Options) -> dict[str, str]:
         ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens tiles"),
         ("*fp32", "key_scale value_scale head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
-        ("i32", "tokens sequences max_blocks places most_tokens q_heads kv_heads splits parameters window causal"),
+        ("i32", "tokens sequences max_blocks places most_tokens q_heads kv_heads splits parts parameters"),
+        ("i32", "window causal"),
         ("i32", "new_keys past counted stored"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
     )

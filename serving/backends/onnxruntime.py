@@ -22,7 +22,8 @@ from sharp.serving.errors import InputError, SharpError
 logger = logging.getLogger(__name__)
 
 OUTPUTS = ("logits", "stats")
-WARM_UP_TOKENS = 64  # more than decoding takes of a sequence
+WARM_UP_TOKENS = 16  # more than decoding takes of a sequence
+WARM_UP_BLOCKS = 1024  # of a table that is so wide that a GPU splits the keys of these tokens
 TENSOR_TYPES: dict[CacheDtype, str] = {
     "float32": "tensor(float)",
     "float16": "tensor(float16)",
@@ -190,7 +191,7 @@ class OnnxRuntimeBackend:
                     input_ids=np.zeros(WARM_UP_TOKENS, np.int64),
                     positions=np.zeros(WARM_UP_TOKENS, np.int64),
                     slot_mapping=np.full(WARM_UP_TOKENS, -1, np.int32),
-                    block_table=np.full((2, WARM_UP_TOKENS), -1, np.int32),
+                    block_table=np.zeros((2, WARM_UP_BLOCKS), np.int32),
                     query_start=np.array([0, WARM_UP_TOKENS - 1, WARM_UP_TOKENS], np.int32),
                     context_lens=np.zeros(2, np.int32),
                     logits_indices=np.ones(1, np.int64),

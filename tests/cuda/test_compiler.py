@@ -114,6 +114,7 @@ def test_the_command_names_kernels_and_refuses_what_is_none():
         "decode_stream float16 float16 64 64 16 ssa alibi",
         "merge float16 float16 64 64 16 ssa",
         "prefill float16 float16 64 64 16 ssa alibi",
+        "merge_prompts float16 float16 64 64 16 ssa",
     ]
     listed = runner.invoke(main, [*chosen, "--op", "Attention", "--list"]).output.splitlines()
     assert listed[0] == "write_present float16 float16 64 64 16 contiguous"

@@ -72,7 +72,7 @@ def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
     assert sorted(int(address) for _, address, _ in cleared) == sorted(said["addresses"].values())
     assert said["answers"] == [[0] * 4] * 3
     # Every kernel was loaded at start, by a step that stores nothing.
-    assert {"write_cache", "decode_stream", "merge", "prefill"} == {
+    assert {"write_cache", "decode_stream", "merge", "prefill", "merge_prompts"} == {
         event.split()[1] for event in said["started"] if event.startswith("kernel ")
     }
     assert not [event for step in said["steps"] for event in step["driver"] if event.startswith("kernel ")]

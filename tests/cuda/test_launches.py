@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from sharp.plugins.triton.options import Options, power_name
-from sharp.plugins.triton.variants import Shapes, kernels, scratch
+from sharp.plugins.triton.variants import Shapes, kernels, prompt_options, scratch
 from tests.cuda.native import OTHER_SHARED, PREFILL_SHARED
 from tests.cuda.process import ABSENT, BUFFERS, CONTIGUOUS, Call
 
@@ -140,7 +140,7 @@ def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
     calls = drawn_calls(60) + [call for call in drawn_contiguous_calls(40) if call.tokens == 1]
     calls = [call for call in calls if call.tokens == 1 or call.sequences > 1]  # others are all prompt
     for call, result in zip(calls, launch(calls), strict=True):
-        prompt = kernels(options_of(call), 90)[-1].constants["OPTIONS"]
+        prompt = prompt_options(kernels(options_of(call), 90))
         sizes = {name: 4 * count for name, count in scratch(options_of(call), shapes_of(call), prompt).items()}
         places = {}
         for _, values in launches(result):
@@ -160,16 +160,20 @@ def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
         assert all(end <= start for (_, end), (start, _) in pairwise(regions))
 
 
-def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch):
-    largest = Call("entmax", tokens=64, sequences=64, max_blocks=500, only="workspace")
+@pytest.mark.parametrize(("normalizer", "tokens"), [("entmax", 64), ("softmax", 64), ("ssa", 2048)])
+def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch, normalizer, tokens):
+    largest = Call(normalizer, tokens=tokens, sequences=64, max_blocks=5000, only="workspace")
     smaller = [
-        Call("entmax", tokens=tokens, sequences=sequences, max_blocks=blocks, only="workspace")
-        for tokens in (1, 4, 33, 64)
+        replace(largest, tokens=fewer, sequences=sequences, max_blocks=blocks)
+        for fewer in {1, 4, 33, 64, tokens // 2, tokens}
         for sequences in (1, 2, 3, 5, 8, 13, 31, 63)
-        for blocks in (1, 16, 17, 100, 500)
+        for blocks in (1, 16, 17, 100, 500, 1000, 5000)
     ]
     most, *others = (result["bytes"] for result in launch([largest, *smaller]))
     assert max(others) <= most
+    for call in smaller:
+        launched = kernels(options_of(call), 90)
+        assert 4 * sum(scratch(options_of(call), shapes_of(call), prompt_options(launched)).values()) <= most
 
 
 def attention(form: str, **changes) -> Call:
@@ -276,6 +280,8 @@ def test_kernels_are_loaded_once_and_before_the_call_when_prepared(launch):
     loaded = [event.split()[1] for event in prepared["events"] if event.startswith("kernel ")]
     assert loaded == ["write_cache", "decode_stream", "merge", "prefill"]
     assert not [event for event in called["events"] + again["events"] if event.startswith("kernel ")]
+    [long] = launch([Call(tokens=1, max_blocks=5000, only="prepare")])
+    assert [event.split()[1] for event in long["events"] if event.startswith("kernel ")] == [*loaded, "merge_prompts"]
     assert len(launches(called)) == len(launches(again)) == 4
 
 

@@ -7,14 +7,13 @@ that choice from every other test, and the tests that compile have the compiler.
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sharp.plugins.ops.attention_reference import ContiguousOutput
 from sharp.plugins.ops.reference import AttentionOutput
-from tests.conformance import attention_cases
-from tests.conformance.cases import Case
 from tests.triton import interpreted
 from tests.triton.interpreted import Run
 
@@ -29,10 +28,10 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture
 def run(interpreter: ProcessPoolExecutor) -> Run:
-    """`run(case, dtype, cache_dtype)`: the op by the interpreted kernels."""
+    """`run(case, dtype, cache_dtype, part_keys)`: the op by the interpreted kernels."""
 
-    def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> AttentionOutput:
-        result: dict[str, np.ndarray] = interpreter.submit(interpreted.run, case, dtype, cache_dtype).result()
+    def run(*arguments: Any, **options: Any) -> AttentionOutput:
+        result: dict[str, np.ndarray] = interpreter.submit(interpreted.run, *arguments, **options).result()
         return AttentionOutput(**result)
 
     return run
@@ -40,9 +39,9 @@ def run(interpreter: ProcessPoolExecutor) -> Run:
 
 @pytest.fixture
 def run_attention(interpreter: ProcessPoolExecutor) -> Run:
-    """`run_attention(case, dtype)`: op Attention by the interpreted kernels."""
+    """`run_attention(case, dtype, part_keys)`: op Attention by the interpreted kernels."""
 
-    def run(case: attention_cases.Case, dtype: str = "float32") -> ContiguousOutput:
-        return ContiguousOutput(**interpreter.submit(interpreted.run_attention, case, dtype).result())
+    def run(*arguments: Any, **options: Any) -> ContiguousOutput:
+        return ContiguousOutput(**interpreter.submit(interpreted.run_attention, *arguments, **options).result())
 
     return run

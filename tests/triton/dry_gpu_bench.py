@@ -76,10 +76,18 @@ def main() -> None:
     import gpu_speed
     import gpu_tiles
 
-    from sharp.plugins.triton import launching
+    from sharp.plugins.triton import launching, variants
 
-    sizes = {"CONTEXTS": (40,), "PROMPTS": (24,), "BATCHES": (2,), "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 16}
-    sizes |= {"COLD_BYTES": 1 << 15, "SAMPLE_MILLISECONDS": 1.0}
+    sizes = {
+        "CONTEXTS": (40,),
+        "PROMPTS": (24,),
+        "BATCHES": (2,),
+        "QUESTION": (40, 6),
+        "HEADS": 4,
+        "KV_HEADS": 2,
+        "HEAD_DIM": 16,
+    }
+    sizes |= {"QUESTION": (40, 6), "COLD_BYTES": 1 << 15, "SAMPLE_MILLISECONDS": 1.0}
     small = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "device": "cpu"}
 
     def make_call(normalizer: str, sequences: tuple[tuple[int, int], ...], **options: Any) -> Any:
@@ -92,8 +100,9 @@ def main() -> None:
         patches.enter_context(mock.patch.object(torch, "Generator", lambda _="cpu": generator("cpu")))
         for name, size in sizes.items():
             patches.enter_context(mock.patch.object(gpu_speed, name, size))
+        patches.enter_context(mock.patch.object(variants, "PART_KEYS", 16))
         few = {
-            gpu_speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",)},
+            gpu_speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
             gpu_tiles: {"NORMALIZERS": ("entmax",)},
         }
         for module, names in few.items():

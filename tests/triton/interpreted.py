@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -72,23 +73,45 @@ def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
         prefill.MOST_STEPS = before
 
 
-def run(case: Case, dtype: str = "float32", cache_dtype: str = "float32") -> dict[str, np.ndarray]:
+@contextmanager
+def parts_of(keys: int | None) -> Iterator[None]:
+    """Splits the keys of prompts into parts of so many, on a device of 16 multiprocessors; None: as they would be."""
+    from sharp.plugins.triton import launching, variants
+
+    before = variants.PART_KEYS, launching.INTERPRETED
+    if keys is not None:
+        variants.PART_KEYS, launching.INTERPRETED = keys, (90, 16)
+    launching.device_of.cache_clear()
+    try:
+        yield
+    finally:
+        variants.PART_KEYS, launching.INTERPRETED = before
+        launching.device_of.cache_clear()
+
+
+def run(
+    case: Case, dtype: str = "float32", cache_dtype: str = "float32", part_keys: int | None = None
+) -> dict[str, np.ndarray]:
     """The op's outputs as float32 arrays, for inputs in these dtypes."""
     from sharp.plugins.triton.paged_attention import paged_attention
 
     tensors = _tensors(case, dict.fromkeys(DATA, dtype) | dict.fromkeys(CACHES, cache_dtype))
-    results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    with parts_of(part_keys):
+        results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
     assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
     found = {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}
     return found | {name: tensors[name].numpy() for name in BESIDE_CACHE if name in tensors}
 
 
-def run_attention(case: attention_cases.Case, dtype: str = "float32") -> dict[str, np.ndarray]:
+def run_attention(
+    case: attention_cases.Case, dtype: str = "float32", part_keys: int | None = None
+) -> dict[str, np.ndarray]:
     """The outputs of op Attention as float32 arrays, for inputs in this dtype."""
     from sharp.plugins.triton.attention import attention
 
     tensors = _tensors(case, dict.fromkeys((*DATA, *PASTS), dtype))
-    results = attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    with parts_of(part_keys):
+        results = attention(**tensors, normalizer=case.normalizer, **case.attributes)
     if "past_lens" in tensors:
         assert results[1] is tensors["past_key"] and results[2] is tensors["past_value"]  # in place
     return {name: tensor.float().numpy() for name, tensor in zip(attention_cases.OUTPUTS, results, strict=True)}

@@ -14,6 +14,7 @@ from tests.conformance.cases import Case, Shape, assert_agrees, int8_case, make_
 from tests.triton import interpreted
 from tests.triton.interpreted import CACHES, DATA, Run
 
+STREAMED = tuple(name for name in NORMALIZERS if name not in ("adaptive_softmax", "entmax"))
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Decode, few tokens that are decoded too, a chunk behind a context, a prompt, and a sequence without a token.
 MIXED = Shape(sequences=((70, 1), (20, 3), (33, 6), (3, 0), (0, 7)), kv_heads=1, head_dim=16, value_dim=24)
@@ -47,9 +48,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(case=cases())
-def test_drawn_calls(run: Run, case: Case) -> None:
-    assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
+@given(case=cases(), part_keys=st.sampled_from((None, 16, 70)))
+def test_drawn_calls(run: Run, case: Case, part_keys: int | None) -> None:
+    assert_agrees(run(case, part_keys=part_keys), run_reference(case), case, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -63,6 +64,24 @@ def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
     shape = Shape(sequences=((1100, 1), (700, 3), (600, 9)), kv_heads=1, group=2, head_dim=16, value_dim=16, holes=True)
     case = make_case(normalizer, shape)
     assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 150}, {"causal": 0}], ids=str)
+@pytest.mark.parametrize("normalizer", STREAMED)
+def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: dict[str, int]) -> None:
+    # A question about a long text beside two that decode and one without a token; with a window some parts are empty.
+    lengths = ((200, 1), (470, 9), (0, 0), (31, 3), (90, 1))
+    shape = Shape(sequences=lengths, kv_heads=1, group=5, head_dim=16, value_dim=24, holes=True)
+    case = make_case(normalizer, shape, seed=2, alibi=True, **changes)
+    assert_agrees(run(case, part_keys=64), run_reference(case), case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", STREAMED)
+def test_parts_in_16_bits(run: Run, normalizer: str, dtype: str) -> None:
+    shape = Shape(sequences=((300, 1), (470, 9)), kv_heads=1, group=3, head_dim=16, value_dim=16)
+    case = rounded(make_case(normalizer, shape, seed=5), (*DATA, *CACHES), dtype)
+    assert_close(run(case, dtype, dtype, part_keys=128), case, dtype)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)

@@ -18,7 +18,16 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.triton import launching
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.paged_attention import paged_attention
-from sharp.plugins.triton.variants import Kernel, Shapes, compile_kernel, kernels, scratch, splits
+from sharp.plugins.triton.variants import (
+    Kernel,
+    Shapes,
+    compile_kernel,
+    kernels,
+    prompt_options,
+    prompt_parts,
+    scratch,
+    splits,
+)
 from tests.conformance.cases import Case, Shape, make_case
 
 SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
@@ -174,7 +183,7 @@ def test_up_to_four_tokens_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_splits_and_scratch_memory() -> None:
     options = Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two")
-    prompt = kernels(options, 90)[-1].constants["OPTIONS"]
+    prompt = prompt_options(kernels(options, 90))
     assert (prompt.rows, prompt.keys) == (128, 128)
     one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, one) == 66  # 8 programs a split, 4 for each of 132 multiprocessors
@@ -191,8 +200,32 @@ def test_splits_and_scratch_memory() -> None:
     assert scratch(options, checked, prompt)["solution"] == 2 * 4 * 32 * 2  # up to 4 tokens of each sequence
     mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
     assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 2  # beside a prompt one token of each
+    assert prompt_parts(prompt, mixed) == 1  # entmax reads its keys several times
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, many) == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "blocks", "expected"),
+    [
+        (30, 1, 8192, 16),  # one tile for each of 8 KV heads: 132 // 8
+        (30, 1, 1024, 4),  # 16,384 keys, 4,096 and more a part
+        (64, 1, 8192, 8),
+        (61, 32, 8192, 16),  # 30 tokens of one sequence beside 31 that decode
+        (512, 1, 8192, 1),  # 128 tiles: enough
+        (8192, 1, 8192, 1),
+        (4, 1, 8192, 1),  # decoded
+        (8, 8, 8192, 1),
+    ],
+)
+def test_the_keys_of_few_prompts_are_split(tokens: int, sequences: int, blocks: int, expected: int) -> None:
+    options = Options("softmax", "bfloat16", "bfloat16", 128, 128, 16)
+    shapes = Shapes(tokens, sequences, blocks, q_heads=32, kv_heads=8, multiprocessors=132)
+    launches = kernels(options, 90)
+    assert prompt_parts(prompt_options(launches), shapes) == expected
+    assert ("merge_prompts" in [kernel.name for kernel in launches if kernel.needed(shapes)]) == (expected > 1)
+    rows = scratch(options, shapes, prompt_options(launches))["sums"] // 8
+    assert rows >= tokens * 32 * expected if expected > 1 else rows > 0
 
 
 @pytest.mark.parametrize(
@@ -296,7 +329,8 @@ def assembled(compiled: Any, capability: int, folder: Path) -> str:
 def test_values_in_tf32_fit_shared_memory() -> None:
     # relu's weights may leave float16's range: the values beside them take twice the room.
     options = Options("relu2", "float16", "float16", 128, 128, 16)
-    assert compile_kernel(kernels(options, 90)[-1], 90).metadata.shared <= SHARED_MEMORY[90] * 1024
+    prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
+    assert compile_kernel(prefill, 90).metadata.shared <= SHARED_MEMORY[90] * 1024
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
