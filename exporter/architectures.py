@@ -35,10 +35,33 @@ ARCHITECTURES = {
         Architecture("phi3", "Phi-3, Phi-4", notes="sliding window"),
         Architecture("olmo2", "OLMo 2", notes="normalized queries and keys"),
         Architecture("smollm3", "SmolLM3", notes="layers without positions"),
+        Architecture("gemma", "Gemma"),
+        Architecture("granite", "Granite 3", notes="logits and scale by factors of their own"),
+        Architecture("starcoder2", "StarCoder 2", notes="sliding window"),
+        Architecture(
+            "cohere", "Command R, Aya Expanse", notes="normalized queries and keys, pairs of neighbours are rotated"
+        ),
+        Architecture(
+            "cohere2", "Command R7B, Command A", notes="sliding window in most layers, no positions in the others"
+        ),
+        Architecture("glm", "GLM-4 (9B, 2024)", notes="part of each head is rotated, in pairs of neighbours"),
+        Architecture("glm4", "GLM-4 (2025), GLM-Z1", notes="as glm"),
+        Architecture("olmo", "OLMo", notes="clipped queries, keys and values"),
+        Architecture("olmo3", "OLMo 3", notes="normalized queries and keys, sliding window in most layers"),
+        Architecture("phi", "Phi-1, Phi-2", notes="part of each head is rotated"),
+        Architecture("opt", "OPT", positions="learned"),
+        Architecture("gpt_bigcode", "StarCoder, SantaCoder", positions="learned", notes="one KV head"),
+        Architecture("exaone4", "EXAONE 4", notes="sliding window in most layers, no positions in the others"),
+        Architecture("ernie4_5", "ERNIE 4.5", notes="pairs of neighbours are rotated"),
+        Architecture("seed_oss", "Seed-OSS"),
+        Architecture("apertus", "Apertus", notes="normalized queries and keys"),
+        Architecture("hunyuan_v1_dense", "Hunyuan (dense)", notes="normalized queries and keys"),
+        Architecture("ministral", "Ministral", notes="sliding window in most layers"),
         Architecture("bert", "BERT", kind="encoder", positions="learned"),
         Architecture(
             "roberta", "RoBERTa, BabyBERTa", kind="encoder", positions="learned", positions_after_padding=True
         ),
+        Architecture("xlm-roberta", "XLM-RoBERTa", kind="encoder", positions="learned", positions_after_padding=True),
     )
 }
 

@@ -76,7 +76,11 @@ class HookedDecoder(Decoder):
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder`."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
-        cap = getattr(self.model.config, "final_logit_softcapping", None)  # Gemma's
+        config = self.model.config
+        factor = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)  # Cohere's, Granite's
+        if factor != 1:
+            logits = logits * factor
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma's
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def own_logits(self, input_ids: Tensor) -> Tensor | None:

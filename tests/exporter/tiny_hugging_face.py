@@ -36,18 +36,41 @@ SPECIAL = {
     "gpt_neox": {},
     "phi3": {**GROUPED, "sliding_window": 7},
     "smollm3": {**GROUPED, "no_rope_layer_interval": 2},
+    "gemma": {**GROUPED, "head_dim": 12},
+    "granite": {
+        **GROUPED,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 3.0,
+    },
+    "starcoder2": {**GROUPED, "sliding_window": 7},
+    "cohere": {**GROUPED, "use_qk_norm": True, "logit_scale": 0.3},
+    "cohere2": {**GROUPED, "sliding_window": 7},
+    "glm": {**GROUPED, "head_dim": 8},
+    "glm4": {**GROUPED, "head_dim": 8},
+    "olmo": {**GROUPED, "clip_qkv": 0.5},
+    "olmo3": {**GROUPED, "sliding_window": 7},
+    "phi": {**GROUPED, "qk_layernorm": True},
+    "opt": {"word_embed_proj_dim": 48, "ffn_dim": 64},
+    "gpt_bigcode": {"n_inner": 64},
+    "exaone4": {**GROUPED, "sliding_window": 7},
+    "seed_oss": {**GROUPED, "head_dim": 12},
+    "hunyuan_v1_dense": {**GROUPED, "head_dim": 12},
+    "ministral": {**GROUPED, "head_dim": 12, "sliding_window": 7},
     "bert": {},
     "roberta": {"pad_token_id": 1, "type_vocab_size": 1},
+    "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
 }
-# An interval of two in place of Gemma 3's six.
-LAYER_TYPES = {"gemma3_text": ["sliding_attention", "full_attention"]}
+# An interval of two in place of four or six.
+ALTERNATING = ("gemma3_text", "cohere2", "olmo3", "exaone4", "ministral")
 
 
 def tiny(model_type: str, **changes: object) -> PreTrainedModel:
     """A model whose parameters are large enough that attention and its variants change the answer."""
     torch.manual_seed(0)
     special = SPECIAL.get(model_type, GROUPED)
-    layers = {"layer_types": LAYER_TYPES[model_type]} if model_type in LAYER_TYPES else {}
+    layers = {"layer_types": ["sliding_attention", "full_attention"]} if model_type in ALTERNATING else {}
     config = CONFIG_MAPPING[model_type](**{**SIZES, **special, **layers, **changes})
     auto = AutoModelForCausalLM if ARCHITECTURES[model_type].kind == "decoder" else AutoModelForMaskedLM
     model = auto.from_config(config).eval()
