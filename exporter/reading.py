@@ -23,9 +23,10 @@ def read_source(path: Path, norm: str, options: NormOptions = NO_OPTIONS) -> Sou
     """
     check_exists(path)
     options.check(norm)
-    source = replace(_reader(path)(path, norm, options), sampling=read_sampling(path))
+    sampling = read_sampling(path)
+    source = _reader(path)(path, norm, options)
     options.apply(source.model)
-    return source
+    return replace(source, sampling=sampling)
 
 
 def _reader(path: Path) -> Callable[[Path, str, NormOptions], Source]:

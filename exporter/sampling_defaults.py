@@ -11,7 +11,7 @@ FILE = "generation_config.json"
 
 
 def read_sampling(path: Path) -> Sampling:
-    """What `generation_config.json` of the checkpoint at `path` says, as vLLM takes it: whatever its `do_sample` is.
+    """What `generation_config.json` of the checkpoint at `path` says, whatever its `do_sample` is, as in vLLM.
 
     Raises:
         InputError: a value is of another type or out of its range.

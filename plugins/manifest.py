@@ -119,6 +119,8 @@ class Tokenizer(_Frozen):
 class Sampling(_Frozen):
     """What a request gets that does not say it, from the checkpoint's `generation_config.json`; None: it has no say."""
 
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

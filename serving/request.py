@@ -14,6 +14,7 @@ Prompt = str | Sequence[int]
 
 # Of text that is longer than this many characters per allowed token, the start is tokenized first.
 CHARACTERS_PER_TOKEN = 8
+MOST_CHARACTERS = 2**20
 MAX_CACHE_SALT = 256
 # They are held until the prompt is computed, and then sent at once.
 MAX_PROMPT_LOGPROBS = 2**18
@@ -140,6 +141,17 @@ def _check_start(text: str, manifest: Manifest, tokenizer: Tokenizer | None, lim
     if len(start) < len(text) and len(tokenize(start, manifest, tokenizer)) > limit * 1.1:
         message = f"prompt has {len(text)} characters, which is far more than {limit} tokens, the limit"
         raise FieldError("prompt", message)
+
+
+def check_characters(text: str, context_limit: int) -> None:
+    """Refuse a text to tokenize, which need not fit the context, that would take a server's memory.
+
+    Raises:
+        FieldError: it has more characters than a full context may have, and more than a million.
+    """
+    limit = max(MOST_CHARACTERS, context_limit * CHARACTERS_PER_TOKEN)
+    if len(text) > limit:
+        raise FieldError("prompt", f"prompt has {len(text)} characters; the limit is {limit}, tokenize it in parts")
 
 
 def tokenize(text: str, manifest: Manifest, tokenizer: Tokenizer | None, *, special_tokens: bool = True) -> list[int]:

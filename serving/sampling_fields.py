@@ -6,6 +6,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -16,6 +17,7 @@ from sharp.serving.errors import FieldError
 from sharp.serving.guided import Guided
 from sharp.serving.sampling_params import SamplingParams
 
+MOST_ERRORS = 1000
 SAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "seed", "n", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "time_limit_ms"),
@@ -49,6 +51,7 @@ def one_of(accepted: str) -> WrapValidator:
 
 WholeNumber = Annotated[int, BeforeValidator(_not_bool)]
 Number = Annotated[float, BeforeValidator(_not_bool)]
+FAIL_FAST = Field(fail_fast=True)  # of long lists: an error for each of their entries would take seconds
 NULL_IS_UNSET = BeforeValidator(_not_null)  # of a field whose default is a value
 Flag = Annotated[bool, NULL_IS_UNSET]
 
@@ -89,8 +92,8 @@ class SamplingFields(StrictMessage):
     n: WholeNumber | None = None
     max_tokens: WholeNumber | None = None
     min_tokens: WholeNumber | None = None
-    stop: Annotated[str | list[str] | None, one_of("a text or a list of texts")] = None
-    stop_token_ids: list[WholeNumber] | None = None
+    stop: Annotated[str | Annotated[list[str], FAIL_FAST] | None, one_of("a text or a list of texts")] = None
+    stop_token_ids: Annotated[list[WholeNumber], FAIL_FAST] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     time_limit_ms: WholeNumber | None = None
@@ -137,6 +140,8 @@ class SamplingFields(StrictMessage):
 
 def first_error(error: ValidationError) -> FieldError:
     """The first thing that pydantic found, in a sentence."""
+    if error.error_count() > MOST_ERRORS:  # to tell them takes seconds, in which nothing else runs
+        return FieldError("body", f"the body has {error.error_count()} fields or entries that cannot be used")
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     field = str(first["loc"][0]) if first["loc"] else "body"

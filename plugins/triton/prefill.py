@@ -196,6 +196,8 @@ def attend_tile(
                     STATISTICS,
                 )
         peak, total, weighted_log, highest, lowest, _, support, output = state
+        if FIXED:  # weights as they are have the peak 0, but in rows that another part must not be measured by
+            peak = tl.where((peak == -float("inf")) & (visible > 0), 0.0, peak)
         if OPTIONS.peak_is_highest:
             highest = peak
     return (peak, total, weighted_log, highest, lowest, visible, support, output), beta

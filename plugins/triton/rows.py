@@ -89,10 +89,10 @@ def row_bounds(position, end, window, causal):
 @triton.jit
 def rows_of_part(begin, end, part, parts, OPTIONS: tl.constexpr):
     """`begin` and `end` of a prompt's rows within one of the `parts` that the keys of their tile are split into."""
-    first = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
-    length = tl.cdiv(tl.cdiv(tl.max(end) - first, OPTIONS.keys), parts) * OPTIONS.keys
-    low = first + part * length
-    high = low + length
+    first, last = tl.min(begin) // OPTIONS.keys * OPTIONS.keys, tl.max(end)
+    length = tl.cdiv(tl.cdiv(last - first, OPTIONS.keys), parts) * OPTIONS.keys
+    low = tl.minimum(first + part * length, last)  # parts without keys lie at the end and not behind it
+    high = tl.minimum(low + length, last)
     return tl.minimum(tl.maximum(begin, low), high), tl.minimum(tl.maximum(end, low), high)
 
 

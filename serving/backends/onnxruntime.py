@@ -22,7 +22,7 @@ from sharp.serving.errors import InputError, SharpError
 logger = logging.getLogger(__name__)
 
 OUTPUTS = ("logits", "stats")
-WARM_UP_TOKENS = 16  # more than decoding takes of a sequence
+WARM_UP_TOKENS = 6  # five of a sequence, more than decoding takes, and one of another
 WARM_UP_BLOCKS = 1024  # of a table that is so wide that a GPU splits the keys of these tokens
 TENSOR_TYPES: dict[CacheDtype, str] = {
     "float32": "tensor(float)",

@@ -98,7 +98,7 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
         async with places:
             if load.rate is None:
                 sample.arrival = time.monotonic() - began
-            params = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0)
+            params = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0, repetition_penalty=1)
             try:
                 async for event in client.stream(prompt, params):
                     if isinstance(event, Delta):

@@ -14,7 +14,7 @@ from sharp.serving.grpc.convert import (
     sampling_params_of,
 )
 from sharp.serving.grpc.status import Context, reports_errors, write
-from sharp.serving.request import Request, tokenize
+from sharp.serving.request import Request, check_characters, tokenize
 from sharp.serving.service import EventStream, GenerationService, new_request_id
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 
@@ -84,5 +84,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """The token ids of a text."""
         self._service.check_model(request.model)
         model = self._service.model
+        check_characters(request.text, model.context_limit)
         token_ids = await asyncio.to_thread(tokenize, request.text, model.manifest, model.tokenizer)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from sharp.serving.chat_template import ChatTemplate
 from sharp.serving.errors import FieldError, InputError
 from sharp.serving.http.tools import Tool, ToolChoice, callable_tools
-from sharp.serving.sampling_fields import Flag, StrictMessage, one_of
+from sharp.serving.sampling_fields import FAIL_FAST, Flag, StrictMessage, one_of
 
 
 class TextPart(StrictMessage):
@@ -65,8 +65,8 @@ class ChatMessage(BaseModel):
 class Conversation(StrictMessage):
     """The fields that a chat template makes a prompt of."""
 
-    messages: list[ChatMessage]
-    tools: list[Tool] | None = None
+    messages: Annotated[list[ChatMessage], FAIL_FAST]
+    tools: Annotated[list[Tool], FAIL_FAST] | None = None
     tool_choice: ToolChoice | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: Flag = True

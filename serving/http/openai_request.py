@@ -11,7 +11,7 @@ from sharp.serving.guided import Guided
 from sharp.serving.http.conversation import Conversation
 from sharp.serving.http.tools import NamedTool, calls_only, calls_or_words
 from sharp.serving.request import Prompt
-from sharp.serving.sampling_fields import Flag, SamplingFields, StrictMessage, one_of
+from sharp.serving.sampling_fields import FAIL_FAST, Flag, SamplingFields, StrictMessage, one_of
 from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.tokenizer import Tokenizer
 
@@ -70,7 +70,10 @@ class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`."""
 
     prompt: Annotated[
-        str | list[int] | list[str] | list[list[int]],
+        str
+        | Annotated[list[int], FAIL_FAST]
+        | Annotated[list[str], FAIL_FAST]
+        | Annotated[list[Annotated[list[int], FAIL_FAST]], FAIL_FAST],
         one_of("a text, a list of token ids, or a list of texts or of such lists"),
     ]
     logprobs: int | None = None

@@ -3,10 +3,10 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from sharp.serving.chat_template import ChatTemplate
@@ -14,15 +14,19 @@ from sharp.serving.errors import FieldError
 from sharp.serving.http.body import parse, read_body
 from sharp.serving.http.conversation import ChatMessage, Conversation
 from sharp.serving.model_folder import ModelFolder
-from sharp.serving.request import check_token_ids, tokenize
-from sharp.serving.sampling_fields import Flag, StrictMessage, WholeNumber
+from sharp.serving.request import MOST_CHARACTERS, check_characters, check_token_ids, tokenize
+from sharp.serving.request_log import refusals_logged
+from sharp.serving.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
+from sharp.serving.served import Call
 from sharp.serving.service import GenerationService
+
+OF_MESSAGES = Conversation.model_fields.keys() - {"messages"}
 
 
 class Question(StrictMessage, ABC):
     """The body of a request that the tokenizer answers alone."""
 
-    model: str = ""
+    model: Annotated[str, NULL_IS_UNSET] = ""
 
     @abstractmethod
     def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
@@ -37,7 +41,7 @@ class TokenizeRequest(Question, Conversation):
     """A text, or a conversation as in `/v1/chat/completions`; the answer is what a completion of it would read."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] = Field(default_factory=list)
+    messages: Annotated[list[ChatMessage], NULL_IS_UNSET] = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: Flag = False
 
@@ -45,7 +49,10 @@ class TokenizeRequest(Question, Conversation):
         """See `Question`."""
         if (self.prompt is None) == (not self.messages):
             raise FieldError("prompt", "give either prompt or messages")
+        if self.prompt is not None and (unused := self.model_fields_set & OF_MESSAGES):
+            raise FieldError(min(unused), f"{min(unused)} is for messages, and there is a prompt")
         text = self.rendered(template) if self.prompt is None else self.prompt
+        check_characters(text, model.context_limit)
         special = self.prompt is not None if self.add_special_tokens is None else self.add_special_tokens
         token_ids = tokenize(text, model.manifest, model.tokenizer, special_tokens=special)
         names = model.tokenizer.names(token_ids) if self.return_token_strs and model.tokenizer is not None else None
@@ -60,12 +67,15 @@ class TokenizeRequest(Question, Conversation):
 class DetokenizeRequest(Question):
     """Token ids, whose text is wanted."""
 
-    tokens: list[WholeNumber]
+    tokens: Annotated[list[WholeNumber], FAIL_FAST]
 
     def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:  # noqa: ARG002
         """See `Question`."""
         if model.tokenizer is None:
             raise FieldError("tokens", f"tokens have no text, as {model.manifest.name} has no tokenizer")
+        limit = max(MOST_CHARACTERS, model.context_limit)
+        if len(self.tokens) > limit:
+            raise FieldError("tokens", f"tokens has {len(self.tokens)} entries; the limit is {limit}")
         check_token_ids("tokens", self.tokens, model.manifest)
         return {"prompt": model.tokenizer.decode(self.tokens, special_tokens=True)}
 
@@ -81,7 +91,11 @@ def tokenization(
         return JSONResponse(question.answer(service.model, template))
 
     async def endpoint(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-        return await asyncio.to_thread(respond, body)  # a long text takes a while, and the event loop serves everyone
+        try:
+            body = await read_body(request, max_body_bytes)
+        except ClientDisconnect:
+            return Response()  # nobody reads it
+        with refusals_logged(Call("http", dict(request.headers)), service.model.manifest.name):
+            return await asyncio.to_thread(respond, body)  # a long text takes a while, and the loop serves everyone
 
     return endpoint

@@ -14,10 +14,12 @@ from tokenizers.models import WordLevel
 from transformers import GenerationConfig
 
 from sharp.exporter.reading import read_source
+from sharp.exporter.sampling_defaults import read_sampling
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.normalizers import NORMS
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import DOMAIN
 from tests.exporter.conftest import tiny_model
@@ -183,6 +185,31 @@ def test_how_the_checkpoint_draws_tokens(sharp_export, tmp_path):
     result = sharp_export(folder, "--norm", "softmax", "-o", tmp_path / "other")
     assert result.exit_code == 2
     assert "generation_config.json: top_p: Input should be less than or equal to 1; correct it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (
+            '{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2]}',
+            {"temperature": 0.6, "top_p": 0.9},
+        ),
+        ('{"top_k": 20, "repetition_penalty": 1.05, "min_p": null}', {"top_k": 20, "repetition_penalty": 1.05}),
+        ('{"temperature": 1, "top_k": -1}', {"temperature": 1.0, "top_k": -1}),
+        ('{"temperature": Infinity}', "temperature: Input should be a finite number"),
+        ('{"repetition_penalty": 1e400}', "repetition_penalty: Input should be a finite number"),
+        ('{"temperature": true}', "temperature: Input should be a valid number"),
+        ('{"top_k": "50"}', "top_k: Input should be a valid integer"),
+        ("[]", "the file: Input should be an object"),
+    ],
+)
+def test_what_is_read_of_generation_config(tmp_path, content, found):
+    (tmp_path / "generation_config.json").write_text(content)
+    if isinstance(found, dict):
+        assert read_sampling(tmp_path).model_dump(exclude_none=True) == found
+    else:
+        with pytest.raises(InputError, match=found):
+            read_sampling(tmp_path)
 
 
 @pytest.mark.parametrize(

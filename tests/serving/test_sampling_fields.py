@@ -54,6 +54,17 @@ def test_true_is_no_number(fields, field):
     assert str(first_error(caught.value)) == f"{field} cannot be used: Input should be a number, not true or false"
 
 
+def test_what_is_wrong_in_many_places_is_said_once():
+    for fields, message in (
+        ({"stop_token_ids": [True] * 5000}, "stop_token_ids.0 cannot be used: Input should be a number"),
+        ({f"a{number}": 1 for number in range(5000)}, "the body has 5000 fields or entries that cannot be used"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            SamplingFields.model_validate_json(json.dumps(fields))
+        assert str(first_error(caught.value)).startswith(message)
+        assert caught.value.error_count() in (1, 5000)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,6 +1,8 @@
 """vLLM's `/tokenize` and `/detokenize`."""
 
 import json
+import logging
+import socket
 import urllib.error
 import urllib.request
 from importlib.metadata import version
@@ -14,15 +16,18 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def ask(start_server, tmp_path_factory, ids_only):
+def started(start_server, tmp_path_factory, ids_only):
     folder = write_folder(tmp_path_factory.mktemp("models") / "chatting", hashing=0)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    servers = {"chatting": start_server(folder), "ids-only": start_server(ids_only)}
+    return {"chatting": start_server(folder), "ids-only": start_server(ids_only)}
 
+
+@pytest.fixture(scope="module")
+def ask(started):
     def post(path, body=None, server="chatting"):
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(f"http://{servers[server].http_address}{path}", data, timeout=20) as response:
+            with urllib.request.urlopen(f"http://{started[server].http_address}{path}", data, timeout=20) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)["error"]["message"]
@@ -38,6 +43,7 @@ def ask(start_server, tmp_path_factory, ids_only):
         ({"prompt": ""}, []),
         ({"messages": HI}, [104, 105, EOS, 97]),
         ({"messages": HI, "add_generation_prompt": False}, [104, 105, EOS]),
+        ({"messages": None, "prompt": "a", "model": None}, [97]),
     ],
 )
 def test_tokenize(ask, question, tokens):
@@ -56,6 +62,9 @@ def test_names_and_back(ask):
     [
         ("/tokenize", {}, "chatting", 400, "give either prompt or messages"),
         ("/tokenize", {"prompt": "a", "messages": HI}, "chatting", 400, "give either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "chatting", 400, "tools is for messages, and there is a prompt"),
+        ("/tokenize", {"prompt": "a" * (2**20 + 1)}, "chatting", 400, "has 1048577 characters; the limit is 1048576"),
+        ("/detokenize", {"tokens": [1] * (2**20 + 1)}, "chatting", 400, "has 1048577 entries; the limit is 1048576"),
         ("/tokenize", {"prompt": "a", "model": "b"}, "chatting", 404, "model 'b' is not served here; the server has"),
         ("/tokenize", {"promt": "a"}, "chatting", 400, "promt is not known here"),
         ("/tokenize", b'{"prompt": "\\ud800"}', "chatting", 400, "cannot be used: Invalid JSON"),
@@ -72,3 +81,15 @@ def test_what_is_refused(ask, path, body, server, status, message):
     code, found = ask(path, body, server)
     assert code == status
     assert message in found
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions"])
+def test_a_client_that_goes_in_the_middle_of_its_question_leaves_nothing_in_the_log(started, caplog, path):
+    caplog.set_level(logging.INFO)
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
+    host, port = started["chatting"].http_address.split(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.sendall(head.encode() + b'{"prompt":')
+    with urllib.request.urlopen(f"http://{host}:{port}/version", timeout=10):
+        pass  # the server has seen the end of the one before
+    assert [record.message for record in caplog.records] == []

@@ -41,11 +41,11 @@ def test_one_query_over_many_keys_is_split_and_merged(run_attention: Run, normal
     assert_agrees(run_attention(case), run_reference(case), case, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize(("causal", "collect"), [(0, False), (1, False), (1, True)])
 @pytest.mark.parametrize("normalizer", ["softmax", "ssa", "relu"])
-def test_the_keys_of_few_prompts_are_split(run_attention: Run, normalizer: str, causal: int) -> None:
+def test_the_keys_of_few_prompts_are_split(run_attention: Run, normalizer: str, causal: int, collect: bool) -> None:
     shape = Shape(batch=2, queries=9, new_keys=301, kv_heads=2, group=2, head_dim=16, value_dim=16, padded=True)
-    case = make_case(normalizer, shape, causal=causal)
+    case = make_case(normalizer, shape, causal=causal).with_inputs(collect_stats=np.array(collect))
     assert_agrees(run_attention(case, part_keys=64), run_reference(case), case, tolerance=2e-5)
 
 

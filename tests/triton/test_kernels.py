@@ -48,8 +48,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(case=cases(), part_keys=st.sampled_from((None, 16, 70)))
-def test_drawn_calls(run: Run, case: Case, part_keys: int | None) -> None:
+@given(case=cases(), part_keys=st.sampled_from((None, 16, 70)), collect=st.booleans())
+def test_drawn_calls(run: Run, case: Case, part_keys: int | None, collect: bool) -> None:
+    case = case.with_inputs(collect_stats=np.array(collect))
     assert_agrees(run(case, part_keys=part_keys), run_reference(case), case, tolerance=2e-5)
 
 
@@ -66,13 +67,14 @@ def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
     assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("collect", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"window": 150}, {"causal": 0}], ids=str)
 @pytest.mark.parametrize("normalizer", STREAMED)
-def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: dict[str, int]) -> None:
+def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: dict[str, int], collect: bool) -> None:
     # A question about a long text beside two that decode and one without a token; with a window some parts are empty.
     lengths = ((200, 1), (470, 9), (0, 0), (31, 3), (90, 1))
     shape = Shape(sequences=lengths, kv_heads=1, group=5, head_dim=16, value_dim=24, holes=True)
-    case = make_case(normalizer, shape, seed=2, alibi=True, **changes)
+    case = make_case(normalizer, shape, seed=2, alibi=True, **changes).with_inputs(collect_stats=np.array(collect))
     assert_agrees(run(case, part_keys=64), run_reference(case), case, tolerance=2e-5)
 
 
@@ -81,7 +83,29 @@ def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: d
 def test_parts_in_16_bits(run: Run, normalizer: str, dtype: str) -> None:
     shape = Shape(sequences=((300, 1), (470, 9)), kv_heads=1, group=3, head_dim=16, value_dim=16)
     case = rounded(make_case(normalizer, shape, seed=5), (*DATA, *CACHES), dtype)
+    case = case.with_inputs(collect_stats=np.array(False))
     assert_close(run(case, dtype, dtype, part_keys=128), case, dtype)
+
+
+@pytest.mark.parametrize("steep", [1.5, 40.0])
+def test_parts_of_ssa_that_leave_float32s_range_beside_others(run: Run, steep: float) -> None:
+    # Some parts keep their weights as they are and others must shift them, so that they have unlike peaks.
+    shape = Shape(sequences=((470, 9),), kv_heads=1, group=3, head_dim=16, value_dim=16)
+    case = make_case("ssa", shape, seed=9)
+    keys = case.inputs["key_cache"].copy()
+    keys[len(keys) // 2 :] *= 300
+    head_params = np.full((3, 2), (1.0, steep), np.float32)
+    case = case.with_inputs(key_cache=keys, head_params=head_params, collect_stats=np.array(False))
+    assert_agrees(run(case, part_keys=64), run_reference(case), case, tolerance=1e-4)
+
+
+def test_parts_behind_the_last_key_read_no_block(run: Run) -> None:
+    # A window leaves few keys for many parts, and a block is larger than a tile of keys.
+    shape = Shape(sequences=((1000, 9),), kv_heads=1, group=2, head_dim=16, value_dim=16, block_size=128)
+    case = make_case("softmax", shape, seed=1, window=100)
+    table = np.ascontiguousarray(case.inputs["block_table"][:, :8])  # without blocks that are not needed
+    case = case.with_inputs(block_table=table)
+    assert_agrees(run(case, part_keys=16), run_reference(case), case)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
