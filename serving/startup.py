@@ -7,6 +7,7 @@ from rich.table import Table
 
 from sharp.serving.cache_size import bytes_per_block
 from sharp.serving.config import MIB, ServerConfig
+from sharp.serving.sampling_params import SamplingParams
 from sharp.serving.server import Started
 
 
@@ -22,6 +23,7 @@ def print_startup(started: Started) -> None:
     attention = (
         f"statistics {every}, series per {metrics.attention_metrics}, of at most {metrics.attention_series_limit} heads"
     )
+    sampling = {"temperature": SamplingParams().temperature, **started.model.sampling}
     precision = manifest.dtype if manifest.quantization is None else f"{manifest.quantization} weights"
     rows = {
         "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {precision})",
@@ -32,10 +34,8 @@ def print_startup(started: Started) -> None:
         "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
         f"{cache_bytes / MIB:.0f} MiB",
         "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",
-        "sampling": ", ".join(f"{name} {value:g}" for name, value in started.model.sampling.items())
-        + " unless a request says otherwise"
-        if started.model.sampling
-        else "as requests say",
+        "sampling": ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+        + " unless a request says otherwise",
         "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
         + ("on" if engine.prefix_cache else "off"),
         "guesses": f"up to {info.speculative_tokens} tokens a step where a text repeats itself"
