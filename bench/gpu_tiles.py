@@ -1,4 +1,4 @@
-"""Times of other tiles than `variants.decode_tile` and `prefill_tile` choose, for whoever tunes them."""
+"""Times of other tiles than `tiles.decode_tile` and `prefill_tile` choose, for whoever tunes them."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +11,8 @@ from gpu_inputs import make_call, run
 from gpu_speed import SPREAD, time_call
 
 from sharp.plugins.triton import launching
-from sharp.plugins.triton.variants import Tile, kernels
+from sharp.plugins.triton.tiles import Tile
+from sharp.plugins.triton.variants import kernels
 
 # Of three stages a key has one, of five two and of seven three: its block is loaded before it.
 DECODE = [

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 
 from sharp.plugins.cuda.compiler import Kernel
-from sharp.plugins.triton import variants
+from sharp.plugins.triton import tiles, variants
 from sharp.plugins.triton.options import LISTED_KEYS, Options
 
 BLOCK_SIZE = 16  # what the exporter writes
@@ -88,7 +88,7 @@ def plan_constants() -> Mapping[str, int]:
         "kMostTokens": variants.MOST_TOKENS,
         "kMostParts": variants.MOST_PARTS,
         "kPartKeys": variants.PART_KEYS,
-        "kMostPromptRows": variants.MOST_PROMPT_ROWS,
+        "kMostPromptRows": tiles.MOST_PROMPT_ROWS,
         "kListedKeys": LISTED_KEYS,
     }
 

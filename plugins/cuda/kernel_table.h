@@ -28,7 +28,7 @@ struct KernelImage {
 extern const KernelImage kKernelImages[];
 extern const size_t kKernelImageCount;
 
-// What grids and scratch memory follow from; plugins/triton's variants.py and options.py say what each is.
+// What grids and scratch memory follow from; plugins/triton's variants.py, tiles.py and options.py say what each is.
 extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits, kMostTokens, kMostParts, kPartKeys, kMostPromptRows,
     kListedKeys;
 

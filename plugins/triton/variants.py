@@ -35,6 +35,7 @@ from sharp.plugins.triton.merge import merge, merge_prompts
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.prefill import prefill
 from sharp.plugins.triton.present import write_present
+from sharp.plugins.triton.tiles import DECODE_ROWS, Tile, decode_tile, prefill_tile
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 CACHE_DTYPES = DTYPES | {"int8": "i8"}
@@ -53,13 +54,10 @@ FUNCTIONS = (
     write_present,
 )
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
-DECODE_ROWS = 16  # what a matrix product takes at least
 MOST_TOKENS = 4  # of a sequence that is decoded; scratch memory grows with them
 SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
-MOST_PROMPT_ROWS = 128  # of a tile
 MOST_PARTS = 16  # of the keys of a prompt's tile
 PART_KEYS = 4096  # fewest keys of a part, as far as the block table's room tells
-LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
 
 
 @dataclass(frozen=True)
@@ -173,48 +171,6 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
         tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
         sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.listed_keys) + 1)
     return sizes
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a loop over keys is cut and scheduled: query rows times keys, warps, and loads in flight (`num_stages`)."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def decode_tile(options: Options, capability: int) -> Tile:
-    """Decoding's tiles."""
-    size = _width(options) * _bytes(options)  # of a key
-    keys = 64 if size <= 256 else 32 if size <= 512 else 16
-    return Tile(DECODE_ROWS, keys, warps=4, stages=_stages(options, 2 if capability in LARGE_SHARED_MEMORY else 1))
-
-
-def _stages(options: Options, ahead: int) -> int:
-    """Stages for so many tiles on their way beside the one at hand: a key's block is loaded as far ahead of the key."""
-    return 1 + ahead * (1 if options.contiguous else 2)
-
-
-def prefill_tile(options: Options, capability: int) -> Tile:
-    """Prefill's tiles: as large as shared memory and registers allow."""
-    width = _width(options)
-    if options.precision == "tf32x3":  # three operands for one take many registers
-        if width > 128:
-            return Tile(16, 16, warps=4, stages=1)
-        rows, keys = (64, 32) if capability == 90 else (32, 16)
-        return Tile(rows, keys, warps=4, stages=_stages(options, 1))
-    stages = _stages(options, 2)
-    if capability in LARGE_SHARED_MEMORY:
-        if width > 128:
-            return Tile(MOST_PROMPT_ROWS, 32, warps=8, stages=stages)
-        # The more keys, the fewer instructions for each; 80 has shared memory for 64, and so have values in tf32.
-        few = capability == 80 or (options.wide_weights and width > 64)
-        return Tile(MOST_PROMPT_ROWS, 64 if few else 128, warps=8, stages=stages)
-    if width <= 128:
-        return Tile(MOST_PROMPT_ROWS, 64 if width <= 64 else 32, warps=8, stages=stages)
-    return Tile(64, 32, warps=4, stages=2)
 
 
 def kernels(
@@ -394,14 +350,6 @@ def _types(options: Options) -> dict[str, str]:
     for kind, names in kinds:
         types.update(dict.fromkeys(names.split(), kind))
     return types
-
-
-def _width(options: Options) -> int:
-    return max(options.head_width, options.value_width)
-
-
-def _bytes(options: Options) -> int:
-    return 4 if "float32" in (options.dtype, options.cache_dtype) else 2
 
 
 def _ceil(number: int, by: int) -> int:

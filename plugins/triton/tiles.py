@@ -1,0 +1,59 @@
+"""How the loops over keys are cut into tiles, for every kind of device."""
+
+from dataclasses import dataclass
+
+from sharp.plugins.triton.options import Options
+
+DECODE_ROWS = 16  # what a matrix product takes at least
+MOST_PROMPT_ROWS = 128
+LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a loop over keys is cut and scheduled: query rows times keys, warps, and loads in flight (`num_stages`)."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def decode_tile(options: Options, capability: int) -> Tile:
+    """Decoding's tiles."""
+    size = _width(options) * _bytes(options)  # of a key
+    keys = 64 if size <= 256 else 32 if size <= 512 else 16
+    return Tile(DECODE_ROWS, keys, warps=4, stages=_stages(options, 2 if capability in LARGE_SHARED_MEMORY else 1))
+
+
+def _stages(options: Options, ahead: int) -> int:
+    """Stages for so many tiles on their way beside the one at hand: a key's block is loaded as far ahead of the key."""
+    return 1 + ahead * (1 if options.contiguous else 2)
+
+
+def prefill_tile(options: Options, capability: int) -> Tile:
+    """Prefill's tiles: as large as shared memory and registers allow."""
+    width = _width(options)
+    if options.precision == "tf32x3":  # three operands for one take many registers
+        if width > 128:
+            return Tile(16, 16, warps=4, stages=1)
+        rows, keys = (64, 32) if capability == 90 else (32, 16)
+        return Tile(rows, keys, warps=4, stages=_stages(options, 1))
+    stages = _stages(options, 2)
+    if capability in LARGE_SHARED_MEMORY:
+        if width > 128:
+            return Tile(MOST_PROMPT_ROWS, 32, warps=8, stages=stages)
+        # The more keys, the fewer instructions for each; 80 has shared memory for 64, and so have values in tf32.
+        few = capability == 80 or (options.wide_weights and width > 64)
+        return Tile(MOST_PROMPT_ROWS, 64 if few else 128, warps=8, stages=stages)
+    if width <= 128:
+        return Tile(MOST_PROMPT_ROWS, 64 if width <= 64 else 32, warps=8, stages=stages)
+    return Tile(64, 32, warps=4, stages=2)
+
+
+def _width(options: Options) -> int:
+    return max(options.head_width, options.value_width)
+
+
+def _bytes(options: Options) -> int:
+    return 4 if "float32" in (options.dtype, options.cache_dtype) else 2
