@@ -51,7 +51,7 @@ def parse_sweep(text: str) -> Sweep | None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--task", type=click.Choice([TEXT, *TASKS]), help="Task.  [default: the one it was trained on]")
-@click.option("--lengths", help="Lengths, as 16,32,64.  [default: those of the task's paper]")
+@click.option("--lengths", help="Lengths, as 16,32,64.  [default: the paper's; 256 to 2048 of text]")
 @click.option("--sweep", help="A parameter of the task to vary, as FIELD=1,2,3, or none.  [default: the paper's]")
 @click.option(
     "--set",

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -18,21 +19,39 @@ from sharp.plugins.cuda.package import write_package
 from sharp.plugins.ops.attributes import NORMALIZERS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 DTYPES = ("float16", "bfloat16", "float32", "float32/float16", "float32/bfloat16", "float32/int8")
 # What the exporter writes: Attention computes in float32 there, an int8 cache makes PagedAttention do so.
 DEFAULT_DTYPES = {"PagedAttention": ("float16", "bfloat16", "float32/int8"), "Attention": ("float32",)}
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
 DEFAULT_FEATURES = FEATURES[:-1]  # models have slopes or a soft cap or neither
 PTX_TILES = 86  # the GPU with the least shared memory
+SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "ops")  # what --model leaves no room for
 
 
 @click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("build/kernels"), help="The folder.")
 @click.option(
+    "--model",
+    "models",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
+    help="Those that this exported model needs and no others; takes no option but --target, --jobs and --list.",
+)
+@click.option(
     "--target", "targets", type=click.Choice([*map(str, CAPABILITIES), "ptx"]), multiple=True, help="[default: all]"
 )
 @click.option("--normalizer", "normalizers", type=click.Choice(NORMALIZERS), multiple=True, help="[default: all]")
 @click.option("--head-dim", "head_dims", type=click.IntRange(1, 256), multiple=True, default=HEAD_DIMS)
+@click.option(
+    "--block-size",
+    "block_sizes",
+    type=click.Choice(BLOCK_SIZES),
+    multiple=True,
+    default=BLOCK_SIZES[:1],
+    help="Of the paged cache.",
+)
 @click.option(
     "--dtype",
     "dtypes",
@@ -53,12 +72,16 @@ PTX_TILES = 86  # the GPU with the least shared memory
 )
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at a time.  [default: processors]")
 @click.option("--list", "only_list", is_flag=True, help="Name the kernels and compile nothing.")
+@click.pass_context
 def main(
+    context: click.Context,
     output: Path,
+    models: tuple[Path, ...],
     targets: tuple[str, ...],
     normalizers: tuple[str, ...],
     head_dims: tuple[int, ...],
     dtypes: tuple[str, ...],
+    block_sizes: tuple[int, ...],
     features: tuple[str, ...],
     ops: tuple[str, ...],
     jobs: int | None,
@@ -73,11 +96,22 @@ def main(
     from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 
     capabilities = [None if target == "ptx" else int(target) for target in targets or (*map(str, CAPABILITIES), "ptx")]
-    options = [
-        option
-        for op in dict.fromkeys(ops)
-        for option in options_for(normalizers or NORMALIZERS, head_dims, dtypes or DEFAULT_DTYPES[op], features, op)
-    ]
+    if models:
+        from sharp.plugins.cuda.model_kernels import options_of_model
+
+        for parameter in context.command.params:
+            given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+            if given and parameter.name in SELECTION:
+                raise click.UsageError(f"--model says which kernels are compiled; leave {parameter.opts[0]} out")
+        options = [option for folder in models for option in options_of_model(folder)]
+    else:
+        options = [
+            option
+            for op in dict.fromkeys(ops)
+            for option in options_for(
+                normalizers or NORMALIZERS, head_dims, dtypes or DEFAULT_DTYPES[op], features, op, block_sizes
+            )
+        ]
     # Tiles differ between GPUs; PTX has those of the smallest.
     work = [(kernel, goal) for goal in capabilities for kernel in kernels_for(options, goal or PTX_TILES)]
     if only_list:

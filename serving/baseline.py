@@ -34,7 +34,7 @@ CHARACTERS_PER_TOKEN = 8  # of a text that is longer than this, the rest is not 
     type=click.IntRange(min=LEAST_CONTEXT + 1),
     help="Tokens of each sequence.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads.  [default: one per processor]")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads.  [default: one per processor that it may use]")
 def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, threads: int | None) -> None:
     """Record how the attention entropy of every head of the model FOLDER is distributed on TEXT.
 

@@ -46,7 +46,7 @@ class ServeSettings(BaseSettings):
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
     tls_client_ca: Path | None = Field(None, description="PEM certificates; a client must show one of theirs (mTLS).")
     token_file: Path | None = Field(
-        None, description="File of bearer tokens, one a line; who has none gets health and metrics only."
+        None, description="File of bearer tokens, one a line; who has none gets health, metrics, the version and the page only."
     )
     grace_seconds: float = Field(5.0, ge=0, description="How long running requests may go on after SIGTERM.")
     stall_seconds: float = Field(120.0, gt=0, description="A step that takes longer makes health say 'not serving'.")
@@ -63,7 +63,7 @@ class ServeSettings(BaseSettings):
     backend: str = Field("onnxruntime", description=f"One of: {', '.join(BACKENDS)}.")
     device: str = Field(
         "auto",
-        description=f"Where onnxruntime runs; auto is a GPU if our kernels run there; one of: {', '.join(DEVICES)}.",
+        description=f"Where onnxruntime runs; auto is a GPU where one, its provider and our library are there; one of: {', '.join(DEVICES)}.",
     )
     threads: int = Field(
         default_factory=available_cpus,
@@ -78,7 +78,7 @@ class ServeSettings(BaseSettings):
         "half of the free memory]",
     )
     max_batch_tokens: int = Field(2048, description="Most tokens that one step computes.")
-    max_sequences: int = Field(64, description="Most requests that run together.")
+    max_sequences: int = Field(64, description="Most answers that run together.")
     prefill_chunk_tokens: int | None = Field(
         None,
         description="Most tokens of prompts that a step computes while other requests decode.  [default: 64 on a CPU, "
@@ -90,8 +90,8 @@ class ServeSettings(BaseSettings):
         "answers stay the same up to rounding.  [default: 8 on a CPU, 0 on a GPU or with an int8 cache]",
     )
     prefix_cache: bool = Field(True, description="Keep computed blocks for prompts that start with the same tokens.")
-    max_waiting_requests: int = Field(1024, description="Most requests that wait; more are refused.")
-    max_waiting_tokens: int = Field(2**20, description="Most prompt tokens of requests that wait.")
+    max_waiting_requests: int = Field(1024, description="Most answers that wait; more are refused.")
+    max_waiting_tokens: int = Field(2**20, description="Most prompt tokens of answers that wait.")
     attention_interval: int = Field(
         8, description="Collect attention statistics on every n-th step; 1 is every step, 0 never."
     )

@@ -33,7 +33,7 @@ def print_startup(started: Started) -> None:
         + f", trained on {manifest.trained_context}",
         "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
         f"{cache_bytes / MIB:.0f} MiB",
-        "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} requests together",
+        "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} answers together",
         "sampling": ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         + " unless a request says otherwise",
         "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
@@ -41,7 +41,7 @@ def print_startup(started: Started) -> None:
         "guesses": f"up to {info.speculative_tokens} tokens a step where a text repeats itself"
         if info.speculative_tokens
         else "none",
-        "queue": f"at most {engine.max_waiting_requests} requests and {engine.max_waiting_tokens} prompt tokens",
+        "queue": f"at most {engine.max_waiting_requests} answers and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)")
         + (", decode steps as CUDA graphs" if settings.backend.cuda_graphs else ""),

@@ -7,7 +7,7 @@ from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.triton import tiles, variants
 from sharp.plugins.triton.options import LISTED_KEYS, Options
 
-BLOCK_SIZE = 16  # what the exporter writes
+BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what Attention's keys are counted in
 POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
 
 # What each kernel's code depends on beside types and sizes. Options that make no difference are not in the name, and
@@ -34,6 +34,7 @@ def options_for(
     dtypes: Iterable[str],
     features: Iterable[str],
     op: str = "PagedAttention",
+    block_sizes: Iterable[int] = (BLOCK_SIZE,),
 ) -> list[Options]:
     """The options of every call that the library is to serve.
 
@@ -47,14 +48,16 @@ def options_for(
             dtype.rpartition("/")[2],
             head_dim,
             head_dim,
-            BLOCK_SIZE,
+            block_size,
             statistics=True,
             alibi="alibi" in feature.split("+"),
             softcap="softcap" in feature.split("+"),
             contiguous=op == "Attention",
             power=power,
         )
-        for normalizer, head_dim, dtype, feature in product(normalizers, head_dims, dtypes, features)
+        for normalizer, head_dim, dtype, block_size, feature in product(
+            normalizers, head_dims, dtypes, block_sizes if op == "PagedAttention" else (BLOCK_SIZE,), features
+        )
         if op != "Attention" or "/" not in dtype  # whose keys are of the query's type
         for power in (POWERS if normalizer == "entmax" else ("",))
     ]

@@ -63,26 +63,14 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
   return value;
 }
 
-// How `make kernels` compiles a kernel of this name.
-std::string advice_for(const std::string& name) {
-  std::istringstream words(name);
-  std::string function, type, cache_type, head_dim, value_dim, block_size;
-  words >> function >> type >> cache_type >> head_dim >> value_dim >> block_size;
-  if (head_dim != value_dim || block_size != "16")
-    return "; `make kernels` compiles those of keys as wide as values, in blocks of 16";
-  const bool both = name.find(" alibi softcap") != std::string::npos;  // which are not compiled unless asked for
-  return "; compile it with make kernels KERNELS=\"--dtype " + (type == cache_type ? type : type + "/" + cache_type) +
-         " --head-dim " + head_dim + (both ? " --feature alibi+softcap" : "") +
-         "\", which names all types and sizes that are compiled";
-}
-
 LoadedKernel load(const std::string& name, CUdevice device) {
   const int capability = 10 * attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
                          attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   const KernelImage* image = choose_image(name, capability);
   if (image == nullptr)
     throw Error("libsharp_cuda.so has no kernel " + name + " for compute capability " +
-                std::to_string(capability / 10) + "." + std::to_string(capability % 10) + advice_for(name));
+                std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
+                "; `make kernels KERNELS=\"--model FOLDER\"` compiles those of an exported model");
   LoadedKernel loaded{image, nullptr, parameters_of(*image)};
   CUlibrary library;
   check(driver().cuLibraryLoadData(&library, image->content, nullptr, nullptr, 0, nullptr, nullptr, 0),

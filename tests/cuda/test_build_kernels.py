@@ -1,4 +1,4 @@
-"""`make kernels` as CI runs it: one target, two head dims, the kernels of softmax; then the library over them."""
+"""`make kernels` as CI runs it: one target, two head dims, the kernels of softmax; then the library."""
 
 import ctypes
 import json
@@ -8,8 +8,11 @@ from click.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
+from sharp.exporter.cli import export
+from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins.build_kernels import main
 from tests.cuda.native import build_libraries
+from tests.exporter.conftest import tiny_model
 
 CHOSEN = ("--target", "90", "--head-dim", "64", "--head-dim", "128", "--dtype", "bfloat16", "--feature", "plain")
 
@@ -46,3 +49,61 @@ def test_kernels_are_compiled_packed_and_built_into_a_library(tmp_path):
     library = tmp_path / "build" / "libsharp_cuda.so"
     assert images in library.read_bytes()
     assert ctypes.CDLL(str(library)).sharp_cuda_paged_attention
+
+
+def exported(folder, model, norm, *options):
+    save_checkpoint(folder / "tiny.safetensors", model)
+    arguments = [folder / "tiny.safetensors", "--norm", norm, *options, "-o", folder / "out"]
+    result = CliRunner().invoke(export, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return folder / "out"
+
+
+def listed(*arguments):
+    return CliRunner().invoke(main, [*map(str, arguments), "--list"])
+
+
+def test_a_model_says_which_kernels_it_needs(tmp_path):
+    options = ("--dtype", "float16", "--block-size", "32")
+    folder = exported(tmp_path, tiny_model("asentmax", "nape"), "asentmax", *options)
+    result = listed("--model", folder)
+    sizes = "float16 float16 8 8 32"
+    assert result.output.splitlines() == [
+        f"write_cache {sizes}",
+        f"decode_observe {sizes} entmax alibi",
+        f"decode_solve {sizes} entmax two",
+        f"decode_settled {sizes} entmax two",
+        f"merge {sizes} entmax",
+        f"prefill {sizes} entmax two alibi",
+    ]
+    assert result.output == listed("--model", folder, "--target", "90").output
+    said = listed("--model", folder, "--head-dim", "64")
+    assert said.exit_code == 2 and "--model says which kernels are compiled; leave --head-dim out" in said.output
+
+
+def test_a_model_without_a_paged_cache_needs_those_of_attention(tmp_path):
+    folder = exported(tmp_path, tiny_model("ssa"), "ssa", "--cache", "none", "--dtype", "float16")
+    sizes = "float32 float32 8 8 16 contiguous"
+    functions = ("write_present", "decode_stream", "merge", "prefill", "merge_prompts")
+    assert [line.replace(" ssa", "") for line in listed("--model", folder).output.splitlines()] == [
+        f"{function} {sizes}" for function in functions
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--target", "portable"), "has no node of Sharp's attention and needs no kernels"),
+        (("--block-size", "48"), "has blocks of 48 keys, and kernels for GPUs need a power of two"),
+    ],
+)
+def test_a_model_that_kernels_do_not_help_is_refused(tmp_path, options, words):
+    folder = exported(tmp_path, tiny_model("softmax"), "softmax", *options)
+    result = listed("--model", folder)
+    assert result.exit_code == 2 and words in result.output
+
+
+def test_blocks_of_another_size_are_chosen():
+    chosen = ("--normalizer", "softmax", "--feature", "plain", "--head-dim", "64", "--dtype", "bfloat16")
+    lines = listed(*chosen, "--block-size", "32", "--block-size", "128", "--op", "PagedAttention").output.splitlines()
+    assert {" ".join(line.split()[1:6]) for line in lines} == {f"bfloat16 bfloat16 64 64 {size}" for size in (32, 128)}

@@ -295,7 +295,7 @@ def test_nothing_is_launched_for_nothing(launch):
     ("call", "words"),
     [
         (Call(head_dim=72), "has no kernel write_cache float16 float16 72 72 16 for compute capability 9.0"),
-        (Call(dtype="float32", cache_dtype="float16"), 'make kernels KERNELS="--dtype float32/float16 --head-dim 64"'),
+        (Call(dtype="float32", cache_dtype="float16"), '`make kernels KERNELS="--model FOLDER"`'),
         (Call(q_heads=7), "kv_heads must divide q_heads"),
         (Call("ssa"), "ssa needs head_params"),
         (Call(scale=-1.0), "scale must be positive and finite on a GPU"),

@@ -1,0 +1,59 @@
+"""The kernels that an exported model needs, as its graph says."""
+
+from pathlib import Path
+
+import onnx
+
+from sharp.plugins.cuda.kernel_set import BLOCK_SIZE
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import Manifest, read_manifest
+from sharp.plugins.ops import schema
+from sharp.plugins.triton.options import Options, power_name
+
+_OPS = {op.name: op.input_names.index("alibi_slopes") for op in (schema.PAGED_ATTENTION, schema.ATTENTION)}
+
+
+def options_of_model(folder: Path) -> list[Options]:
+    """The options of every call that the model of an exported folder makes.
+
+    Raises:
+        NotFoundError: it is no model folder.
+        InputError: the folder is not valid, or its attention is not an op of Sharp.
+    """
+    manifest = read_manifest(folder)
+    graph = onnx.load(folder / manifest.model_file, load_external_data=False).graph
+    nodes = [node for node in graph.node if node.domain == schema.DOMAIN and node.op_type in _OPS]
+    if not nodes:
+        raise InputError(
+            f"{folder} has no node of Sharp's attention and needs no kernels; export it without --target portable"
+        )
+    block_size = manifest.cache.block_size
+    if block_size & (block_size - 1):
+        raise InputError(
+            f"{folder} has blocks of {block_size} keys, and kernels for GPUs need a power of two; "
+            "export it with another --block-size"
+        )
+    return list(dict.fromkeys(_options(node, manifest) for node in nodes))
+
+
+def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
+    attributes = schema.ATTRIBUTE_DEFAULTS | {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    normalizer, alpha, softcap = (attributes[name] for name in ("normalizer", "alpha", "softcap"))
+    assert isinstance(normalizer, bytes) and isinstance(alpha, float) and isinstance(softcap, float)
+    paged = node.op_type == schema.PAGED_ATTENTION.name
+    slopes = node.input[place] if len(node.input) > (place := _OPS[node.op_type]) else ""
+    # What the exporter writes: Attention computes in float32, and so does PagedAttention over a cache of another type.
+    dtype = manifest.dtype if paged and manifest.cache.dtype == manifest.dtype else "float32"
+    return Options(
+        normalizer.decode(),
+        dtype,
+        manifest.cache.dtype if paged else dtype,
+        manifest.head_dim,
+        manifest.value_dim,
+        manifest.cache.block_size if paged else BLOCK_SIZE,
+        statistics=True,
+        alibi=slopes not in ("", *schema.ABSENT.values()),
+        softcap=softcap != 0,
+        contiguous=not paged,
+        power=power_name(alpha) if normalizer == b"entmax" else "",
+    )
