@@ -24,7 +24,7 @@ LAYERS, HEADS, VOCAB = 2, 6, 257
 
 def exported(out, *options):
     """The folder of a model with heads of 64, which the fake package of kernels has."""
-    save_checkpoint(out / "tiny.safetensors", tiny_model("ssa", head_dim=64))
+    save_checkpoint(out / "tiny.safetensors", tiny_model("ssa", head_dim=64, layers=2))
     arguments = [str(out / "tiny.safetensors"), "--norm", "ssa", "-o", str(out / "ssa"), *options]
     result = CliRunner().invoke(export, arguments)
     assert result.exit_code == 0, result.output

@@ -1,11 +1,12 @@
-"""Real checkpoints, exported by the command that a user types."""
+"""Real checkpoints, exported by the command that a user types, in this process: it has imported torch already."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tests.end_to_end.commands import run
+from sharp.exporter.cli import export as command
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +17,9 @@ def export(tmp_path_factory: pytest.TempPathFactory):
     def make(source: Path, norm: str, cache: str = "paged") -> Path:
         if (source, norm, cache) not in folders:
             folder = tmp_path_factory.mktemp("models") / f"{source.stem}-{norm}"
-            result = run("sharp-export", source, "--norm", norm, "--cache", cache, "--untrained-norm", "-o", folder)
-            assert result.returncode == 0, result.stderr
+            arguments = [source, "--norm", norm, "--cache", cache, "--untrained-norm", "-o", folder]
+            result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+            assert result.exit_code == 0, result.output
             folders[source, norm, cache] = folder
         return folders[source, norm, cache]
 

@@ -11,9 +11,12 @@ from sharp.models.config import SharpConfig
 
 
 def tiny_model(norm: str, positions: str = "rope", **changes: object) -> SharpForCausalLM:
-    """A random model with every feature that matters: two layers, GQA, learned parameters away from their start."""
+    """A random model with every feature that matters: GQA, learned parameters away from their start.
+
+    It has one layer: tracing takes as long again for another, and Hugging Face's small models have two.
+    """
     torch.manual_seed(0)
-    sizes = {"vocab_size": 257, "hidden_size": 48, "intermediate_size": 64, "layers": 2, "q_heads": 6, "kv_heads": 2}
+    sizes = {"vocab_size": 257, "hidden_size": 48, "intermediate_size": 64, "layers": 1, "q_heads": 6, "kv_heads": 2}
     options = {"head_dim": 8, "norm": norm, "positions": positions, "tokenizer": "bytes"}
     config = SharpConfig(**{**sizes, **options, **changes})  # type: ignore[arg-type]
     model = SharpForCausalLM(config)
@@ -25,9 +28,9 @@ def tiny_model(norm: str, positions: str = "rope", **changes: object) -> SharpFo
 
 @pytest.fixture
 def checkpoint(tmp_path: Path):
-    def save(norm: str, positions: str = "rope", suffix: str = ".safetensors") -> Path:
+    def save(norm: str, positions: str = "rope", suffix: str = ".safetensors", **changes: object) -> Path:
         path = tmp_path / f"tiny{suffix}"
-        save_checkpoint(path, tiny_model(norm, positions), dtype=torch.float32)
+        save_checkpoint(path, tiny_model(norm, positions, **changes), dtype=torch.float32)
         return path
 
     return save

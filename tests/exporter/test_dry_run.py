@@ -7,7 +7,7 @@ from sharp.exporter.plan import BYTES
 
 @pytest.mark.parametrize("cache", ["paged", "contiguous", "none"])
 def test_it_says_what_would_be_written_and_writes_nothing(checkpoint, sharp_export, tmp_path, cache):
-    source = checkpoint("ssa")
+    source = checkpoint("ssa", layers=2)
     before = sorted(tmp_path.iterdir())
     result = sharp_export(source, "--norm", "ssa", "--cache", cache, "--dry-run", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output

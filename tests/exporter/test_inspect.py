@@ -39,7 +39,7 @@ def models(tmp_path_factory):
     def get(norm: str, positions: str) -> tuple[Path, Path]:
         if (norm, positions) not in made:
             folder = tmp_path_factory.mktemp(f"{norm}-{positions}")
-            save_checkpoint(folder / "tiny.safetensors", tiny_model(norm, positions))
+            save_checkpoint(folder / "tiny.safetensors", tiny_model(norm, positions, layers=2))
             exported = CliRunner().invoke(
                 main, ["export", str(folder / "tiny.safetensors"), "--norm", norm, "-o", str(folder / "exported")]
             )
@@ -84,7 +84,7 @@ def test_folder_and_checkpoint_say_the_same(models, norm, positions):
 @pytest.mark.parametrize(("norm", "positions"), COMBINATIONS)
 def test_entropies_and_maps_are_those_of_eager_attention(models, norm, positions):
     text, records = recorded(models(norm, positions)[1])
-    model = tiny_model(norm, positions)
+    model = tiny_model(norm, positions, layers=2)
     eager = EagerAttention(model.config, record=True)
     with torch.no_grad():
         model.hidden_states(torch.from_numpy(text.token_ids)[None], attention=eager)
@@ -125,7 +125,7 @@ def test_no_spread_is_above_the_bound_of_proposition_3_1(models, norm, positions
 
 def test_the_bound_is_the_formula_of_the_paper(models):
     _, records = recorded(models("softmax", "rope")[0])
-    model = tiny_model("softmax", "rope")
+    model = tiny_model("softmax", "rope", layers=2)
     bound = head_statistics(records, "tiny").bound
     assert bound is not None
     attention = model.blocks[1].attention
@@ -256,7 +256,7 @@ def test_bad_input_is_one_sentence(models, sharp_inspect, tmp_path, kind, case):
     _, folder = models("softmax", "rope")
     if kind == "checkpoint":
         model = tmp_path / "short.pt"
-        save_checkpoint(model, tiny_model("softmax", trained_context=40, max_context=40))
+        save_checkpoint(model, tiny_model("softmax", trained_context=40, max_context=40, layers=2))
     else:
         model = tmp_path / "short"
         shutil.copytree(folder, model)

@@ -43,7 +43,7 @@ def norm_map(tmp_path):
 
 
 def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_map, tmp_path):
-    source, out = checkpoint("ssa", "nape"), tmp_path / "out"
+    source, out = checkpoint("ssa", "nape", layers=2), tmp_path / "out"
     result = sharp_export(source, "--norm", "ssa", "--norm-map", norm_map(MAP), "--untrained-norm", "-o", out)
     assert result.exit_code == 0, result.output  # with the kernels, and with overloads of the function body
     assert "ssa and map.toml" in result.output
@@ -71,7 +71,7 @@ def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_ma
 
 
 def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):
-    source, out = checkpoint("softmax"), tmp_path / "out"
+    source, out = checkpoint("softmax", layers=2), tmp_path / "out"
     mapped = norm_map(json.dumps({"norms": [{"layers": [1], "norm": "ssa", "ssa_b": 0.7}]}), "map.json")
     options = ("--norm", "softmax", "--norm-map", mapped, "--untrained-norm", "--cache", "contiguous")
     result = sharp_export(source, *options, "--target", "portable", "-o", out)
@@ -96,13 +96,13 @@ def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):
 )
 def test_a_map_that_cannot_work_is_refused_in_one_sentence(checkpoint, sharp_export, norm_map, tmp_path, text, message):
     options = ("--norm", "softmax", "--norm-map", norm_map(text), "--untrained-norm", "--dry-run")
-    result = sharp_export(checkpoint("softmax"), *options, "-o", tmp_path / "out")
+    result = sharp_export(checkpoint("softmax", layers=2), *options, "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
 
 
 def test_an_untrained_map_must_be_allowed(checkpoint, sharp_export, norm_map, tmp_path):
-    source = checkpoint("softmax")
+    source = checkpoint("softmax", layers=2)
     result = sharp_export(source, "--norm", "softmax", "--norm-map", norm_map(MAP), "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert "pass --untrained-norm" in " ".join(result.output.split())

@@ -111,7 +111,7 @@ def test_alpha_of_the_checkpoint_wins_unless_another_is_given(sharp_export, tmp_
 
 
 def test_ssa_parameters_of_the_checkpoint_win_unless_others_are_given(checkpoint, sharp_export, tmp_path):
-    source = checkpoint("ssa")
+    source = checkpoint("ssa", layers=2)
     result = sharp_export(source, "--norm", "ssa", "--ssa-n", "1", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert parameters(tmp_path / "out") == {"b": (None, "checkpoint"), "n": (1.0, "option")}

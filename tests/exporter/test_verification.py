@@ -30,7 +30,7 @@ from tests.exporter.tiny_hugging_face import save, tiny
 
 @pytest.mark.parametrize("spoil", ["logits", "stats"])
 def test_a_nan_in_the_last_sequence_fails(checkpoint, sharp_export, tmp_path, monkeypatch, spoil):
-    sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    sharp_export(checkpoint("ssa", layers=2), "--norm", "ssa", "-o", tmp_path / "out")
     step = PagedSession.step
 
     def spoiled(session, tokens):
@@ -39,7 +39,7 @@ def test_a_nan_in_the_last_sequence_fails(checkpoint, sharp_export, tmp_path, mo
         return logits, stats
 
     monkeypatch.setattr(PagedSession, "step", spoiled)
-    verifier = PagedVerifier(OwnDecoder(tiny_model("ssa")), Cache())
+    verifier = PagedVerifier(OwnDecoder(tiny_model("ssa", layers=2)), Cache())
     found = verify(verifier, tmp_path / "out", (KERNELS, INLINED), None, int)
     assert not any(comparison.passed for comparison in found.comparisons)
 
@@ -57,7 +57,7 @@ def failed(checkpoint, sharp_export, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(PagedSession, "step", spoiled)
-        result = sharp_export(checkpoint("softmax"), "--norm", "softmax", "-o", tmp_path / "out")
+        result = sharp_export(checkpoint("softmax", layers=2), "--norm", "softmax", "-o", tmp_path / "out")
     return result, tmp_path / "out"
 
 
@@ -176,7 +176,7 @@ def test_one_token_may_be_drafted():
 
 
 def test_no_runtime_waits_for_one_that_failed(checkpoint, sharp_export, tmp_path, monkeypatch):
-    sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    sharp_export(checkpoint("ssa", layers=2), "--norm", "ssa", "-o", tmp_path / "out")
     opened = PagedVerifier.open
 
     def broken(verifier, folder, *, kernels):
@@ -186,7 +186,7 @@ def test_no_runtime_waits_for_one_that_failed(checkpoint, sharp_export, tmp_path
 
     monkeypatch.setattr(PagedVerifier, "open", broken)
     with pytest.raises(InputError, match="broken"):
-        verify(PagedVerifier(OwnDecoder(tiny_model("ssa")), Cache()), tmp_path / "out", (KERNELS, INLINED), None, int)
+        verify(PagedVerifier(OwnDecoder(tiny_model("ssa", layers=2)), Cache()), tmp_path / "out", (KERNELS, INLINED), None, int)
 
 
 def test_a_text_that_is_predicted_worse_fails(checkpoint, sharp_export, tmp_path, monkeypatch):
@@ -199,6 +199,6 @@ def test_a_text_that_is_predicted_worse_fails(checkpoint, sharp_export, tmp_path
 
     monkeypatch.setattr(ContiguousSession, "step", spoiled)
     options = ("--norm", "ssa", "--untrained-norm", "--cache", "contiguous", "-o", tmp_path / "out")
-    result = sharp_export(checkpoint("softmax"), *options)
+    result = sharp_export(checkpoint("softmax", layers=2), *options)
     assert result.exit_code == 1
     assert "2 of 16 checks, first in the perplexity of the text (kernels)" in " ".join(result.output.split())
