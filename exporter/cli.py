@@ -103,7 +103,12 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
 @click.option(
     "--ssa-n", type=float, metavar="N", help="n of norm ssa in all heads.  [default: the checkpoint's, or 1.5]"
 )
-@click.option("--temperature", type=float, metavar="T", help="What divides the logits of norm fixed-temperature.  [default: the checkpoint's]")
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="T",
+    help="What divides the logits of norm fixed-temperature.  [default: the checkpoint's]",
+)
 @click.option(
     "--temperature-coefficients",
     metavar="FILE",
@@ -134,7 +139,13 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     type=click.Choice(["int8", "int4"]),
     help="Keep the weights of matrix products, and of an embedding that is tied to one, in so many bits.",
 )
-@click.option("--block-size", type=int, default=16, show_default=True, help="Tokens in a block of the paged cache, a multiple of 16.")
+@click.option(
+    "--block-size",
+    type=int,
+    default=16,
+    show_default=True,
+    help="Tokens in a block of the paged cache, a multiple of 16.",
+)
 @click.option(
     "--max-context",
     type=int,

@@ -215,7 +215,9 @@ def parse_range(text: str) -> tuple[int, int]:
     help="Use torch.compile (needs a C++ compiler).  [default: compile for text only]",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Checkpoint.  [default: WORK/model.safetensors]")
-@click.option("--work", type=click.Path(path_type=Path), help="State to resume from.  [default: build/train/TASK-NORM[-seedN]]")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="State to resume from.  [default: build/train/TASK-NORM[-seedN]]"
+)
 @click.option("--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE; repeatable.")
 @click.option("--lengths", help="Lengths to train on, as 32-64.  [default: the paper's]")
 @click.option("--length-step", type=click.IntRange(min=1), help="Train on every so many-th of the lengths only.")

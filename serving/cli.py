@@ -95,7 +95,9 @@ def _announce(started: Started) -> None:
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--attention", is_flag=True, help="Show the sharpest and the most dispersed heads, on stderr.")
 @connection_options
-@click.option("--attempts", default=MOST_ATTEMPTS, show_default=True, help="Calls when the server is full or away; 1 to 5.")
+@click.option(
+    "--attempts", default=MOST_ATTEMPTS, show_default=True, help="Calls when the server is full or away; 1 to 5."
+)
 def generate(
     source: str,
     prompt: str | None,

@@ -46,7 +46,8 @@ class ServeSettings(BaseSettings):
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
     tls_client_ca: Path | None = Field(None, description="PEM certificates; a client must show one of theirs (mTLS).")
     token_file: Path | None = Field(
-        None, description="File of bearer tokens, one a line; who has none gets health, metrics, the version and the page only."
+        None,
+        description="File of bearer tokens, one a line; who has none gets health, metrics, version and the page only.",
     )
     grace_seconds: float = Field(5.0, ge=0, description="How long running requests may go on after SIGTERM.")
     stall_seconds: float = Field(120.0, gt=0, description="A step that takes longer makes health say 'not serving'.")
@@ -63,7 +64,8 @@ class ServeSettings(BaseSettings):
     backend: str = Field("onnxruntime", description=f"One of: {', '.join(BACKENDS)}.")
     device: str = Field(
         "auto",
-        description=f"Where onnxruntime runs; auto is a GPU where one, its provider and our library are there; one of: {', '.join(DEVICES)}.",
+        description="Where onnxruntime runs; auto is a GPU where one, its provider and our library are there; "
+        f"one of: {', '.join(DEVICES)}.",
     )
     threads: int = Field(
         default_factory=available_cpus,

@@ -186,7 +186,13 @@ def test_no_runtime_waits_for_one_that_failed(checkpoint, sharp_export, tmp_path
 
     monkeypatch.setattr(PagedVerifier, "open", broken)
     with pytest.raises(InputError, match="broken"):
-        verify(PagedVerifier(OwnDecoder(tiny_model("ssa", layers=2)), Cache()), tmp_path / "out", (KERNELS, INLINED), None, int)
+        verify(
+            PagedVerifier(OwnDecoder(tiny_model("ssa", layers=2)), Cache()),
+            tmp_path / "out",
+            (KERNELS, INLINED),
+            None,
+            int,
+        )
 
 
 def test_a_text_that_is_predicted_worse_fails(checkpoint, sharp_export, tmp_path, monkeypatch):
