@@ -134,7 +134,7 @@ def main(
             if not console.is_terminal and image.seconds is not None:  # a log gets a line for each
                 size = f"{len(image.content) / 1e3:.1f} kB"
                 console.print(
-                    f"{time.monotonic() - began:7.1f} s  {image.target:>10}  {image.kernel}  {size}", width=200
+                    f"{time.monotonic() - began:7.1f} s  {image.target:>10}  {image.kernel}  {size}", soft_wrap=True
                 )
             progress.update(task, advance=1, description=f"{image.target:>10}  {image.kernel}")
 
