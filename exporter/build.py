@@ -46,7 +46,8 @@ def build(
     """Build an engine from the model FOLDER, and a manifest beside it (the engine's name with .json behind it).
 
     tensorrt needs TensorRT and the GPU that the engine is for; attention is Sharp's plugin, without a paged cache only
-    from TensorRT 10.15 on and else standard ops. A server takes its --max-sequences and --max-batch-tokens from these.
+    from TensorRT 10.15 on and else standard ops. Serve it with --max-sequences and --max-batch-tokens of at most
+    --max-sequences and --max-tokens here.
     tensorrt-rtx needs no GPU: TensorRT-RTX finishes the engine when it is first loaded; attention runs as standard ops.
     """
     if backend == "tensorrt-rtx" and (compute_capability is None or timing_cache is not None):
