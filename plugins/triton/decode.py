@@ -33,6 +33,7 @@ from sharp.plugins.triton.normalizers import (
     add_values,
     added_up,
     empty_state,
+    entmax_bracket,
     entmax_excess,
     entmax_step,
     entmax_sums,
@@ -211,17 +212,20 @@ def decode_observe(
 
 @triton.jit
 def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.constexpr, OPTIONS: tl.constexpr):
-    """F and G of one row's threshold [1] over its logits in scratch memory."""
+    """The sums (`entmax_sums`) of one row's threshold [1] over its logits in scratch memory."""
     total = tl.full([1], 0, tl.float32)
     slope = tl.full([1], 0, tl.float32)
+    support = tl.full([1], 0, tl.float32)
     written = (end + 15) // 16 * 16  # more than `end`, so that the loads are vectors; blocks and tiles hold 16 and more
     for start in tl.range(first, written, CHUNK, num_stages=3):
         keys = start + tl.arange(0, CHUNK)
         row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
-        add_total, add_slope = entmax_sums(entmax_excess(row, peak, threshold, alpha - 1.0), alpha, OPTIONS)
+        excess = entmax_excess(row, peak, threshold, alpha - 1.0, OPTIONS)
+        add_total, add_slope, add_support = entmax_sums(excess, alpha, OPTIONS)
         total += add_total
         slope += add_slope
-    return total, slope
+        support += add_support
+    return total, slope, support
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -274,15 +278,15 @@ def decode_solve(
     else:
         visible = tl.sum(tl.load(place + 5, mask=split < active, other=0.0), 0)
         zero = tl.full([1], 0, tl.float32)
-        low, high = zero - 1.0, zero - tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
-        tau = low
+        low, high = entmax_bracket(visible + zero, alpha)
+        tau = zero - 1.0
         start = begin // OPTIONS.keys * OPTIONS.keys
         own = logits + row * max_blocks * OPTIONS.block_size
         step = 0
         while step < MOST_STEPS:
-            total, slope = stored_entmax_sums(own, start, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
-            following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
-            unsettled = entmax_unsettled(following, tau, total, alpha, OPTIONS)
+            found = stored_entmax_sums(own, start, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
+            following, low, high = entmax_step(tau, low, high, found, alpha, OPTIONS)
+            unsettled = entmax_unsettled(following, tau, found[0], False, alpha, OPTIONS)
             step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
             tau = following
         solved = tl.max(tau, 0)

@@ -90,6 +90,16 @@ def log2_above_one(x):
 
 
 @triton.jit
+def reciprocal(x):
+    """1 / x in one instruction and to 2^-22; of a subnormal number infinity."""
+    if INTERPRETED:
+        result = 1.0 / x
+    else:
+        result = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return result
+
+
+@triton.jit
 def logit_factor(scale, OPTIONS: tl.constexpr):
     """What logits are multiplied by for the kernels' unit (`Options.unit`): positive, and 1 unless `scaled_late`."""
     return scale * OPTIONS.unit if OPTIONS.scaled_late else 1.0
@@ -191,9 +201,12 @@ def within_range(total, output):
 
 
 @triton.jit
-def entmax_excess(logits, peak, threshold, rate):
+def entmax_excess(logits, peak, threshold, rate, OPTIONS: tl.constexpr):
     """The x = [s - tau]_+ with s = (alpha - 1)(z - max z), `rate` times the logits' difference; a NaN stays."""
-    excess = (logits - peak[:, None]) * rate - threshold[:, None]
+    if OPTIONS.dtype == "float32":
+        excess = (logits - peak[:, None]) * rate - threshold[:, None]
+    else:  # one instruction; what it subtracts is rounded as the largest logit is
+        excess = logits * rate - (peak * rate + threshold)[:, None]
     return tl.maximum(excess, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -209,97 +222,133 @@ def entmax_power(excess, alpha, OPTIONS: tl.constexpr):
 
 @triton.jit
 def entmax_sums(excess, alpha, OPTIONS: tl.constexpr):
-    """F = sum x^k and G = sum x^(k - 1) over the keys, k = 1 / (alpha - 1)."""
+    """F = sum x^k and G = sum x^(k - 1) over the keys, k = 1 / (alpha - 1), and for k = 2 how many x are not 0."""
     weights = entmax_power(excess, alpha, OPTIONS)
+    support = 0.0
     if OPTIONS.power == "one":
         slopes = (excess != 0).to(tl.float32)
     elif OPTIONS.power == "two":
         slopes = excess
+        # As excess != 0, which takes more instructions.
+        support = tl.sum(tl.minimum(excess.to(tl.int32, bitcast=True), 1), 1).to(tl.float32)
     else:
         slopes = tl.where(excess == 0, 0.0, weights / excess)
-    return tl.sum(weights, 1), tl.sum(slopes, 1)
+    return tl.sum(weights, 1), tl.sum(slopes, 1), support
 
 
 @triton.jit
-def entmax_near(threshold, total, slope, alpha):
-    """The Newton step for log F as a function of log(-tau): tau F^(-1/p), p = d log F / d log(-tau) = k (-tau) G / F.
+def entmax_tail(distance, sums, alpha, OPTIONS: tl.constexpr):
+    """F around a threshold as the power law F (D / reach)^q in the distance D from the tail's end: reach, q and 1 / q.
 
-    F as a power of -tau is exact for equal logits and near for any smooth tail: from a tau with F near 1 the step lands
-    closer than those that look at F alone, and from the right of the root it cannot fall far to its left.
+    Such a law is exact for equal logits and near for any smooth tail, with the keys that a step will add or drop. For
+    k = 2 the end follows from F' = -2 G and F'' = 2 support, for other k the end is the largest logit.
     """
-    return threshold * tl.exp2(log2(total) * total * (alpha - 1.0) / (threshold * slope))
+    total, slope, support = sums
+    ratio = total * reciprocal(slope)
+    if OPTIONS.power == "two":
+        # At least 1 / 2 is subtracted, as F support >= G^2; the other bound is for sums that are estimates.
+        flatness = tl.maximum(1.0 - tl.maximum(0.5 * support * ratio * reciprocal(slope), 0.5), 0.05)
+        order = reciprocal(flatness)
+        reach = 0.5 * ratio * order
+    else:
+        reach = distance
+        flatness = ratio * reciprocal(distance) * (alpha - 1.0)
+        order = reciprocal(flatness)
+    return reach, order, flatness
+
+
+@triton.jit
+def entmax_near(distance, sums, alpha, OPTIONS: tl.constexpr):
+    """How far to the right of tau, -`distance`, its `entmax_tail` has F = 1."""
+    reach, _, flatness = entmax_tail(distance, sums, alpha, OPTIONS)
+    return reach - reach * tl.exp2(-log2(sums[0]) * flatness)
 
 
 @triton.jit
 def entmax_aim(logits, factor, state, alpha, OPTIONS: tl.constexpr):
-    """What one pass finds: the running maximum, and a tau close to the root for the keys so far with its F and G.
+    """What one pass finds: the running maximum, and a tau close to the root for the keys so far with its sums.
 
-    A tile's own sums are those of tau when the tile comes. What was summed before is taken to follow tau as in
-    `entmax_near`, and where a higher maximum pulls tau up, along its slope. So F and G are estimates: good for where
-    the search starts, and for nothing else. State and result are (peak, F, G, -tau); F is 0 before the first key.
+    A tile's own sums are those of tau when the tile comes. What was summed before is taken to follow `entmax_tail`,
+    where tau moves to its F = 1 and where a higher maximum pulls tau up. So the sums are estimates: good for where the
+    search starts, and for nothing else. State and result are (peak, -tau, F, G, support); F is 0 before the first key.
     Also whether the tile's keys may get a weight: tau is above -1, and so are theirs from the peak so far.
     """
-    peak, total, slope, distance = state
+    peak, distance, total, slope, support = state
     largest = tl.max(logits, 1)
     moved = tl.maximum(peak, largest)
     # `where` and not `max`: before the first finite logit, differences are NaN.
-    log = tl.where(total > 1, log2(total), 0.0)
-    closer = tl.where(total > 1, log * total * (alpha - 1.0) / (distance * slope), 0.0)
-    lifted = (moved - peak) * (factor * (alpha - 1.0)) + distance * tl.exp2(-closer)
+    reach, order, flatness = entmax_tail(distance, (total, slope, support), alpha, OPTIONS)
+    left = tl.where(total > 1, tl.exp2(-log2(total) * flatness), 1.0)
+    lifted = (moved - peak) * (factor * (alpha - 1.0)) + distance - tl.where(total > 1, reach * (1.0 - left), 0.0)
     distance = tl.where(lifted < 1, lifted, 1.0)
-    kept = 1.0 - (lifted - distance) * slope * tl.exp2(closer - log) / (alpha - 1.0)
-    kept = tl.where(kept > 0, kept, 0.0)
-    excess = entmax_excess(logits, finite_or_zero(moved), -distance, factor * (alpha - 1.0))
-    add_total, add_slope = entmax_sums(excess, alpha, OPTIONS)
-    total = tl.where(total > 1, 1.0, total) * kept + add_total
-    slope = slope * tl.exp2(closer - log) * kept + add_slope
+    left -= (lifted - distance) * reciprocal(reach)
+    remains = left > 0
+    log = log2(left)
+    excess = entmax_excess(logits, finite_or_zero(moved), -distance, factor * (alpha - 1.0), OPTIONS)
+    add_total, add_slope, add_support = entmax_sums(excess, alpha, OPTIONS)
+    total = tl.where(remains, total * tl.exp2(log * order), 0.0) + add_total
+    slope = tl.where(remains, slope * tl.exp2(log * (order - 1.0)), 0.0) + add_slope
+    if OPTIONS.power == "two":
+        support = tl.where(remains, support * tl.exp2(log * (order - 2.0)), 0.0) + add_support
     dead = ((largest - moved) * (factor * (alpha - 1.0)) <= -1.0) & (add_total == 0)  # not where a logit is NaN
-    return (moved, total, slope, distance), ~dead
+    return (moved, distance, total, slope, support), ~dead
 
 
 @triton.jit
-def entmax_step(threshold, low, high, total, slope, alpha, OPTIONS: tl.constexpr):
+def entmax_bracket(visible, alpha):
+    """What tau lies between: a weight of at most 1, and all weights of the visible keys together at least 1."""
+    low = visible * 0.0 - (1.0 + 1e-5)  # so that -1, the root of a row with one weight, lies inside
+    return low, -tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
+
+
+@triton.jit
+def entmax_step(threshold, low, high, sums, alpha, OPTIONS: tl.constexpr):
     """One step of the search for tau with F(tau) = 1: the next tau and the bracket [low, high] around the root.
 
-    For k >= 1 the Newton step on F^(1/k) - 1 climbs to the root from the left without passing it: far on the left, and
-    for k = 1, where it is exact once the support is right, all the way. Otherwise `entmax_near`. For k < 1, where F is
-    concave between the keys, the plain step on F - 1. Wherever a step leaves the bracket, a bisection.
+    Mostly to where `entmax_tail` has its root. For k = 1 and F > 1 the Newton step, which is exact once the support is
+    right, and for other k but 2, far on the left of the root, that on F^(1/k) - 1, which climbs without passing it. For
+    k < 1, where F is concave between the keys, the plain step on F - 1. Where a step leaves the bracket, a bisection.
     """
+    total, slope, _ = sums
     low = tl.where(total >= 1, threshold, low)
     high = tl.where(total >= 1, high, threshold)
-    near = entmax_near(threshold, total, slope, alpha)
+    following = threshold + entmax_near(-threshold, sums, alpha, OPTIONS)
     if OPTIONS.power == "one":
-        following = tl.where(total < 1, near, threshold + (total - 1.0) / slope)
-    elif OPTIONS.power == "two":
-        root = tl.sqrt(total)
-        following = tl.where(total < 2, near, threshold + (root - 1.0) * root / slope)
-    else:
+        following = tl.where(total < 1, following, threshold + (total - 1.0) / slope)
+    elif OPTIONS.power == "any":
         climbing = threshold + (1.0 - tl.exp2(tl.log2(total) * (1.0 - alpha))) * total / slope
         plain = threshold + (total - 1.0) * (alpha - 1.0) / slope
-        following = tl.where(alpha > 2.0, plain, tl.where(total < 2, near, climbing))
+        following = tl.where(alpha > 2.0, plain, tl.where(total < 2, following, climbing))
     # An end of the bracket counts as outside: steps from end to end would go on for ever.
     inside = (following > low) & (following < high) | (following == threshold)
     return tl.where(inside, following, low + (high - low) * 0.5), low, high
 
 
 @triton.jit
-def entmax_unsettled(following, threshold, total, alpha, OPTIONS: tl.constexpr):
-    """Whether a row needs one more step: each squares the error, and the division by the sum mends the rest.
+def entmax_unsettled(following, threshold, total, guess, alpha, OPTIONS: tl.constexpr):
+    """Whether a row needs one more step: each squares the error at least, and the division by the sum mends the rest.
 
-    From the right a step may pass the root by what many keys just below tau add, so less is let through there.
+    From the right a step may pass the root by what many keys just below tau add, so less is let through there. What
+    comes of a `guess` is looked at again (`entmax_missed`).
     """
     above, below = total - 1.0, 1.0 - total
     if OPTIONS.dtype == "float32":
         most = 3e-4 if OPTIONS.power == "two" else (1e-5 if OPTIONS.power == "one" else 1e-6)
         far = (above > most) | (below > most)
     elif OPTIONS.power == "two":
-        far = (above > 1e-2) | (below > 1e-3)
+        far = (above > tl.where(guess, 0.35, 1e-2)) | (below > tl.where(guess, 0.35, 1e-3))
     elif OPTIONS.power == "one":
         far = (above > 1e-3) | (below > 1e-4)
     else:
         most = tl.where(alpha > 2.0, 1e-6, 1e-3)
         far = (above > most) | (below > tl.minimum(most, 1e-4))
     return far & (following != threshold)
+
+
+@triton.jit
+def entmax_missed(total):
+    """Whether a guessed tau is too far off: F - 1 is the error of all weights together; bfloat16 has steps of 2^-7."""
+    return (total > 1.0 + 2.0**-7) | (total < 1.0 - 2.0**-7)
 
 
 @triton.jit
@@ -327,7 +376,7 @@ def settled(logits, solution, factor, alpha, state, OPTIONS: tl.constexpr, STATI
         if STATISTICS:
             weighted_log += sum_of_logs(weights, logs, OPTIONS)
     else:
-        weights = entmax_power(entmax_excess(logits, peak, solved, factor * (alpha - 1.0)), alpha, OPTIONS)
+        weights = entmax_power(entmax_excess(logits, peak, solved, factor * (alpha - 1.0), OPTIONS), alpha, OPTIONS)
         if STATISTICS:
             weighted_log += sum_of_logs(weights, log2(weights), OPTIONS)
             support += summed((weights != 0).to(tl.float32), OPTIONS)

@@ -89,6 +89,11 @@ class Options:
         return self.normalizer in ("adaptive_softmax", "entmax")
 
     @property
+    def guesses(self) -> bool:
+        """Entmax's prompts weigh values with a threshold that is looked at only then, as it mostly is good enough."""
+        return self.power == "two" and self.dtype == "bfloat16"
+
+    @property
     def sparse(self) -> bool:
         """Weights may be 0; `support` counts those that are not."""
         return self.normalizer in ("entmax", "relu", "relu2")

@@ -29,6 +29,8 @@ from sharp.plugins.triton.loads import (
 from sharp.plugins.triton.normalizers import (
     divided,
     empty_state,
+    entmax_bracket,
+    entmax_missed,
     entmax_near,
     entmax_step,
     entmax_unsettled,
@@ -63,13 +65,12 @@ def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr)
 
 
 @triton.jit
-def entmax_thresholds(bounds, listed, aimed, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr):
-    """The thresholds tau of all rows, from where "aim" ended; the steps end when no row of the tile needs another."""
+def entmax_thresholds(
+    bounds, listed, peak, tau, guess, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr
+):
+    """The thresholds of all rows, from `tau`; the steps end when no row of the tile needs another."""
     alpha = attributes[2]
-    peak, total, slope, distance = aimed
-    low = tl.full([OPTIONS.rows], 0, tl.float32) - 1.0
-    high = -tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
-    tau = tl.where(total > 1, entmax_near(-distance, total, slope, alpha), -distance)
+    low, high = entmax_bracket(visible, alpha)
     tau = tl.where(tau > low, tl.minimum(tau, high), low)  # also where it is NaN
     step = 0
     while step < MOST_STEPS:
@@ -88,12 +89,59 @@ def entmax_thresholds(bounds, listed, aimed, visible, query, row, cache, attribu
             "listed",
             False,
         )
-        _, total, slope, _, _, _, _, _ = state
-        following, low, high = entmax_step(tau, low, high, total, slope, alpha, OPTIONS)
-        unsettled = entmax_unsettled(following, tau, total, alpha, OPTIONS) & exists & (visible > 0)
+        _, total, slope, _, _, _, support, _ = state
+        following, low, high = entmax_step(tau, low, high, (total, slope, support), alpha, OPTIONS)
+        unsettled = entmax_unsettled(following, tau, total, guess, alpha, OPTIONS) & exists & (visible > 0)
         step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
         tau = following
     return tau
+
+
+@triton.jit
+def attend_entmax(
+    bounds,
+    query,
+    row,
+    cache,
+    attributes,
+    tiles,
+    exists,
+    visible,
+    OPTIONS: tl.constexpr,
+    STATISTICS: tl.constexpr,
+):
+    """The state of the rows of a tile behind all keys under entmax."""
+    state, count = aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS, STATISTICS)
+    peak, total, slope, _, lowest, distance, support, output = state
+    nearer = entmax_near(distance, (total, slope, support), attributes[2], OPTIONS)
+    tau = tl.where(total > 1, nearer, 0.0) - distance
+    weighted_log = slope
+    guess = OPTIONS.guesses
+    settling = True
+    while settling:
+        tau = entmax_thresholds(
+            bounds, (tiles, count), peak, tau, guess, visible, query, row, cache, attributes, exists, OPTIONS
+        )
+        state = walk(
+            bounds,
+            empty_state(OPTIONS, False),
+            query,
+            row,
+            cache,
+            attributes,
+            (peak, tau),
+            (tiles, count),
+            OPTIONS,
+            "settled",
+            False,
+            "listed",
+            STATISTICS,
+        )
+        _, total, weighted_log, _, _, _, support, output = state
+        missed = entmax_missed(total) & exists & (visible > 0)
+        settling = guess & (tl.max(missed.to(tl.int32)) > 0)
+        guess = False
+    return peak, total, weighted_log, peak, lowest, visible, support, output
 
 
 @triton.jit
@@ -114,14 +162,9 @@ def attend_tile(
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
     if OPTIONS.solves:
-        ENTMAX: tl.constexpr = OPTIONS.normalizer == "entmax"
-        listed = unused
-        if ENTMAX:
-            state, count = aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS, STATISTICS)
-            peak, total, weighted_log, highest, lowest, _, support, _ = state
-            listed = (tiles, count)
-            aimed = (peak, total, weighted_log, support)
-            solved = entmax_thresholds(bounds, listed, aimed, visible, query, row, cache, attributes, exists, OPTIONS)
+        if OPTIONS.normalizer == "entmax":
+            state = attend_entmax(bounds, query, row, cache, attributes, tiles, exists, visible, OPTIONS, STATISTICS)
+            peak, total, weighted_log, highest, lowest, _, support, output = state
         else:
             state = walk(
                 bounds,
@@ -141,24 +184,23 @@ def attend_tile(
             peak, total, weighted_log, highest, lowest, _, _, _ = state
             threshold, t0, t1, t2, t3, t4, t5, t6, t7 = polynomial
             beta = temperature(total, weighted_log, threshold, t0, t1, t2, t3, t4, t5, t6, t7)
-            solved = beta
-        state = walk(
-            bounds,
-            empty_state(OPTIONS, False),
-            query,
-            row,
-            cache,
-            attributes,
-            (peak, solved),
-            listed,
-            OPTIONS,
-            "settled",
-            False,
-            "listed" if ENTMAX else "all",
-            STATISTICS,
-        )
-        _, total, weighted_log, _, _, _, support, output = state
-        highest = peak
+            state = walk(
+                bounds,
+                empty_state(OPTIONS, False),
+                query,
+                row,
+                cache,
+                attributes,
+                (peak, beta),
+                unused,
+                OPTIONS,
+                "settled",
+                False,
+                "all",
+                STATISTICS,
+            )
+            _, total, weighted_log, _, _, _, support, output = state
+            highest = peak
     else:
         # Steps with statistics are few, and the two loops in each branch would compile twice as long.
         FIXED: tl.constexpr = OPTIONS.rarely_shifted and not STATISTICS

@@ -4,8 +4,8 @@ A walk's mode is one of
     "stream"   weights from one pass over the logits, and their values (softmax, ssa, sigmoid, relu, relu2)
     "fixed"    as "stream", but weights are not kept in range by the running maximum
     "observe"  what the solution of a row is found from: running sums (adaptive softmax) or the maximum (entmax)
-    "aim"      entmax: the maximum, in `support` how far below it tau about is, and estimates of "count"'s F and G
-    "count"    entmax: F and G of a threshold, in the state's `total` and `weighted_log`
+    "aim"      entmax: the maximum, in `visible` how far below it tau about is, and estimates of what "count" finds
+    "count"    entmax: a threshold's sums (`entmax_sums`), in the state's `total`, `weighted_log` and `support`
     "settled"  weights from a row's solution, and their values
 
 The parameters come in tuples:
@@ -34,6 +34,8 @@ from sharp.plugins.triton.normalizers import (
     stream,
     widened,
 )
+
+CHUNK = tl.constexpr(256)
 
 
 @triton.jit
@@ -122,13 +124,14 @@ def visit(
             _, sums, _ = stream(logits, row, factor, sums, OPTIONS, True, True, OPTIONS.spread)
             peak, total, weighted_log, support = sums
     elif MODE == "aim":
-        aimed, live = entmax_aim(logits, factor, (peak, total, weighted_log, support), alpha, OPTIONS)
-        peak, total, weighted_log, support = aimed
+        aimed, live = entmax_aim(logits, factor, (peak, visible, total, weighted_log, support), alpha, OPTIONS)
+        peak, visible, total, weighted_log, support = aimed
     elif MODE == "count":
-        excess = entmax_excess(logits, solution[0], solution[1], factor * (alpha - 1.0))
-        add_total, add_slope = entmax_sums(excess, alpha, OPTIONS)
+        excess = entmax_excess(logits, solution[0], solution[1], factor * (alpha - 1.0), OPTIONS)
+        add_total, add_slope, add_support = entmax_sums(excess, alpha, OPTIONS)
         total += add_total
         weighted_log += add_slope
+        support += add_support
     else:
         weights, sums = settled(logits, solution, factor, alpha, (total, weighted_log, support), OPTIONS, STATISTICS)
         total, weighted_log, support = sums
@@ -189,23 +192,45 @@ def walk(
 def aim(bounds, query, row, cache, attributes, listed, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state after a walk of mode "aim" over all tiles; full ones are listed where their keys may get a weight."""
     unused = (0.0, 0.0)
-    state = empty_state(OPTIONS, False)
+    peak, total, slope, highest, lowest, distance, support, output = empty_state(OPTIONS, False)
+    peak = tl.where(exists, peak, float("inf"))  # so that no key may get a weight from a row that is none
+    state = (peak, total, slope, highest, lowest, distance, support, output)
     state = walk(
         bounds, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, "none", STATISTICS
     )
     _, full_low, full_high, _ = bounds
-    EACH: tl.constexpr = OPTIONS.listed_keys // OPTIONS.keys
-    count = full_low * 0
-    wanted = count
+    first = full_low // OPTIONS.listed_keys
+    count = full_high // OPTIONS.listed_keys - first
+    clear(listed, count)
+    flags = listed - first + tl.zeros_like(row[0])
     for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
         start = tile * OPTIONS.keys
         state, live = visit(
             start, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, False, STATISTICS
         )
-        wanted = tl.maximum(wanted, tl.max((live & exists).to(tl.int32)))
-        tl.store(listed + count, tile // EACH)  # written over by the next one unless counted
-        if (tile + 1) % EACH == 0:
-            count += wanted
-            wanted = wanted * 0
-    tl.debug_barrier()  # one thread writes what all will read
-    return state, count
+        tl.store(flags + start // OPTIONS.listed_keys, 1, mask=live)  # by each row: warps need not wait for each other
+    return state, compact(listed, first, count)
+
+
+@triton.jit
+def clear(listed, count):
+    """Zeros into `count` places."""
+    for start in tl.range(0, count, CHUNK):
+        places = start + tl.arange(0, CHUNK)
+        tl.store(listed + places, 0, mask=places < count)
+    tl.debug_barrier()
+
+
+@triton.jit
+def compact(listed, first, count):
+    """The places of `count` that are not 0, numbered from `first`, one behind the other; returns how many there are."""
+    tl.debug_barrier()
+    kept = count * 0
+    for start in tl.range(0, count, CHUNK):
+        places = start + tl.arange(0, CHUNK)
+        wanted = tl.load(listed + places, mask=places < count, other=0)
+        tl.debug_barrier()  # read by all before one writes: what is kept moves to the front
+        tl.store(listed + kept + tl.cumsum(wanted, 0) - wanted, first + places, mask=wanted != 0)
+        kept += tl.sum(wanted, 0)
+    tl.debug_barrier()
+    return kept

@@ -95,17 +95,17 @@ def _poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
-    """As `run`, where entmax's search in prefill ends after this many passes over the keys, settled or not."""
+    """As `run`, where entmax's search ends after this many passes over the logits, settled or not."""
     import triton.language as tl
 
-    from sharp.plugins.triton import prefill
+    from sharp.plugins.triton import decode, prefill
 
-    before = prefill.MOST_STEPS
-    prefill.MOST_STEPS = tl.constexpr(most_steps)  # the kernel reads its module's when it is called
+    before = decode.MOST_STEPS
+    decode.MOST_STEPS = prefill.MOST_STEPS = tl.constexpr(most_steps)  # a kernel reads its module's when it is called
     try:
         return run(case)
     finally:
-        prefill.MOST_STEPS = before
+        decode.MOST_STEPS = prefill.MOST_STEPS = before
 
 
 @contextmanager

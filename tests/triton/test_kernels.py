@@ -206,16 +206,33 @@ def test_entmax_of_any_alpha(run: Run, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.03, 0.3, 1.0])  # most keys, some and few have a weight
-@pytest.mark.parametrize(("alpha", "passes"), [(1.25, 2), (1.5, 2), (2.0, 4)])
-def test_entmax_of_a_prompt_is_found_in_few_passes(
-    interpreter: ProcessPoolExecutor, alpha: float, passes: int, scale: float
+@pytest.mark.parametrize(("alpha", "tokens", "passes"), [(1.25, 20, 2), (1.5, 20, 2), (2.0, 20, 4), (1.5, 1, 3)])
+def test_entmax_is_found_in_few_passes(
+    interpreter: ProcessPoolExecutor, alpha: float, tokens: int, passes: int, scale: float
 ) -> None:
-    # From a threshold of -1 upwards the same would take 3 to 9.
-    shape = Shape(sequences=((500, 20),), kv_heads=1, head_dim=16, value_dim=16)
+    # By Newton's steps from a threshold of -1 upwards the same would take 3 to 9.
+    shape = Shape(sequences=((500, tokens),), kv_heads=1, head_dim=16, value_dim=16)
     case = make_case("entmax", shape, alpha=alpha, scale=scale)
     found = interpreter.submit(interpreted.run_steps, case, passes).result()["output"]
     expected = run_reference(case).output
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+
+
+def test_a_threshold_that_was_guessed_wrong_is_not_used(run: Run) -> None:
+    # Four values of logits, the lower the more keys: a step along a smooth tail gives too many of them a weight.
+    context = 640
+    case = make_case("entmax", Shape(sequences=((context, 5),), kv_heads=1, group=1, head_dim=16), scale=1.0)
+    logits = np.random.default_rng(1).choice((0, -0.49, -0.8, -2.12), context, p=(0.005, 0.02, 0.2, 0.775))
+    keys, query = np.zeros_like(case.inputs["key_cache"]), np.zeros_like(case.inputs["query"])
+    query[..., 0] = 1
+    for position, logit in enumerate(logits):
+        keys[case.inputs["block_table"][0, position // 16], 0, 0, position % 16] = logit
+    unseen = np.full_like(case.inputs["key"], -9)
+    case = case.with_inputs(query=query, key_cache=keys, key=unseen, collect_stats=np.array(False))
+    case = rounded(case, (*DATA, *CACHES), "bfloat16")
+    expected = run_reference(case).output
+    error = np.linalg.norm(run(case, "bfloat16", "bfloat16").output - expected)
+    assert error < 2.0**-6 * np.linalg.norm(expected)  # 0.11 with the first threshold
 
 
 @pytest.mark.parametrize("collect", [True, False])
