@@ -16,6 +16,9 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 from sharp.plugins import library_path
 from tests.cuda.native import ROOT, build_libraries, build_runtime, compile_program, fake_package, headers
 from tests.cuda.process import Call
+from tests.exporting import one_registry
+
+__all__ = ["one_registry"]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export as command
+from tests.exporting import one_registry
+
+__all__ = ["one_registry"]
 
 
 @pytest.fixture(scope="session")
