@@ -38,7 +38,9 @@ def options_of_model(folder: Path) -> list[Options]:
 
 def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
     attributes = schema.ATTRIBUTE_DEFAULTS | {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
-    normalizer, alpha, softcap = (attributes[name] for name in ("normalizer", "alpha", "softcap"))
+    normalizer, alpha, softcap = (attributes.get(name) for name in ("normalizer", "alpha", "softcap"))
+    if normalizer is None:
+        raise InputError(f"node {node.name} has no attribute normalizer; export the model again")
     assert isinstance(normalizer, bytes) and isinstance(alpha, float) and isinstance(softcap, float)
     paged = node.op_type == schema.PAGED_ATTENTION.name
     slopes = node.input[place] if len(node.input) > (place := _OPS[node.op_type]) else ""

@@ -3,6 +3,7 @@
 import ctypes
 import json
 
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -101,6 +102,18 @@ def test_a_model_that_kernels_do_not_help_is_refused(tmp_path, options, words):
     folder = exported(tmp_path, tiny_model("softmax"), "softmax", *options)
     result = listed("--model", folder)
     assert result.exit_code == 2 and words in result.output
+
+
+def test_a_graph_without_a_normalizer_is_refused(tmp_path):
+    folder = exported(tmp_path, tiny_model("ssa"), "ssa")
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for node in model.graph.node:
+        others = [attribute for attribute in node.attribute if attribute.name != "normalizer"]
+        del node.attribute[:]
+        node.attribute.extend(others)
+    onnx.save(model, folder / "model.onnx")
+    result = listed("--model", folder)
+    assert result.exit_code == 2 and "has no attribute normalizer; export the model again" in result.output
 
 
 def test_blocks_of_another_size_are_chosen():

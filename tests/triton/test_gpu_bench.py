@@ -182,3 +182,16 @@ def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
     finished = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     assert Path(finished.stdout.strip()) == BENCH.parent / "plugins" / "__init__.py"
+
+
+def test_the_instructions_of_a_prompts_loops_are_counted() -> None:
+    import gpu_instructions
+
+    kernel = gpu_instructions.inspect("adaptive_softmax", 64)
+    assert kernel.tile == (128, 128)
+    observe, settled = kernel.passes
+    assert (observe.spills, settled.spills) == (0, 0)
+    # A thread has 64 logits of a tile, and takes a few instructions for each.
+    assert all(4 * 64 < one.instructions < 16 * 64 for one in kernel.passes)
+    cycles = 2 * observe.instructions + 512
+    assert observe.cycles == cycles and kernel.cycles == (cycles + settled.cycles) / 128**2

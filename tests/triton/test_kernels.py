@@ -68,9 +68,15 @@ def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "collect"), [({}, True), ({}, False), ({"window": 150}, False), ({"causal": 0}, True)], ids=str
+    ("normalizer", "changes", "collect"),
+    [(name, {}, True) for name in STREAMED]
+    + [
+        (name, changes, collect)
+        for name in ("softmax", "ssa", "relu")
+        for changes, collect in (({}, False), ({"window": 150}, False), ({"causal": 0}, True))
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("normalizer", STREAMED)
 def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: dict[str, int], collect: bool) -> None:
     # A question about a long text beside two that decode and one without a token; with a window some parts are empty.
     lengths = ((200, 1), (470, 9), (0, 0), (31, 3), (90, 1))
