@@ -1,8 +1,5 @@
 """The CPU kernel agrees with the float64 reference, on every instruction set."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from sharp.plugins.ops.schema import NORMALIZERS
+from tests import instruction_sets
 from tests.conformance.cases import Case, Shape, assert_agrees, cases, make_case, run, run_reference
-
-OTHER_INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -73,18 +69,7 @@ def test_a_logit_that_is_no_number_spoils_its_row_only(normalizer: str, bad: flo
     assert np.isnan(result.output[1]).all()
 
 
-@pytest.mark.parametrize("isa", OTHER_INSTRUCTION_SETS)
+@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
 @pytest.mark.parametrize("name", ["test_kernel.py", "test_kernel_edges.py", "test_kernel_reach.py"])
 def test_other_instruction_sets_agree_too(name: str, isa: str) -> None:
-    # The library chooses once per process, when it is loaded.
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", "not other_instruction_sets", Path(__file__).with_name(name)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "SHARP_ISA": isa},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "this processor can run" in finished.stdout:
-        pytest.skip(f"this processor has no {isa}")
-    assert finished.returncode == 0, finished.stdout[-3000:]
+    instruction_sets.check(isa, "-k", "not other_instruction_sets", Path(__file__).with_name(name))

@@ -1,10 +1,6 @@
 """The CPU kernel for every pair of T and C that the op has; what is checked is the arithmetic after the rounding."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +11,7 @@ from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import BESIDE_CACHE, NORMALIZERS, OUTPUTS
+from tests import instruction_sets
 from tests.conformance.cases import (
     Case,
     Shape,
@@ -145,20 +142,9 @@ def test_a_query_that_is_no_number_spoils_its_row_only(number: float, dtype: str
     assert np.isnan(actual.output[11]).all()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
 def test_other_instruction_sets_agree_too(isa: str) -> None:
-    # The library chooses once per process, when it is loaded; this process has the best.
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", "(16_bits or int8) and (prompt or split)", __file__],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "SHARP_ISA": isa},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "this processor can run" in finished.stdout:
-        pytest.skip(f"this processor has no {isa}")
-    assert finished.returncode == 0, finished.stdout[-3000:]
+    instruction_sets.check(isa, "-k", "(16_bits or int8) and (prompt or split)", __file__)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -47,7 +47,7 @@ def _questions(manifest: Manifest) -> tuple[Sampler, Metric, tuple[int, ...], in
     shortest = task.evaluation_lengths[0]
     if manifest.kind == "set":
         return task.sampler, task.metric, (shortest, 8 * shortest), 300
-    return task.sampler, task.metric, (shortest, 4 * shortest), 16
+    return task.sampler, task.metric, (shortest, 2 * shortest), 16
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=[path.stem for path in CHECKPOINTS])

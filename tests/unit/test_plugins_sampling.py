@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharp.plugins.sampling import NO_TOKEN, logprobs, sample
+from tests import instruction_sets
 
 CLOSE = 1e-5  # float32 weights: a random number, or a mass, so close to a border may be on either side of it
 
@@ -125,27 +126,13 @@ def test_the_most_likely_tokens_follow_the_definition(vocab, top, ties, seed):
     np.testing.assert_allclose(values, np.take_along_axis(expected, found, 1), atol=2e-5)
 
 
-def run(instructions, *command):
-    environment = {**os.environ, "SHARP_ISA": instructions}
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
-
-
-DRAW = """
-import numpy as np
-from sharp.plugins.sampling import sample
-sample(np.zeros((1, 2), np.float32), np.zeros((1, 5)))
-"""
-
-
-@pytest.mark.parametrize("instructions", ["baseline", "avx2"])
-def test_other_instruction_sets_follow_it_too(instructions):
-    if os.environ.get("SHARP_ISA"):
-        pytest.skip("these are the tests on another instruction set")
-    if "this processor can run" in run(instructions, "-c", DRAW).stderr:
-        pytest.skip(f"this processor has no {instructions}")
-    finished = run(instructions, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__)
-    assert finished.returncode == 0, finished.stdout
+@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
+def test_other_instruction_sets_follow_it_too(isa):
+    instruction_sets.check(isa, "-k", "not instruction_set", __file__)
 
 
 def test_an_unknown_instruction_set_is_an_error():
-    assert "SharpError: SHARP_ISA is 'mmx'; this processor can run" in run("mmx", "-c", DRAW).stderr
+    environment = {**os.environ, "SHARP_ISA": "mmx"}
+    command = [sys.executable, "-c", instruction_sets.LOAD]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
+    assert "SharpError: SHARP_ISA is 'mmx'; this processor can run" in said
