@@ -64,6 +64,7 @@ SPECIAL = {
 }
 # An interval of two in place of four or six.
 ALTERNATING = ("gemma3_text", "cohere2", "olmo3", "exaone4", "ministral")
+VARYING = (*ALTERNATING, "gemma2", "gpt2", "qwen2", "smollm3")  # whose layers are not all alike
 
 
 def tiny(model_type: str, **changes: object) -> PreTrainedModel:
