@@ -220,7 +220,7 @@ def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.con
     for start in tl.range(first, written, CHUNK, num_stages=3):
         keys = start + tl.arange(0, CHUNK)
         row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
-        excess = entmax_excess(row, peak, threshold, alpha - 1.0, OPTIONS)
+        excess = entmax_excess(row, peak, threshold, alpha - 1.0)
         add_total, add_slope, add_support = entmax_sums(excess, alpha, OPTIONS)
         total += add_total
         slope += add_slope

@@ -201,12 +201,12 @@ def within_range(total, output):
 
 
 @triton.jit
-def entmax_excess(logits, peak, threshold, rate, OPTIONS: tl.constexpr):
-    """The x = [s - tau]_+ with s = (alpha - 1)(z - max z), `rate` times the logits' difference; a NaN stays."""
-    if OPTIONS.dtype == "float32":
-        excess = (logits - peak[:, None]) * rate - threshold[:, None]
-    else:  # one instruction; what it subtracts is rounded as the largest logit is
-        excess = logits * rate - (peak * rate + threshold)[:, None]
+def entmax_excess(logits, peak, threshold, rate):
+    """The x = [s - tau]_+ with s = (alpha - 1)(z - max z), `rate` times the logits' difference; a NaN stays.
+
+    In one instruction, as in `entmax_aim`, the largest logit would not always be above tau: of 1e7, steps are of 1.
+    """
+    excess = (logits - peak[:, None]) * rate - threshold[:, None]
     return tl.maximum(excess, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -279,18 +279,20 @@ def entmax_aim(logits, factor, state, alpha, OPTIONS: tl.constexpr):
     # `where` and not `max`: before the first finite logit, differences are NaN.
     reach, order, flatness = entmax_tail(distance, (total, slope, support), alpha, OPTIONS)
     left = tl.where(total > 1, tl.exp2(-log2(total) * flatness), 1.0)
-    lifted = (moved - peak) * (factor * (alpha - 1.0)) + distance - tl.where(total > 1, reach * (1.0 - left), 0.0)
+    rate = factor * (alpha - 1.0)
+    lifted = (moved - peak) * rate + distance - tl.where(total > 1, reach * (1.0 - left), 0.0)
     distance = tl.where(lifted < 1, lifted, 1.0)
     left -= (lifted - distance) * reciprocal(reach)
     remains = left > 0
     log = log2(left)
-    excess = entmax_excess(logits, finite_or_zero(moved), -distance, factor * (alpha - 1.0), OPTIONS)
+    excess = logits * rate - (finite_or_zero(moved) * rate - distance)[:, None]
+    excess = tl.maximum(excess, 0.0, propagate_nan=tl.PropagateNan.ALL)
     add_total, add_slope, add_support = entmax_sums(excess, alpha, OPTIONS)
     total = tl.where(remains, total * tl.exp2(log * order), 0.0) + add_total
     slope = tl.where(remains, slope * tl.exp2(log * (order - 1.0)), 0.0) + add_slope
     if OPTIONS.power == "two":
         support = tl.where(remains, support * tl.exp2(log * (order - 2.0)), 0.0) + add_support
-    dead = ((largest - moved) * (factor * (alpha - 1.0)) <= -1.0) & (add_total == 0)  # not where a logit is NaN
+    dead = ((largest - moved) * rate <= -1.0) & (add_total == 0)  # not where a logit is NaN
     return (moved, distance, total, slope, support), ~dead
 
 
@@ -376,7 +378,7 @@ def settled(logits, solution, factor, alpha, state, OPTIONS: tl.constexpr, STATI
         if STATISTICS:
             weighted_log += sum_of_logs(weights, logs, OPTIONS)
     else:
-        weights = entmax_power(entmax_excess(logits, peak, solved, factor * (alpha - 1.0), OPTIONS), alpha, OPTIONS)
+        weights = entmax_power(entmax_excess(logits, peak, solved, factor * (alpha - 1.0)), alpha, OPTIONS)
         if STATISTICS:
             weighted_log += sum_of_logs(weights, log2(weights), OPTIONS)
             support += summed((weights != 0).to(tl.float32), OPTIONS)

@@ -127,7 +127,7 @@ def visit(
         aimed, live = entmax_aim(logits, factor, (peak, visible, total, weighted_log, support), alpha, OPTIONS)
         peak, visible, total, weighted_log, support = aimed
     elif MODE == "count":
-        excess = entmax_excess(logits, solution[0], solution[1], factor * (alpha - 1.0), OPTIONS)
+        excess = entmax_excess(logits, solution[0], solution[1], factor * (alpha - 1.0))
         add_total, add_slope, add_support = entmax_sums(excess, alpha, OPTIONS)
         total += add_total
         weighted_log += add_slope

@@ -1,5 +1,6 @@
 """The Triton kernels, interpreted, agree with the float64 reference."""
 
+import dataclasses
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -146,6 +147,15 @@ def test_no_more_tokens_than_sequences_and_not_one_each(run: Run, normalizer: st
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_16_bits(run: Run, normalizer: str, dtype: str) -> None:
     case = rounded(make_case(normalizer, MIXED, seed=5), (*DATA, *CACHES), dtype)
+    assert_close(run(case, dtype, dtype), case, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax"])
+def test_huge_logits_in_16_bits(run: Run, normalizer: str, dtype: str) -> None:
+    # Whole numbers times 2^22: float32 has each exactly, and no threshold beside it.
+    shape = dataclasses.replace(MIXED, integers=True)
+    case = rounded(make_case(normalizer, shape, seed=5, scale=2.0**22), (*DATA, *CACHES), dtype)
     assert_close(run(case, dtype, dtype), case, dtype)
 
 
