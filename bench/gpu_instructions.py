@@ -96,8 +96,8 @@ def inspect(normalizer: str, head_dim: int) -> Kernel:
         issued = body.total() * kernel.warps // SCHEDULERS
         cycles = issued + products * rows * keys * head_dim // PRODUCTS_PER_CYCLE
         found.append(Pass(name, visits, body.total(), body["LDL"] + body["STL"], products, cycles))
-    registers = re.search(r"REG:(\d+)", said.stdout + said.stderr)
-    return Kernel(normalizer, (rows, keys), kernel.warps, int(registers[1]) if registers else 0, found)
+    registers = re.findall(r"REG:(\d+)", said.stdout + said.stderr)
+    return Kernel(normalizer, (rows, keys), kernel.warps, int(registers[0]), found)
 
 
 @click.command()

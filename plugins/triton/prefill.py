@@ -6,7 +6,8 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
     adaptive softmax         two: entropy, then weights
     entmax                   one for the maximum and about where the threshold is, one for each step from there, mostly
                              two, until all rows of the tile have settled, and one for the output; but for the first,
-                             they leave out tiles whose keys no row can give a weight
+                             they leave out tiles whose keys no row can give a weight. At alpha 1.5 in bfloat16 the
+                             output follows after one step, and both are repeated where its weights' sum is off
 Where a step has so few tiles that most of the device would idle, as a question about a long text that is in the cache
 already, the keys are split over programs as in decoding, for all that takes one pass; `merge.py` puts the parts
 together.
@@ -115,7 +116,7 @@ def attend_entmax(
     peak, total, slope, _, lowest, distance, support, output = state
     nearer = entmax_near(distance, (total, slope, support), attributes[2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance
-    weighted_log = slope
+    weighted_log = slope  # a value for the loop to replace
     guess = OPTIONS.guesses
     settling = True
     while settling:

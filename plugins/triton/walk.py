@@ -192,9 +192,7 @@ def walk(
 def aim(bounds, query, row, cache, attributes, listed, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state after a walk of mode "aim" over all tiles; full ones are listed where their keys may get a weight."""
     unused = (0.0, 0.0)
-    peak, total, slope, highest, lowest, distance, support, output = empty_state(OPTIONS, False)
-    peak = tl.where(exists, peak, float("inf"))  # so that no key may get a weight from a row that is none
-    state = (peak, total, slope, highest, lowest, distance, support, output)
+    state = empty_state(OPTIONS, False)
     state = walk(
         bounds, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, "none", STATISTICS
     )
@@ -208,7 +206,8 @@ def aim(bounds, query, row, cache, attributes, listed, exists, OPTIONS: tl.const
         state, live = visit(
             start, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, False, STATISTICS
         )
-        tl.store(flags + start // OPTIONS.listed_keys, 1, mask=live)  # by each row: warps need not wait for each other
+        # By each row: warps need not wait for each other.
+        tl.store(flags + start // OPTIONS.listed_keys, 1, mask=live & exists)
     return state, compact(listed, first, count)
 
 

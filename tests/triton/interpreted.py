@@ -108,6 +108,39 @@ def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
         decode.MOST_STEPS = prefill.MOST_STEPS = before
 
 
+def passes_of_decoding(case: Case) -> int:
+    """How often entmax's search reads the logits of a step's one row."""
+    from sharp.plugins.triton import decode
+
+    once, passes = decode.stored_entmax_sums, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return once(*arguments)
+
+    decode.stored_entmax_sums = counted
+    try:
+        run(case)
+    finally:
+        decode.stored_entmax_sums = once
+    return passes
+
+
+def run_chunks(case: Case, places: int) -> dict[str, np.ndarray]:
+    """As `run`, where so many places of entmax's list of tiles are looked at together."""
+    import triton.language as tl
+
+    from sharp.plugins.triton import walk
+
+    before = walk.CHUNK
+    walk.CHUNK = tl.constexpr(places)
+    try:
+        return run(case)
+    finally:
+        walk.CHUNK = before
+
+
 @contextmanager
 def parts_of(keys: int | None) -> Iterator[None]:
     """Splits the keys of prompts into parts of so many, on a device of 16 multiprocessors; None: as they would be."""

@@ -234,6 +234,27 @@ def test_entmax_is_found_in_few_passes(
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize("keys", [1, 16, 63, 64])
+def test_the_threshold_of_equal_logits_is_found_in_few_passes(
+    interpreter: ProcessPoolExecutor, keys: int, alpha: float
+) -> None:
+    # It is the end of what it is looked for in.
+    case = make_case("entmax", Shape(sequences=((keys - 1, 1),), kv_heads=1, group=1, head_dim=16), alpha=alpha)
+    case = case.with_inputs(query=np.zeros_like(case.inputs["query"]))
+    assert interpreter.submit(interpreted.passes_of_decoding, case).result() <= 3
+
+
+def test_tiles_that_may_get_a_weight_are_listed_in_chunks(interpreter: ProcessPoolExecutor, run: Run) -> None:
+    # Seventeen tiles of which some are left out, four places at a time.
+    shape = Shape(sequences=((1100, 12),), kv_heads=2, group=2, head_dim=16, value_dim=16)
+    case = make_case("entmax", shape, scale=6.0)
+    found = interpreter.submit(interpreted.run_chunks, case, 4).result()
+    np.testing.assert_array_equal(found["output"], run(case).output)
+    expected = run_reference(case).output
+    np.testing.assert_allclose(found["output"], expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+
+
 def test_a_threshold_that_was_guessed_wrong_is_not_used(run: Run) -> None:
     # Four values of logits, the lower the more keys: a step along a smooth tail gives too many of them a weight.
     context = 640
@@ -321,9 +342,10 @@ def assert_close(actual: Any, case: Case, dtype: str) -> None:
     assert error < unit  # the interpreter truncates to bfloat16 where a GPU rounds
     np.testing.assert_array_equal(actual.key_cache, expected.key_cache.astype(np.float32))
     np.testing.assert_array_equal(actual.value_cache, expected.value_cache.astype(np.float32))
-    np.testing.assert_allclose(
-        actual.stats, expected.stats, rtol=1e-4, atol=1e-4 if case.normalizer != "entmax" else 1.1
-    )
+    atol = np.full(4, 1e-4)
+    if case.normalizer == "entmax":  # keys next to the threshold, which is a guess for prompts in bfloat16
+        atol[:2] = (1e-2 if dtype == "bfloat16" else 1e-4), 2.1
+    assert (np.abs(actual.stats - expected.stats) <= atol + 1e-4 * np.abs(expected.stats)).all()
 
 
 @pytest.mark.parametrize("normalizer", ["adaptive_softmax", "entmax"])
