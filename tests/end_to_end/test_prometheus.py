@@ -19,14 +19,13 @@ import torch
 import yaml
 
 from sharp.models.attention import EagerAttention
-from sharp.models.checkpoint import load_checkpoint, read_checkpoint
+from sharp.models.checkpoint import load_checkpoint
 from sharp.models.normalizers import entropy
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.end_to_end.commands import CHECKPOINT, Server, run, serve
 from tests.prometheus import program
 
 ROOT = Path(__file__).parents[2]
-CHECKPOINTS = [CHECKPOINT.with_name(f"text-{norm}.safetensors") for norm in ("asentmax", "ssa")]
 PROMPT_BYTES = 1000
 NEW_TOKENS = 24
 REQUESTS = 3
@@ -136,10 +135,10 @@ def offline(checkpoint: Path, texts: list[list[int]]):
     return means(by_context), means(by_head)
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS, ids=[path.stem for path in CHECKPOINTS])
-def measured(request, export, tmp_path_factory):
+@pytest.fixture(scope="module")
+def measured(export, tmp_path_factory):
     """(Prometheus, what PyTorch says) after a few requests that ran together."""
-    folder = export(request.param, read_checkpoint(request.param).model.config.norm)
+    folder = export(CHECKPOINT, "ssa")
     text = (ROOT / "LICENSE").read_text()
     prompts = [text[start : start + PROMPT_BYTES] for start in range(0, REQUESTS * PROMPT_BYTES, PROMPT_BYTES)]
     baseline = folder.parent / f"{folder.name}-baseline.json"
@@ -161,7 +160,7 @@ def measured(request, export, tmp_path_factory):
         # The recording rules are to be a moment younger than the last sample.
         found.wait_for('sum(sharp_attention_entropy_nats_count{layer="0",head="0"})', tokens)
         time.sleep(1.5)
-        yield found, offline(request.param, texts)
+        yield found, offline(CHECKPOINT, texts)
 
 
 def test_entropy_moves_with_context_as_pytorch_says(measured):
