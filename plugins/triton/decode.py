@@ -20,6 +20,7 @@ Scratch memory, float32 (rows = tokens that may be decoded here * q_heads):
 import triton
 import triton.language as tl
 
+from sharp.plugins.triton.entmax import entmax_bracket, entmax_excess, entmax_step, entmax_sums, entmax_unsettled
 from sharp.plugins.triton.loads import (
     blocks_of,
     cache_of,
@@ -29,19 +30,7 @@ from sharp.plugins.triton.loads import (
     load_values,
     row_numbers,
 )
-from sharp.plugins.triton.normalizers import (
-    add_values,
-    added_up,
-    empty_state,
-    entmax_bracket,
-    entmax_excess,
-    entmax_step,
-    entmax_sums,
-    entmax_unsettled,
-    logit_factor,
-    settled,
-    temperature,
-)
+from sharp.plugins.triton.normalizers import add_values, added_up, empty_state, logit_factor, settled, temperature
 from sharp.plugins.triton.rows import decode_rows, row_bounds, scratch_row, split_bounds, unit_of
 from sharp.plugins.triton.walk import walk
 

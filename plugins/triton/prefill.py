@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from sharp.plugins.triton.decode import MOST_STEPS, store_output, store_sums
+from sharp.plugins.triton.entmax import entmax_bracket, entmax_missed, entmax_near, entmax_step, entmax_unsettled
 from sharp.plugins.triton.loads import (
     cache_of,
     context_of,
@@ -30,11 +31,6 @@ from sharp.plugins.triton.loads import (
 from sharp.plugins.triton.normalizers import (
     divided,
     empty_state,
-    entmax_bracket,
-    entmax_missed,
-    entmax_near,
-    entmax_step,
-    entmax_unsettled,
     logit_factor,
     row_statistics,
     temperature,

@@ -22,18 +22,9 @@ The parameters come in tuples:
 import triton
 import triton.language as tl
 
+from sharp.plugins.triton.entmax import entmax_aim, entmax_excess, entmax_sums
 from sharp.plugins.triton.loads import blocks_of, load_keys, load_pages, load_values
-from sharp.plugins.triton.normalizers import (
-    add_values,
-    empty_state,
-    entmax_aim,
-    entmax_excess,
-    entmax_sums,
-    logit_factor,
-    settled,
-    stream,
-    widened,
-)
+from sharp.plugins.triton.normalizers import add_values, empty_state, logit_factor, settled, stream, widened
 
 CHUNK = tl.constexpr(256)
 

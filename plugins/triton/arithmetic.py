@@ -1,0 +1,42 @@
+"""Arithmetic in fewer instructions than Triton's own, and of numbers that may be infinite."""
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def finite_or_zero(peak):
+    """What may be subtracted: before the first finite logit the maximum is -inf, and -inf - -inf is NaN."""
+    return tl.where(peak == -float("inf"), 0.0, peak)
+
+
+@triton.jit
+def log2(x):
+    """To 2^-22 in one instruction, for whole tiles: `tl.log2` takes 25, and takes a subnormal number for 0."""
+    if INTERPRETED:
+        result = tl.log2(x)
+    else:
+        result = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return result
+
+
+@triton.jit
+def log2_above_one(x):
+    """As `log2` for x >= 1, which is never subnormal: without the three instructions that look for that."""
+    if INTERPRETED:
+        result = tl.log2(x)
+    else:
+        result = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return result
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x in one instruction and to 2^-22; of a subnormal number infinity."""
+    if INTERPRETED:
+        result = 1.0 / x
+    else:
+        result = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return result
