@@ -89,12 +89,13 @@ def inspect(normalizer: str, head_dim: int) -> Kernel:
     full = loops(said.stdout)[1::2]
     names = PASSES[normalizer]
     assert len(full) == len(names), f"{normalizer} has {len(full)} loops, not {len(names)}"
-    rows, keys = kernel.constants["OPTIONS"].rows, kernel.constants["OPTIONS"].keys
+    used = kernel.constants["OPTIONS"]
+    rows, keys, width = used.rows, used.keys, used.head_width
     found = []
     for (name, visits), body in zip(names.items(), full, strict=True):
         products = 1 if name in ("observe", "aim", "count") else 2
         issued = body.total() * kernel.warps // SCHEDULERS
-        cycles = issued + products * rows * keys * head_dim // PRODUCTS_PER_CYCLE
+        cycles = issued + products * rows * keys * width // PRODUCTS_PER_CYCLE
         found.append(Pass(name, visits, body.total(), body["LDL"] + body["STL"], products, cycles))
     registers = re.findall(r"REG:(\d+)", said.stdout + said.stderr)
     return Kernel(normalizer, (rows, keys), kernel.warps, int(registers[0]), found)
