@@ -130,6 +130,7 @@ def store_int8(
             row = (following.to(tl.int64) * kv_heads + kv_head) * dim
             new = tl.load(numbers + row + channels, mask=within, other=0.0).to(tl.float32)
             held, scale = store_token(held, scale, new, slot % OPTIONS.block_size, column)
+    tl.debug_barrier()  # several threads read the scale, and may read the same numbers
     tl.store(at, held.to(tl.int8), mask=within[:, None])
     tl.store(scales + head, scale)
 

@@ -40,7 +40,7 @@ def write_present(
     total = tl.maximum(tl.minimum(total, places), 0)
     if (tl.program_id(0) == 0) & (kv_head == 0):
         queries = tokens // sequences
-        tl.store(query_start + sequence, sequence * queries)
+        tl.store(query_start, 0, mask=sequence == 0)
         tl.store(query_start + sequence + 1, (sequence + 1) * queries)
         tl.store(context_lens + sequence, first)
         tl.store(block_table + sequence, total)

@@ -1,0 +1,114 @@
+"""What NVIDIA's memcheck and racecheck look for on a GPU, of kernels that are interpreted.
+
+A kernel reads and writes only in the tensors that it was launched with. Of two accesses to one address, one of them a
+write, both are by one program, with a barrier between them, as any two threads may have made them; what two threads
+write may be the same value. A kernel that keeps to this cannot depend on the order in which programs and warps run.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Accesses:
+    """To one tensor: where it lies, and when each of its addresses was read and written last, 0 for never."""
+
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        self.read = np.zeros(self.end - self.begin, np.int64)
+        self.written = np.zeros(self.end - self.begin, np.int64)
+
+
+class MemoryCheck:
+    """Of the launch in progress. Time counts the barriers of all programs; one runs behind the other."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Accesses] = []
+        self._program: tuple[int, ...] | None = None
+        self._begun = self._now = 1  # since when the program runs, and the time
+
+    @contextmanager
+    def watched(self, tensors: Iterable[Any]) -> Iterator[None]:
+        """Looks at what a launch with these tensors does in them."""
+        places = {(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors}
+        self._tensors, self._program = [Accesses(*place) for place in sorted(places)], None
+        try:
+            yield
+        finally:
+            self._tensors = []
+
+    def barrier(self) -> None:
+        self._now += 1
+
+    def add(self, program: tuple[int, ...], addresses: np.ndarray, changed: np.ndarray | None) -> None:
+        """A program's reads or, with `changed`, its writes: which of them change what is there.
+
+        Raises:
+            AssertionError: an address is in no tensor, or was accessed by another program or without a barrier between.
+        """
+        if not self._tensors or not addresses.size:
+            return
+        if program != self._program:
+            self._program, self._now = program, self._now + 1
+            self._begun = self._now
+        found = np.searchsorted([one.begin for one in self._tensors], addresses, side="right") - 1
+        for index in np.unique(found):
+            tensor, mine = self._tensors[index], found == index
+            assert index >= 0 and (addresses[mine] < tensor.end).all(), "a kernel reads or writes beside its tensors"
+            places = (addresses[mine] - np.uint64(tensor.begin)).astype(np.int64)
+            if changed is None:
+                self._ordered(tensor.written[places])
+                tensor.read[places] = self._now
+            else:
+                self._ordered(tensor.written[places[changed[mine]]])
+                self._ordered(tensor.read[places[changed[mine]]])
+                tensor.written[places] = self._now
+
+    def _ordered(self, times: np.ndarray) -> None:
+        earlier = times[times > 0]
+        assert (earlier >= self._begun).all(), "two programs of a kernel access one address"
+        assert (earlier < self._now).all(), "a kernel accesses an address twice without a barrier between"
+
+    def install(self) -> None:
+        """Looks at all that this process's interpreter reads and writes while tensors are watched."""
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+        check = self
+
+        def checked_load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+            check.add(builder.grid_idx, pointers.data[mask.data], None)
+            return load(builder, pointers, mask, *rest)
+
+        def checked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            def differs(numbers: np.ndarray) -> np.ndarray:
+                there = load(builder, pointers, mask, None, None, None, False).data[mask.data]
+                bits = f"u{there.itemsize}"
+                different: np.ndarray = there.view(bits) != numbers.astype(there.dtype).view(bits)
+                return different
+
+            written = value.data[mask.data]
+            check.add(builder.grid_idx, pointers.data[mask.data], differs(written))
+            result = store(builder, pointers, value, mask, *rest)
+            assert not differs(written).any(), "a kernel writes two values to one address"
+            return result
+
+        InterpreterBuilder.create_masked_load = checked_load
+        InterpreterBuilder.create_masked_store = checked_store
+        InterpreterBuilder.create_barrier = lambda builder: check.barrier()
+
+    def around(self, launch: Callable[..., None]) -> Callable[..., None]:
+        """`launching.launch`, watched."""
+
+        def watched(kernel: Any, shapes: Any, arguments: dict[str, Any]) -> None:
+            given = [arguments[name] for name, kind in kernel.signature.items() if kind.startswith("*")]
+            with self.watched(one for one in given if one is not None and not isinstance(one, int)):
+                launch(kernel, shapes, arguments)
+
+        return watched
