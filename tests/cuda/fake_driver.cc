@@ -1,7 +1,9 @@
-// A CUDA driver without a GPU: it takes every call and writes it down. An image is text: the kernel's name and
-// parameters
-// ("scale x:ptr count:i32"), so that the values of a launch can be read back. The device's compute capability is in
-// SHARP_FAKE_CAPABILITY.
+// A CUDA driver without a GPU: it takes every call and writes it down. An image is text: the kernel's function and
+// parameters ("scale x:ptr count:i32"), so that the values of a launch can be read back, and behind a zero the kernel's
+// name. The device's compute capability is in SHARP_FAKE_CAPABILITY.
+//
+// Launches compute nothing unless fake_compute says what does. Then, and under SHARP_FAKE_HOST_MEMORY, device memory is
+// host memory.
 #include <cuda.h>
 
 #include <cstdlib>
@@ -11,7 +13,18 @@
 
 namespace {
 
+using Compute = void (*)(const char* image, unsigned x, unsigned y, unsigned z, void** parameters);
+
 std::string events;
+Compute compute = nullptr;
+
+bool host_memory() { return compute != nullptr || std::getenv("SHARP_FAKE_HOST_MEMORY") != nullptr; }
+
+void copy_rows(CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pitch, size_t bytes, size_t rows) {
+  if (compute == nullptr) return;
+  for (size_t row = 0; row < rows; ++row)
+    std::memcpy(reinterpret_cast<void*>(to + row * to_pitch), reinterpret_cast<void*>(from + row * from_pitch), bytes);
+}
 
 int capability() {
   const char* text = std::getenv("SHARP_FAKE_CAPABILITY");
@@ -29,6 +42,9 @@ extern "C" __attribute__((visibility("default"))) const char* fake_events() {
   events.clear();
   return taken.c_str();
 }
+
+// From now on the function does the work of every launch.
+extern "C" __attribute__((visibility("default"))) void fake_compute(Compute function) { compute = function; }
 
 FAKE cuGetErrorString(CUresult error, const char** words) {
   *words = error == CUDA_ERROR_INVALID_IMAGE ? "device kernel image is invalid" : "another error";
@@ -76,8 +92,7 @@ FAKE cuMemGetInfo(size_t* free, size_t* total) {
 
 FAKE cuMemsetD8(CUdeviceptr to, unsigned char value, size_t bytes) {
   events += "clear " + std::to_string(to) + " bytes=" + std::to_string(bytes) + "\n";
-  // Under ONNX Runtime's provider over fake_runtime.cc device memory is host memory.
-  if (std::getenv("SHARP_FAKE_HOST_MEMORY")) std::memset(reinterpret_cast<void*>(to), value, bytes);
+  if (host_memory()) std::memset(reinterpret_cast<void*>(to), value, bytes);
   return CUDA_SUCCESS;
 }
 
@@ -134,12 +149,14 @@ FAKE cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, uns
     if (type == "fp32") line << *static_cast<float*>(parameters[index]);
   }
   events += line.str() + "\n";
+  if (compute != nullptr) compute(reinterpret_cast<const char*>(function), x, y, z, parameters);
   return CUDA_SUCCESS;
 }
 
 FAKE cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   events += "copy to=" + std::to_string(to) + " from=" + std::to_string(from) + " bytes=" + std::to_string(bytes) +
             " stream=" + std::to_string(reinterpret_cast<uintptr_t>(stream)) + "\n";
+  copy_rows(to, 0, from, 0, bytes, 1);
   return CUDA_SUCCESS;
 }
 
@@ -148,11 +165,13 @@ FAKE cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
             " bytes=" + std::to_string(copy->WidthInBytes) + " rows=" + std::to_string(copy->Height) +
             " pitches=" + std::to_string(copy->srcPitch) + "," + std::to_string(copy->dstPitch) +
             " stream=" + std::to_string(reinterpret_cast<uintptr_t>(stream)) + "\n";
+  copy_rows(copy->dstDevice, copy->dstPitch, copy->srcDevice, copy->srcPitch, copy->WidthInBytes, copy->Height);
   return CUDA_SUCCESS;
 }
 
 FAKE cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
   events +=
       "set to=" + std::to_string(to) + " value=" + std::to_string(value) + " bytes=" + std::to_string(bytes) + "\n";
+  if (compute != nullptr) std::memset(reinterpret_cast<void*>(to), value, bytes);
   return CUDA_SUCCESS;
 }

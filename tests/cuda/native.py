@@ -11,6 +11,7 @@ from sharp.plugins.cuda.compiler import HIDDEN_ARGUMENTS, PTX_CAPABILITY, Image,
 from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 from sharp.plugins.cuda.package import write_package
 from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.triton.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = ("PagedAttention", "Attention")
@@ -47,13 +48,18 @@ def fake_image(kernel: Kernel, capability: int | None) -> Image:
     )
     parameters = [f"{name}:{'ptr' if kind[0] == '*' else kind}" for name, kind in kernel.arguments.items()]
     words = [f"{function}@{image.target}", *parameters, *(f"{name}:ptr" for name in HIDDEN_ARGUMENTS)]
-    object.__setattr__(image, "content", " ".join(words).encode() + b"\0")
+    object.__setattr__(image, "content", f"{' '.join(words)}\0{kernel.name}\0".encode())
     return image
 
 
-def fake_package(folder: Path, capabilities: Sequence[int | None] = (80, 86, 90, 100, None)) -> None:
+def fake_options() -> list[Options]:
+    """What the fake package's kernels are compiled for."""
     dtypes = ["float16", "float32", "float32/int8"]
-    options = [option for op in OPS for option in options_for(NORMALIZERS, [64, 128], dtypes, FEATURES, op)]
+    return [option for op in OPS for option in options_for(NORMALIZERS, [64, 128], dtypes, FEATURES, op)]
+
+
+def fake_package(folder: Path, capabilities: Sequence[int | None] = (80, 86, 90, 100, None)) -> None:
+    options = fake_options()
     images = [
         fake_image(kernel, capability)
         for capability in capabilities

@@ -25,6 +25,11 @@ class Accesses:
         self.written = np.zeros(self.end - self.begin, np.int64)
 
 
+def place_of(tensor: Any) -> tuple[int, int]:
+    """Where torch's tensor begins and ends."""
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+
 class MemoryCheck:
     """Of the launch in progress. Time counts the barriers of all programs; one runs behind the other."""
 
@@ -34,10 +39,9 @@ class MemoryCheck:
         self._begun = self._now = 1  # since when the program runs, and the time
 
     @contextmanager
-    def watched(self, tensors: Iterable[Any]) -> Iterator[None]:
-        """Looks at what a launch with these tensors does in them."""
-        places = {(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors}
-        self._tensors, self._program = [Accesses(*place) for place in sorted(places)], None
+    def watched(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
+        """Looks at what a launch does in the tensors that begin and end at these addresses."""
+        self._tensors, self._program = [Accesses(*place) for place in sorted(set(places))], None
         try:
             yield
         finally:
@@ -108,7 +112,7 @@ class MemoryCheck:
 
         def watched(kernel: Any, shapes: Any, arguments: dict[str, Any]) -> None:
             given = [arguments[name] for name, kind in kernel.signature.items() if kind.startswith("*")]
-            with self.watched(one for one in given if one is not None and not isinstance(one, int)):
+            with self.watched(place_of(tensor) for tensor in given if tensor is not None):
                 launch(kernel, shapes, arguments)
 
         return watched

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from tests.triton.interpreted import MEMORY
+from tests.triton.memory_check import place_of
 
 
 @triton.jit
@@ -38,6 +39,6 @@ def kernel(numbers, FAULT: tl.constexpr):
 def run(fault: str) -> list[int]:
     """What the programs leave in 40 numbers that were 0."""
     numbers = torch.zeros(40, dtype=torch.int32)
-    with MEMORY.watched([numbers[:25] if fault == "beside" else numbers]):
+    with MEMORY.watched([place_of(numbers[:25] if fault == "beside" else numbers)]):
         kernel[(2,)](numbers, FAULT=fault)
     return numbers.tolist()

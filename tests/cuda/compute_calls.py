@@ -1,0 +1,42 @@
+"""Cases of bench/gpu_library.py on a GPU that is interpreted, with memory accesses checked as in tests/triton.
+
+python -m tests.cuda.compute_calls FOLDER: cases as JSON on stdin, its rows for each on stdout.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cuda.computing import Device, Memory
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import gpu_library
+import torch
+
+
+def rows(caller: gpu_library.Caller, op: gpu_library.Op, case: dict[str, Any], device: Device) -> list[dict[str, Any]]:
+    """What each way to call the op has computed for the case."""
+    case = {name: getattr(torch, value) if "dtype" in name else value for name, value in case.items()}
+    call = op.make_call(device="cpu", **case)
+    wanted = op.expected(gpu_library.to_numpy(call.tensors), call.normalizer, call.attributes)
+    found = []
+    for how in op.ways(case):
+        call = op.make_call(device="cpu", **case)
+        row = op.compare(call, wanted, lambda call, how=how: op.run(caller, call, how))
+        found.append({"how": how, **row, "launches": device.launches, "failures": device.failures})
+        device.launches, device.failures = [], []
+    return found
+
+
+def main() -> None:
+    caller = gpu_library.Caller(Path(sys.argv[1]))
+    ops = {op.name: op for op in gpu_library.OPS}
+    with Memory() as memory:
+        device = Device(memory)
+        json.dump([rows(caller, ops[name], case, device) for name, case in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
