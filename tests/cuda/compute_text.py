@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.cuda.computing import Device
-
 from sharp import LLM, SamplingParams
 from sharp.serving.backends import onnxruntime as backends
 from sharp.serving.config import BackendConfig, EngineConfig
+from tests.cuda.computing import Device
 
 # Together they are prompts of several chunks, a shared beginning, decoding beside prompts, and tokens guessed ahead.
 PROMPTS = ("abc abc abc abc abc abc abc ", "abc abc abc abc abc abc then another one", "short", "x" * 90)

@@ -1,7 +1,7 @@
 """The GPU libraries with results: the fake driver has each launch done by Triton's interpreter, over host memory.
 
-What a GPU would compute from the same launches is what comes out. For processes of their own, where the fake driver is
-what the loader finds.
+What a GPU would compute from the same launches is what comes out. For processes of their own with TRITON_INTERPRET=1,
+where the fake driver is what the loader finds.
 """
 
 import ctypes
@@ -10,17 +10,14 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from tests.triton import interpreted
-from tests.triton.interpreted import MEMORY
-
-interpreted.start()  # before Triton is imported
-
 import torch
 from torch.overrides import TorchFunctionMode
 
 from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.cuda.kernel_set import kernels_for
 from tests.cuda.native import fake_options
+from tests.triton import interpreted
+from tests.triton.interpreted import MEMORY
 
 CAPABILITY = 90
 TYPES = {
@@ -60,6 +57,7 @@ class Device:
     """Does the launches of a fake driver; in `memory`, if given, what kernels read and write is checked."""
 
     def __init__(self, memory: Memory | None = None) -> None:
+        interpreted.start()
         self.failures: list[str] = []
         self.launches: list[str] = []  # names of kernels
         self._memory = memory

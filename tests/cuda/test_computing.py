@@ -1,6 +1,6 @@
 """What the GPU libraries compute, on a GPU that is interpreted: the whole way from a call to its results.
 
-Elsewhere launches are compared with those that are expected, and kernels with the reference; here nothing is in between.
+Elsewhere launches are compared with those that are expected, and kernels with the reference; here nothing is between.
 """
 
 import json
@@ -53,7 +53,7 @@ def run(module, libraries, *arguments, given=None):
     finished = subprocess.run(
         [sys.executable, "-m", f"tests.cuda.{module}", *arguments],
         input=json.dumps(given),
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver")},
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver"), "TRITON_INTERPRET": "1"},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -34,6 +34,7 @@ def start() -> None:
     torch.Tensor.new_empty = _poisoned(torch.Tensor.new_empty)  # type: ignore[assignment]
     _widen_bfloat16()
     _drop_nan()
+    _patch_once()
     from sharp.plugins.triton import launching
 
     MEMORY.install()
@@ -64,6 +65,26 @@ def _drop_nan() -> None:
 
     InterpreterBuilder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
     InterpreterBuilder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
+
+
+def _patch_once() -> None:
+    """Triton 3.7's interpreter patches all of `triton.language` at each call of a function, in 40 % of its time.
+
+    Here it stays patched: this process compiles nothing.
+    """
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    patched: set[frozenset[str]] = set()  # by names of the language's modules: Triton's own functions use others
+
+    def patch_once(function: Any) -> Any:
+        modules = frozenset({"tl", "core"} & function.__globals__.keys())
+        if modules not in patched:
+            patch(function)
+            patched.add(modules)
+        return interpreter._LangPatchScope()  # in which there is nothing to restore
+
+    interpreter._patch_lang = patch_once
 
 
 def _poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
