@@ -5,6 +5,7 @@ where the fake driver is what the loader finds.
 """
 
 import ctypes
+import os
 import weakref
 from collections.abc import Iterable
 from functools import cache
@@ -19,7 +20,7 @@ from tests.cuda.native import fake_options
 from tests.triton import interpreted
 from tests.triton.interpreted import MEMORY
 
-CAPABILITY = 90
+CAPABILITY = int(os.environ.get("SHARP_FAKE_CAPABILITY", "90"))  # as the fake driver
 TYPES = {
     "*fp32": torch.float32,
     "*fp16": torch.float16,

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+ANYTHING = 101
+
 
 @dataclass
 class Accesses:
@@ -86,9 +88,12 @@ class MemoryCheck:
         load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
         check = self
 
-        def checked_load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        def checked_load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
             check.add(builder.grid_idx, pointers.data[mask.data], None)
-            return load(builder, pointers, mask, *rest)
+            loaded = load(builder, pointers, mask, other, *rest)
+            if other is None:  # what was not read is anything
+                loaded.data[~mask.data] = np.nan if loaded.data.dtype.kind == "f" else ANYTHING
+            return loaded
 
         def checked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
             def differs(numbers: np.ndarray) -> np.ndarray:
