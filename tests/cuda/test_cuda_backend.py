@@ -200,18 +200,31 @@ def test_a_gpu_without_kernels_of_its_own_is_refused_at_start(libraries, cuda_pr
     assert "has no kernel write_cache float32 float32 64 64 16 for compute capability 7.5" in said
 
 
-def test_the_doctor_sees_that_this_gpu_computes_nothing(libraries, cuda_provider):
+def run_doctor(libraries, cuda_provider, *command):
     finished = subprocess.run(
-        [sys.executable, "-c", "from sharp.plugins.cli import main; main()", "doctor", "--json"],
+        [sys.executable, *command],
         env={**os.environ, "SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider},
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert finished.returncode == 1
-    assert "ONNX Runtime on a GPU, our kernels: wrong here. Please open an issue" in finished.stderr
     said = json.loads(finished.stdout)
     assert said["machine"]["GPU"] == "a fake GPU, compute capability 9.0, 8 GiB, a driver for CUDA 13.1"
     found = {backend["name"]: backend for backend in said["backends"]}
     assert found["ONNX Runtime on the CPU, our kernels"]["status"] == "agrees"
-    on_gpu = found["ONNX Runtime on a GPU, our kernels"]
+    return finished, found["ONNX Runtime on a GPU, our kernels"]
+
+
+def test_the_doctor_sees_that_this_gpu_computes_nothing(libraries, cuda_provider):
+    command = "from sharp.plugins.cli import main; main()"
+    finished, on_gpu = run_doctor(libraries, cuda_provider, "-c", command, "doctor", "--json")
+    assert finished.returncode == 1
+    assert "ONNX Runtime on a GPU, our kernels: wrong here. Please open an issue" in finished.stderr
     assert on_gpu["status"] == "differs" and len(on_gpu["comparisons"]) == 8
+
+
+def test_the_doctor_agrees_with_a_gpu_that_is_interpreted(libraries, cuda_provider):
+    computing = {**cuda_provider, "TRITON_INTERPRET": "1"}
+    finished, on_gpu = run_doctor(libraries, computing, "-m", "tests.cuda.compute_doctor")
+    assert finished.returncode == 0, finished.stderr
+    assert on_gpu["status"] == "agrees" and len(on_gpu["comparisons"]) == 8
