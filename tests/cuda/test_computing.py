@@ -79,9 +79,7 @@ def test_library_and_plugins_agree_with_float64(libraries, normalizer):
     assert launched == {"write_cache", "write_int8_cache", "write_present", "prefill", "merge", *decoding, *question}
 
 
-@pytest.mark.parametrize(
-    ("norm", "options"), [("ssa", ()), ("asentmax", ("--kv-dtype", "int8")), ("adaptive-temperature", ())]
-)
+@pytest.mark.parametrize(("norm", "options"), [("ssa", ()), ("asentmax", ("--kv-dtype", "int8"))])
 def test_a_text_is_that_of_the_cpu(libraries, tmp_path, norm, options):
     save_checkpoint(tmp_path / "tiny.safetensors", tiny_model(norm, head_dim=64))
     folder = tmp_path / "model"

@@ -91,7 +91,7 @@ class MemoryCheck:
         def checked_load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
             check.add(builder.grid_idx, pointers.data[mask.data], None)
             loaded = load(builder, pointers, mask, other, *rest)
-            if other is None:  # what was not read is anything
+            if other is None and mask.data.size > 1:  # what is not read is anything; the interpreter has no scalar 0
                 loaded.data[~mask.data] = np.nan if loaded.data.dtype.kind == "f" else ANYTHING
             return loaded
 
