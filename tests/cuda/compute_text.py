@@ -15,8 +15,8 @@ from sharp.serving.config import BackendConfig, EngineConfig
 from tests.cuda.computing import Device
 
 # Together they are prompts of several chunks, a shared beginning, decoding beside prompts, and tokens guessed ahead.
-PROMPTS = ("abc abc abc abc abc abc abc ", "abc abc abc abc abc abc then another one", "short", "x" * 90)
-SAMPLING = SamplingParams(temperature=0, max_tokens=5, logprobs=2)
+PROMPTS = ("abc abc abc abc abc abc abc ", "abc abc abc abc abc abc then another one", "short", "x" * 70)
+SAMPLING = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
 
 
 def generate(folder: str) -> dict[str, Any]:
