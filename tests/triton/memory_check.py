@@ -52,8 +52,10 @@ class MemoryCheck:
     def barrier(self) -> None:
         self._now += 1
 
-    def add(self, program: tuple[int, ...], addresses: np.ndarray, changed: np.ndarray | None) -> None:
-        """A program's reads or, with `changed`, its writes: which of them change what is there.
+    def add(
+        self, program: tuple[int, ...], addresses: np.ndarray, changes: Callable[[], np.ndarray] | None = None
+    ) -> None:
+        """A program's reads or, with `changes`, its writes: which of them change what is there.
 
         Raises:
             AssertionError: an address is in no tensor, or was accessed by another program or without a barrier between.
@@ -64,9 +66,11 @@ class MemoryCheck:
             self._program, self._now = program, self._now + 1
             self._begun = self._now
         found = np.searchsorted([one.begin for one in self._tensors], addresses, side="right") - 1
+        ends = np.array([one.end for one in self._tensors], np.uint64)
+        assert ((found >= 0) & (addresses < ends[found])).all(), "a kernel reads or writes beside its tensors"
+        changed = changes() if changes else None
         for index in np.unique(found):
             tensor, mine = self._tensors[index], found == index
-            assert index >= 0 and (addresses[mine] < tensor.end).all(), "a kernel reads or writes beside its tensors"
             places = (addresses[mine] - np.uint64(tensor.begin)).astype(np.int64)
             if changed is None:
                 self._ordered(tensor.written[places])
@@ -89,23 +93,22 @@ class MemoryCheck:
         check = self
 
         def checked_load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
-            check.add(builder.grid_idx, pointers.data[mask.data], None)
+            check.add(builder.grid_idx, pointers.data[mask.data])
             loaded = load(builder, pointers, mask, other, *rest)
             if other is None and mask.data.size > 1:  # what is not read is anything; the interpreter has no scalar 0
                 loaded.data[~mask.data] = np.nan if loaded.data.dtype.kind == "f" else ANYTHING
             return loaded
 
         def checked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-            def differs(numbers: np.ndarray) -> np.ndarray:
+            def changes() -> np.ndarray:
                 there = load(builder, pointers, mask, None, None, None, False).data[mask.data]
                 bits = f"u{there.itemsize}"
-                different: np.ndarray = there.view(bits) != numbers.astype(there.dtype).view(bits)
+                different: np.ndarray = there.view(bits) != value.data[mask.data].astype(there.dtype).view(bits)
                 return different
 
-            written = value.data[mask.data]
-            check.add(builder.grid_idx, pointers.data[mask.data], differs(written))
+            check.add(builder.grid_idx, pointers.data[mask.data], changes)
             result = store(builder, pointers, value, mask, *rest)
-            assert not differs(written).any(), "a kernel writes two values to one address"
+            assert not changes().any(), "a kernel writes two values to one address"
             return result
 
         InterpreterBuilder.create_masked_load = checked_load
