@@ -21,7 +21,7 @@ Compute compute = nullptr;
 bool host_memory() { return compute != nullptr || std::getenv("SHARP_FAKE_HOST_MEMORY") != nullptr; }
 
 void copy_rows(CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pitch, size_t bytes, size_t rows) {
-  if (compute == nullptr) return;
+  if (!host_memory()) return;
   for (size_t row = 0; row < rows; ++row)
     std::memcpy(reinterpret_cast<void*>(to + row * to_pitch), reinterpret_cast<void*>(from + row * from_pitch), bytes);
 }
@@ -172,6 +172,6 @@ FAKE cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
 FAKE cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
   events +=
       "set to=" + std::to_string(to) + " value=" + std::to_string(value) + " bytes=" + std::to_string(bytes) + "\n";
-  if (compute != nullptr) std::memset(reinterpret_cast<void*>(to), value, bytes);
+  if (host_memory()) std::memset(reinterpret_cast<void*>(to), value, bytes);
   return CUDA_SUCCESS;
 }
