@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sharp.exporter.decoder import Decoder
-from sharp.exporter.reading import read_source
-from sharp.exporter.source import Source
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.checkpoints.source import Source
 from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.plugins.errors import InputError
 

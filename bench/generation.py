@@ -79,7 +79,7 @@ def genai(folder: Path, threads: int, _context: int) -> Runtime:
     """onnxruntime-genai; a folder of ours gets our library."""
     import onnxruntime_genai
 
-    from sharp.exporter.genai import with_kernels
+    from sharp.exporter.forms.contiguous.genai import with_kernels
     from sharp.plugins import library_path
 
     config = onnxruntime_genai.Config(str(folder))

@@ -22,7 +22,7 @@ from result_file import PACKAGES, header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, available_cpus
-from sharp.serving.metrics import Metrics, ModelMetrics
+from sharp.serving.observability.metrics import Metrics, ModelMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 READ_EVERY_STEPS = 5

@@ -14,19 +14,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sharp.exporter.kinds import check_exists
+from sharp.exporter.checkpoints.kinds import check_exists
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 from sharp.plugins.errors import VerificationError
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --help or a typing error
-    from sharp.exporter.source import Source
+    from sharp.exporter.checkpoints.source import Source
 
 
 def print_architectures(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     """What `--list` does: print the table and leave."""
     if not wanted or context.resilient_parsing:
         return
-    from sharp.exporter.architectures import ARCHITECTURES
+    from sharp.exporter.checkpoints.architectures import ARCHITECTURES
 
     table = Table(title="Hugging Face models (GGUF too, where transformers reads it)", title_justify="left")
     for name in ("model_type", "models", "kind", "positions", "attention"):
@@ -212,11 +212,11 @@ def export(
             if read.unused_weights:
                 progress.console.print(unused_warning(read))
 
+        from sharp.exporter.checkpoints.norm_options import NormOptions
         from sharp.exporter.export import Export, ExportSettings
         from sharp.exporter.export import dry_run as plan
         from sharp.exporter.export import export as run
-        from sharp.exporter.graph_options import GraphOptions
-        from sharp.exporter.norm_options import NormOptions
+        from sharp.exporter.graph.graph_options import GraphOptions
         from sharp.exporter.plan import Plan
         from sharp.exporter.report import report, report_plan, untrained_warning, unused_warning
         from sharp.plugins.manifest import NormParameter

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sharp.exporter.forms import make_form
-from sharp.exporter.norm_options import options_of
-from sharp.exporter.reading import read_source
-from sharp.exporter.uncached import UncachedModel
-from sharp.exporter.uncached_session import UncachedSession
+from sharp.exporter.checkpoints.norm_options import options_of
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.forms.form import make_form
+from sharp.exporter.forms.uncached.inputs import UncachedModel
+from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.models.evaluation import Row, measure
 from sharp.models.tasks.recipe import with_parameters, with_stored_parameters
 from sharp.models.tasks.registry import TASKS, get_task

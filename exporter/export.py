@@ -13,15 +13,19 @@ from typing import Any
 
 from torch import Tensor
 
-from sharp.exporter import lowering
-from sharp.exporter.decoder import Decoder
-from sharp.exporter.forms import Form, make_form
-from sharp.exporter.genai import write_genai_config
-from sharp.exporter.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptions
-from sharp.exporter.half_precision import weights_as, widen_bfloat16
-from sharp.exporter.mapped_decoder import MappedDecoder, with_norm_map
-from sharp.exporter.norm_options import NO_OPTIONS, NormOptions, norm_parameters
-from sharp.exporter.perplexity import (
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.mapped_decoder import MappedDecoder, with_norm_map
+from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions, norm_parameters
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.forms.contiguous.genai import write_genai_config
+from sharp.exporter.forms.form import Form, make_form
+from sharp.exporter.graph import lowering
+from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptions
+from sharp.exporter.graph.half_precision import weights_as, widen_bfloat16
+from sharp.exporter.graph.quantization import quantize
+from sharp.exporter.plan import Plan, make_plan
+from sharp.exporter.verification.perplexity import (
     MOST_TOKENS,
     QUANTIZED_TOKENS,
     Perplexity,
@@ -30,14 +34,10 @@ from sharp.exporter.perplexity import (
     read_tokens,
     text_losses,
 )
-from sharp.exporter.plan import Plan, make_plan
-from sharp.exporter.quantization import quantize
-from sharp.exporter.reading import read_source
-from sharp.exporter.source import Source
-from sharp.exporter.tolerance import tolerance_of
-from sharp.exporter.verification import WIDENED, Runtime, runtimes_of
-from sharp.exporter.verification_report import REPORT_FILE, summary, verification_report
-from sharp.exporter.verifier import Text, Verification, number_of_checks, verify
+from sharp.exporter.verification.report import REPORT_FILE, summary, verification_report
+from sharp.exporter.verification.tolerance import tolerance_of
+from sharp.exporter.verification.verification import WIDENED, Runtime, runtimes_of
+from sharp.exporter.verification.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError, SharpError
@@ -73,7 +73,7 @@ class Export:
     manifest: manifest.Manifest
     verification: Verification
     perplexity: Perplexity | None
-    report: dict[str, Any]  # of `sharp.exporter.verification_report`
+    report: dict[str, Any]  # of `sharp.exporter.verification.report`
 
 
 def export(

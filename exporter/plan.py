@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from sharp.exporter.decoder import Decoder
-from sharp.exporter.forms import Form
-from sharp.exporter.graph_options import GraphOptions
-from sharp.exporter.parking import LEAST_BYTES
-from sharp.exporter.quantization import choose_packings
-from sharp.exporter.source import Source
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.forms.form import Form
+from sharp.exporter.graph.graph_options import GraphOptions
+from sharp.exporter.graph.quantization import choose_packings
+from sharp.exporter.verification.parked_weights import LEAST_BYTES
 from sharp.models.config import SharpConfig
 from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.manifest import NormParameter, Target

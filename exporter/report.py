@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from sharp.exporter.continuation import Continuation
-from sharp.exporter.decoder import Decoder
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.export import Export
-from sharp.exporter.perplexity import Perplexity
 from sharp.exporter.plan import Plan
-from sharp.exporter.source import Source
-from sharp.exporter.verification import WIDENED, Comparison
-from sharp.exporter.verifier import ROUNDING_FACTOR
+from sharp.exporter.verification.greedy_decoding import Continuation
+from sharp.exporter.verification.perplexity import Perplexity
+from sharp.exporter.verification.verification import WIDENED, Comparison
+from sharp.exporter.verification.verifier import ROUNDING_FACTOR
 from sharp.plugins.manifest import HeadNorm
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists

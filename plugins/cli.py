@@ -21,14 +21,16 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
-    "baseline": Lazy("sharp.serving.baseline:baseline", "serve", "Record how the heads' entropies are distributed."),
+    "baseline": Lazy(
+        "sharp.serving.observability.baseline:baseline", "serve", "Record how the heads' entropies are distributed."
+    ),
     "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Send a server a load and print how fast it answers."),
     "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
     "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
     "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
     "fit-temperature": Lazy("sharp.models.fit_temperature:fit_temperature", "export", "Fit the adaptive temperature."),
     "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
-    "health": Lazy("sharp.serving.health:health", "serve", "Ask the server on this machine whether it serves."),
+    "health": Lazy("sharp.serving.server.health:health", "serve", "Ask the server on this machine whether it serves."),
     "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
     "plan": Lazy("sharp.serving.capacity.cli:plan", "serve", "How much memory, servers and money a load needs."),
     "serve": Lazy("sharp.serving.cli:serve", "serve", "Serve a model folder over gRPC and OpenAI's HTTP API."),

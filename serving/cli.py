@@ -13,19 +13,19 @@ from rich.console import Console
 from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
-from sharp.serving.attention import AttentionSummary
+from sharp.serving.api.attention import AttentionSummary
+from sharp.serving.api.errors import InputError, NotFoundError, SharpError
+from sharp.serving.api.events import Delta, Finished, FinishReason
+from sharp.serving.api.request import Prompt
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.client import Client
 from sharp.serving.client.channel import CUT_SHORT, MOST_ATTEMPTS
 from sharp.serving.client.options import connection_options
-from sharp.serving.engine.events import Delta, Finished, FinishReason
-from sharp.serving.errors import InputError, NotFoundError, SharpError
 from sharp.serving.llm import LLM
-from sharp.serving.request import Prompt
-from sharp.serving.request_log import set_up_logging
-from sharp.serving.sampling_params import SamplingParams
-from sharp.serving.server import Started, run_server
-from sharp.serving.settings import CONFIG_VARIABLE, ServeSettings, read_settings
-from sharp.serving.startup import print_startup
+from sharp.serving.observability.request_log import set_up_logging
+from sharp.serving.server.server import Started, run_server
+from sharp.serving.server.settings import CONFIG_VARIABLE, ServeSettings, read_settings
+from sharp.serving.server.startup import print_startup
 
 HEADS_SHOWN = 5
 PATH = click.Path(path_type=Path)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sharp.serving.errors import InputError
+from sharp.serving.api.errors import InputError
 from sharp.serving.processors import available_cpus
-from sharp.serving.tls import TlsConfig
+from sharp.serving.server.tls import TlsConfig
 
 MIB = 2**20
 MOST = 2**31 - 1  # tokens of a step, and of all that waits: more is no limit

@@ -5,13 +5,13 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from sharp.serving.completion import Answers, Completion
+from sharp.serving.api.completion import Answers, Completion
+from sharp.serving.api.errors import InputError, QueueFullError
+from sharp.serving.api.events import Delta, Event, Failed, Finished
+from sharp.serving.api.request import Prompt, Request
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.events import Delta, Event, Failed, Finished
-from sharp.serving.errors import InputError, QueueFullError
-from sharp.serving.model_folder import load_model_folder
-from sharp.serving.request import Prompt, Request
-from sharp.serving.sampling_params import SamplingParams
+from sharp.serving.engine.model_folder import load_model_folder
 
 # Nobody watches the tokens come, so prompts need not hold back for those that decode.
 OFFLINE = EngineConfig(attention_interval=0, prefill_chunk_tokens=EngineConfig.max_batch_tokens)

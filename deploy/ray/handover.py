@@ -1,7 +1,7 @@
 """Messages handed to whoever reads them, and how far ahead of that reader one may be.
 
 In Serve only gRPC, between its proxies and replicas, waits for a reader. Waiting here, too, makes a client that does
-not read a matter of `sharp.serving.service`, which bounds what waits for it and then stops its request.
+not read a matter of `sharp.serving.frontends.service`, which bounds what waits for it and then stops its request.
 """
 
 import asyncio

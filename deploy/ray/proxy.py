@@ -22,9 +22,9 @@ from ray.serve.generated import serve_pb2
 from sharp.kserve import grpc_service_pb2
 from sharp.ray.handover import unpacked
 from sharp.ray.request import model_of, prefix_key
-from sharp.serving.errors import NotFoundError, QueueFullError, SharpError, SlowReaderError, UnavailableError
-from sharp.serving.grpc.status import abort, write
-from sharp.serving.kserve.service import answer_together, stream_error
+from sharp.serving.api.errors import NotFoundError, QueueFullError, SharpError, SlowReaderError, UnavailableError
+from sharp.serving.frontends.kserve.service import answer_together, stream_error
+from sharp.serving.frontends.rpc.status import abort, write
 from sharp.v1 import control_pb2, inference_pb2
 
 SERVICES = (

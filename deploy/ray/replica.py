@@ -22,20 +22,20 @@ from sharp.ray.context import ReplicaContext, Servicer
 from sharp.ray.handover import Batch, held_back, missing_settings
 from sharp.ray.request import model_of
 from sharp.ray.router import PrefixRouter
-from sharp.serving.errors import FieldError, InputError, NotFoundError, SharpError
-from sharp.serving.grpc.control import MISSING_REQUEST_ID, ControlService
-from sharp.serving.grpc.inference import InferenceService
-from sharp.serving.grpc.status import abort, reports_errors
-from sharp.serving.http.app import metrics_route
-from sharp.serving.http.authentication import TokenMiddleware, is_protected
-from sharp.serving.http.errors import error_response
-from sharp.serving.http.server import HttpServer
-from sharp.serving.kserve.service import KServeService
-from sharp.serving.metrics import Metrics
-from sharp.serving.request_log import set_up_logging
-from sharp.serving.running import RunningModel, run_model
-from sharp.serving.settings import read_settings
-from sharp.serving.tokens import Tokens
+from sharp.serving.api.errors import FieldError, InputError, NotFoundError, SharpError
+from sharp.serving.frontends.grpc.control import MISSING_REQUEST_ID, ControlService
+from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.frontends.http.app import metrics_route
+from sharp.serving.frontends.http.authentication import TokenMiddleware, is_protected
+from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.http.server import HttpServer
+from sharp.serving.frontends.kserve.service import KServeService
+from sharp.serving.frontends.rpc.status import abort, reports_errors
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.request_log import set_up_logging
+from sharp.serving.server.running import RunningModel, run_model
+from sharp.serving.server.settings import read_settings
+from sharp.serving.server.tokens import Tokens
 from sharp.v1 import control_pb2
 
 logger = logging.getLogger(__name__)

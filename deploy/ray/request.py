@@ -4,8 +4,8 @@ import hashlib
 from typing import Any
 
 from sharp.kserve import grpc_service_pb2
-from sharp.serving.errors import FieldError
-from sharp.serving.kserve.tensors import TEXT_INPUT, read_inputs
+from sharp.serving.api.errors import FieldError
+from sharp.serving.frontends.kserve.tensors import TEXT_INPUT, read_inputs
 from sharp.v1 import inference_pb2
 
 MODEL_FIELDS = ("model", "model_name", "name")  # sharp.v1's, and two of KServe's

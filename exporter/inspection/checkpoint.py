@@ -8,12 +8,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from sharp.exporter.decoder import Decoder
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
-from sharp.exporter.op_attributes import op_attributes
-from sharp.exporter.reading import read_source
-from sharp.exporter.source import Source
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.models.checkpoint import is_sharp_folder, load_checkpoint
 from sharp.models.config import SharpConfig

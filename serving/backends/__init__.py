@@ -4,9 +4,9 @@ from importlib import import_module
 from pathlib import Path
 
 from sharp.plugins.manifest import Manifest
+from sharp.serving.api.errors import NotFoundError
 from sharp.serving.backends.backend import Backend, Batch, Limits, StepOutput
 from sharp.serving.config import BackendConfig
-from sharp.serving.errors import NotFoundError
 
 __all__ = ["BACKENDS", "Backend", "Batch", "Limits", "StepOutput", "load_backend"]
 

@@ -11,7 +11,7 @@ import onnxruntime
 from sharp.plugins import library_path
 from sharp.plugins.cache_tensors import ELEMENTS, CacheTensor
 from sharp.plugins.cuda.device import clear_memory, find_device
-from sharp.serving.errors import InputError, SharpError
+from sharp.serving.api.errors import InputError, SharpError
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from sharp.plugins.cuda.device import free_memory
 from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.plugins.page_memory import into_huge_pages
+from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
 from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device, device_cache
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
-from sharp.serving.cache_size import available_memory, tensors_of
 from sharp.serving.config import BackendConfig
-from sharp.serving.errors import InputError, SharpError
+from sharp.serving.engine.cache_size import available_memory, tensors_of
 
 logger = logging.getLogger(__name__)
 

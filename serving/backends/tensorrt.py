@@ -14,10 +14,10 @@ from sharp.plugins.cuda.runtime import Cuda
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
+from sharp.serving.api.errors import EngineError, InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
-from sharp.serving.cache_size import tensors_of
 from sharp.serving.config import BackendConfig
-from sharp.serving.errors import EngineError, InputError, SharpError
+from sharp.serving.engine.cache_size import tensors_of
 
 DTYPES = {
     "input_ids": "INT64",

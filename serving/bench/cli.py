@@ -14,11 +14,11 @@ from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.output_file import check_can_write
+from sharp.serving.api.errors import SharpError
 from sharp.serving.bench.load import Load, run_load
 from sharp.serving.bench.summary import Percentiles, Summary, summarize
 from sharp.serving.client import AsyncClient
 from sharp.serving.client.options import connection_options
-from sharp.serving.errors import SharpError
 
 HELP = {"help_option_names": ["-h", "--help"]}
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sharp.serving.api.errors import InputError, QueueFullError, SharpError
+from sharp.serving.api.events import Delta, FinishReason
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.client import AsyncClient
 from sharp.serving.client.channel import CUT_SHORT
-from sharp.serving.engine.events import Delta, FinishReason
-from sharp.serving.errors import InputError, QueueFullError, SharpError
-from sharp.serving.sampling_params import SamplingParams
 
 MOST_REQUESTS = 1_000_000
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sharp.serving.errors import InputError, NotFoundError
+from sharp.serving.api.errors import InputError, NotFoundError
 
 
 class Device(BaseModel):

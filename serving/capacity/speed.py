@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sharp.serving.api.errors import InputError
 from sharp.serving.capacity.devices import Device
-from sharp.serving.errors import InputError
 
 # Shares of the data sheet's numbers that a good runtime reaches; ours, and not measured on any of these devices.
 BANDWIDTH_SHARE = 0.6

@@ -6,13 +6,13 @@ from typing import Any, Self
 
 import grpc
 
+from sharp.serving.api.completion import Answers, Completion
+from sharp.serving.api.events import Delta, Event, Finished
+from sharp.serving.api.request import Prompt
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.client.channel import error_of
 from sharp.serving.client.connection import Connection
 from sharp.serving.client.messages import event_of, request_message
-from sharp.serving.completion import Answers, Completion
-from sharp.serving.engine.events import Delta, Event, Finished
-from sharp.serving.request import Prompt
-from sharp.serving.sampling_params import SamplingParams
 from sharp.v1 import control_pb2, inference_pb2
 
 

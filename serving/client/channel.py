@@ -9,8 +9,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from sharp.serving.config import MIB
-from sharp.serving.errors import (
+from sharp.serving.api.errors import (
     AlreadyExistsError,
     FieldError,
     InputError,
@@ -21,6 +20,7 @@ from sharp.serving.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from sharp.serving.config import MIB
 
 MOST_ATTEMPTS = 5  # gRPC makes no more, whatever it is told
 RETRY_SECONDS = 1.0  # after a server that is gone, which cannot say when to come back

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from sharp.serving.attention import AttentionSummary
-from sharp.serving.engine.events import (
+from sharp.serving.api.attention import AttentionSummary
+from sharp.serving.api.errors import InputError
+from sharp.serving.api.events import (
     Delta,
     Event,
     Finished,
@@ -16,9 +17,8 @@ from sharp.serving.engine.events import (
     TokenLogprobs,
     Usage,
 )
-from sharp.serving.errors import InputError
-from sharp.serving.request import Prompt
-from sharp.serving.sampling_params import NotGiven, SamplingParams
+from sharp.serving.api.request import Prompt
+from sharp.serving.api.sampling_params import NotGiven, SamplingParams
 from sharp.v1 import inference_pb2
 
 REASONS = {

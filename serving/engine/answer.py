@@ -1,8 +1,8 @@
 """`AnswerText`: the text of an answer, token by token, and where it ends."""
 
-from sharp.serving.detokenizer import Detokenizer
-from sharp.serving.stop_strings import StopStrings
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.detokenizer import Detokenizer
+from sharp.serving.text.stop_strings import StopStrings
+from sharp.serving.text.tokenizer import Tokenizer
 
 
 class AnswerText:

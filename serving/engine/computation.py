@@ -7,10 +7,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.serving.api.events import TokenLogprobs
 from sharp.serving.backends import Backend, StepOutput
 from sharp.serving.engine.batch import pack, wanted_outputs
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.events import TokenLogprobs
 from sharp.serving.engine.logprobs import answer_logprobs, prompt_logprobs
 from sharp.serving.engine.place import Place
 from sharp.serving.engine.sampler import sample

@@ -11,13 +11,9 @@ from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.sampling import NO_TOKEN
-from sharp.serving.attention import AttentionRows
-from sharp.serving.backends import Backend
-from sharp.serving.config import EngineConfig
-from sharp.serving.engine.adjust import leaves_none
-from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.computation import Result, compute
-from sharp.serving.engine.events import (
+from sharp.serving.api.attention import AttentionRows
+from sharp.serving.api.errors import AlreadyExistsError, EngineError, InputError, SharpError
+from sharp.serving.api.events import (
     Accepted,
     Delta,
     Event,
@@ -27,6 +23,12 @@ from sharp.serving.engine.events import (
     PromptComputed,
     TokenLogprobs,
 )
+from sharp.serving.api.request import Request
+from sharp.serving.backends import Backend
+from sharp.serving.config import EngineConfig
+from sharp.serving.engine.adjust import leaves_none
+from sharp.serving.engine.block_manager import BlockManager
+from sharp.serving.engine.computation import Result, compute
 from sharp.serving.engine.place import Place
 from sharp.serving.engine.prefix import PrefixChain, chain_start
 from sharp.serving.engine.queue_limit import QueueLimit
@@ -34,9 +36,7 @@ from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Ending, Sequence
 from sharp.serving.engine.speculation import speculative_tokens
-from sharp.serving.errors import AlreadyExistsError, EngineError, InputError, SharpError
-from sharp.serving.request import Request
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.sampling import NO_TOKEN, logprobs
+from sharp.serving.api.events import TokenLogprobs
 from sharp.serving.engine.batch import Outputs
-from sharp.serving.engine.events import TokenLogprobs
 from sharp.serving.engine.scheduler import Chunk
 
 

@@ -4,9 +4,9 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from sharp.serving.api.errors import QueueFullError
+from sharp.serving.api.request import Request
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.errors import QueueFullError
-from sharp.serving.request import Request
 
 ADMISSIONS = 64  # the rate is that of the last so many
 UNKNOWN_SECONDS = 1.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharp.serving.attention import AttentionRows
+from sharp.serving.api.attention import AttentionRows
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from collections import deque
 
 import numpy as np
 
-from sharp.serving.attention import AttentionRows, AttentionTotals, add_up
+from sharp.serving.api.attention import AttentionRows, AttentionTotals, add_up
+from sharp.serving.api.events import Finished, FinishReason, PromptChunk, Timing, TokenLogprobs, Usage
+from sharp.serving.api.request import Request
 from sharp.serving.engine.answer import AnswerText
-from sharp.serving.engine.events import Finished, FinishReason, PromptChunk, Timing, TokenLogprobs, Usage
 from sharp.serving.engine.prefix import PrefixChain
 from sharp.serving.engine.token_counts import TokenCounts
 from sharp.serving.engine.token_history import TokenHistory
-from sharp.serving.request import Request
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.tokenizer import Tokenizer
 
 # Logits of a whole prompt would fill the memory: with `prompt_logprobs` it is computed in chunks of at most this, and
 # all such chunks of a step together have no more tokens than these.

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from sharp.serving.api.errors import EngineError, NotFoundError, SharpError
+from sharp.serving.api.events import Event, Failed, Finished
+from sharp.serving.api.request import Request
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.events import Event, Failed, Finished
 from sharp.serving.engine.report import EngineReport
-from sharp.serving.errors import EngineError, NotFoundError, SharpError
-from sharp.serving.request import Request
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins.manifest import read_manifest
+from sharp.serving.api.errors import InputError
 from sharp.serving.backends import Batch, load_backend
 from sharp.serving.backends.decode_graphs import graph_size, is_decode, padded
 from sharp.serving.config import BackendConfig
-from sharp.serving.errors import InputError
 from tests.cuda.native import ROOT
 from tests.exporter.conftest import tiny_model
 

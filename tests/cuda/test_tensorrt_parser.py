@@ -7,8 +7,8 @@ import sys
 import onnx
 import pytest
 
-from sharp.exporter.lowering import leave_to_plugin
-from sharp.exporter.tensorrt import flag_as_int32
+from sharp.exporter.graph.lowering import leave_to_plugin
+from sharp.exporter.tensorrt.tensorrt import flag_as_int32
 from sharp.plugins.ops.schema import ATTENTION
 from tests.conformance import attention_cases
 from tests.conformance.cases import Shape, make_case, make_model

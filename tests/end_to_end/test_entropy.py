@@ -6,7 +6,7 @@ import grpc
 import pytest
 import torch
 
-from sharp.exporter.own_model import with_norm
+from sharp.exporter.checkpoints.own_model import with_norm
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import load_checkpoint
 from sharp.models.normalizers import entropy

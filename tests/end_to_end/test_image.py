@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sharp import Client, SamplingParams
-from sharp.serving.engine.events import Finished
+from sharp.serving.api.events import Finished
 from tests.deploy.dockerfile import environment, lineage, read_stages
 from tests.deploy.installed_image import installed
 from tests.deploy.policies import END_SECONDS

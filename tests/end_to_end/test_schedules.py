@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sharp.models.checkpoint import load_checkpoint
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
+from sharp.serving.api.events import Delta, Failed
+from sharp.serving.api.request import Request
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.events import Delta, Failed
-from sharp.serving.request import Request
 from tests.end_to_end.commands import CHECKPOINT
 from tests.exporter.tiny_hugging_face import SIZES, save, tiny
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.chat_template import load_chat_template
-from sharp.serving.tokenizer import load_tokenizer
+from sharp.serving.text.chat_template import load_chat_template
+from sharp.serving.text.tokenizer import load_tokenizer
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.end_to_end.commands import serve
 

@@ -7,7 +7,7 @@ writes it; without the variable, the run fails where README says something else.
 
 from pathlib import Path
 
-from sharp.exporter.architectures import ARCHITECTURES
+from sharp.exporter.checkpoints.architectures import ARCHITECTURES
 
 README = Path(__file__).parents[2] / "README.md"
 BEGIN = "<!-- Written by tests/exporter/support_table.py from a test run; do not edit. -->\n"

@@ -12,11 +12,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import CodeGenConfig, CodeGenForCausalLM
 
-from sharp.exporter.architectures import ARCHITECTURES, Architecture
-from sharp.exporter.contiguous_session import ContiguousSession
-from sharp.exporter.hook import HOOK, hooked_attention
-from sharp.exporter.paged_session import PagedSession
-from sharp.exporter.uncached_session import UncachedSession
+from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
+from sharp.exporter.checkpoints.hook import HOOK, hooked_attention
+from sharp.exporter.forms.contiguous.session import ContiguousSession
+from sharp.exporter.forms.paged.session import PagedSession
+from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.models.hugging_face import to_hugging_face
 from sharp.plugins.manifest import read_manifest
 from tests.exporter import support_table

@@ -181,6 +181,6 @@ def test_a_disk_that_is_full(checkpoint, sharp_export, tmp_path, monkeypatch):
     def full(_folder: Path) -> None:
         raise Exception("No space left on device (os error 28)")  # tokenizers has nothing narrower
 
-    monkeypatch.setattr("sharp.exporter.own_model.save_byte_tokenizer", full)
+    monkeypatch.setattr("sharp.exporter.checkpoints.own_model.save_byte_tokenizer", full)
     result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
     assert_refused(result, tmp_path / "out", "cannot be written", "tokenizer.json: No space left on device")

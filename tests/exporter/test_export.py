@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig
 
-from sharp.exporter.reading import read_source
-from sharp.exporter.sampling_defaults import read_sampling
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.checkpoints.sampling_defaults import read_sampling
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face

@@ -11,8 +11,8 @@ import torch
 from onnx import helper, numpy_helper
 
 from sharp import LLM, SamplingParams
-from sharp.exporter.key_bounds import ROUNDING, key_bounds
-from sharp.exporter.quantization import EIGHT_BITS, FOUR_BITS, Packing, _run_quantizer
+from sharp.exporter.graph.key_bounds import ROUNDING, key_bounds
+from sharp.exporter.graph.quantization import EIGHT_BITS, FOUR_BITS, Packing, _run_quantizer
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import SharpConfig

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sharp import LLM, SamplingParams
-from sharp.exporter.contiguous_session import ContiguousSession
+from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.plugins.manifest import read_manifest
 
 MAP = """

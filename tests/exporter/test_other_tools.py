@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from transformers import AutoConfig
 
 from sharp.exporter.cli import export
-from sharp.exporter.contiguous_session import ContiguousSession
-from sharp.exporter.genai import with_kernels
+from sharp.exporter.forms.contiguous.genai import with_kernels
+from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins import library_path
 from tests.exporter.conftest import tiny_model

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from sharp.exporter import parking
 from sharp.exporter.export import ExportSettings, export
-from sharp.exporter.paged_verification import PagedVerifier
-from sharp.exporter.parking import parked
-from sharp.exporter.verifier import verify as verify_unparked
+from sharp.exporter.forms.paged.cases import PagedVerifier
+from sharp.exporter.verification.parked_weights import parked
+from sharp.exporter.verification.verification import parked_weights as parking
+from sharp.exporter.verification.verifier import verify as verify_unparked
 from sharp.models.checkpoint import save_checkpoint
 from tests.exporter.conftest import tiny_model
 

@@ -5,7 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from sharp.exporter.contiguous_session import ContiguousSession
+from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig

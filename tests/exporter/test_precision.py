@@ -9,13 +9,13 @@ from onnx import TensorProto
 
 from sharp import LLM, SamplingParams
 from sharp.exporter.evaluation import ExportedModel
-from sharp.exporter.lowering import OPSETS
-from sharp.exporter.quantization import choose_packings
+from sharp.exporter.graph.lowering import OPSETS
+from sharp.exporter.graph.quantization import choose_packings
 from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins.manifest import read_manifest
+from sharp.serving.api.errors import InputError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig
-from sharp.serving.errors import InputError
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 

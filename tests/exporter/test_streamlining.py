@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnxscript.rewriter import rewrite
 
-from sharp.exporter import streamlining
+from sharp.exporter.graph import streamlining
 
 HIDDEN, DIM = 12, 4
 

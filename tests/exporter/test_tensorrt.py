@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from sharp.exporter.build import build
 from sharp.exporter.cli import export
-from sharp.exporter.tensorrt_engine import progress_monitor
+from sharp.exporter.tensorrt.engine import progress_monitor
 from sharp.models.checkpoint import save_checkpoint
 from tests.exporter.conftest import tiny_model
 

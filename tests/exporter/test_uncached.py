@@ -10,7 +10,7 @@ import torch
 from onnx import inliner
 
 from sharp.exporter.evaluation import ExportedModel, TorchModel
-from sharp.exporter.uncached_session import UncachedSession
+from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.models.checkpoint import Model, save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM

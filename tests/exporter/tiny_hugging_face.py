@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from sharp.exporter.architectures import ARCHITECTURES
+from sharp.exporter.checkpoints.architectures import ARCHITECTURES
 
 SIZES = {
     "vocab_size": 90,

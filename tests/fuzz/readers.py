@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from gguf import GGUFWriter, TokenType
 
-from sharp.exporter.reading import read_source
+from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.checkpoint import read_checkpoint, save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.temperature_preset import TemperaturePreset, read_temperature

@@ -4,7 +4,7 @@ import threading
 import time
 
 from sharp import SamplingParams
-from sharp.serving.errors import UnavailableError
+from sharp.serving.api.errors import UnavailableError
 
 
 def greedy(tokens, **options):

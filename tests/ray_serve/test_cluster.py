@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sharp import Client
-from sharp.serving.errors import FieldError, NotFoundError, SharpError
+from sharp.serving.api.errors import FieldError, NotFoundError, SharpError
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.ray_serve.conftest import DRAIN_SECONDS, REPLICAS, ROOT, wait_for
 from tests.ray_serve.slow_server import STEP_SECONDS

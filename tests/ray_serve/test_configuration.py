@@ -13,8 +13,8 @@ from sharp.ray.application import Arguments, build
 from sharp.ray.handover import missing_settings
 from sharp.ray.proxy import SERVICES
 from sharp.ray.replica import ModelServer
-from sharp.serving.errors import InputError
-from sharp.serving.settings import ServeSettings
+from sharp.serving.api.errors import InputError
+from sharp.serving.server.settings import ServeSettings
 from tests.deploy.rendering import KUBERNETES, ROOT
 from tests.ray_serve.conftest import IMAGE
 

@@ -8,8 +8,8 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from sharp.ray.replica import ModelServer
-from sharp.serving.errors import NotFoundError
-from sharp.serving.tokens import Tokens
+from sharp.serving.api.errors import NotFoundError
+from sharp.serving.server.tokens import Tokens
 
 
 class Replica:

@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse
 from sharp.ray.context import ReplicaContext
 from sharp.ray.handover import AHEAD, held_back, unpacked
 from sharp.serving.engine.engine import Engine
-from sharp.serving.grpc.inference import InferenceService
-from sharp.serving.metrics import Metrics
-from sharp.serving.running import run_model
+from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.server.running import run_model
 from sharp.v1 import inference_pb2
 from tests.serving.conftest import SETTINGS, write_folder
 

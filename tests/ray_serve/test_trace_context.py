@@ -9,9 +9,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from ray.serve.grpc_util import RayServegRPCContext
 
 from sharp.ray.context import ReplicaContext
-from sharp.serving.grpc.inference import InferenceService
-from sharp.serving.metrics import Metrics
-from sharp.serving.running import run_model
+from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.server.running import run_model
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.ray_serve.test_proxy import with_proxy
 from tests.serving.conftest import SETTINGS, write_folder

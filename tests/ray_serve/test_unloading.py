@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from sharp.ray.replica import LoadedModel
-from sharp.serving.errors import DrainingError
-from sharp.serving.metrics import Metrics
-from sharp.serving.running import run_model
+from sharp.serving.api.errors import DrainingError
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.server.running import run_model
 from tests.serving.conftest import SETTINGS, write_folder
 
 

@@ -18,7 +18,7 @@ from sharp.plugins.manifest import Tokenizer as TokenizerSettings
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.server import Settings, Started, run_server
+from sharp.serving.server.server import Settings, Started, run_server
 from tests.serving.grpc_client import Client
 from tests.serving.running_engine import RunningEngine
 

@@ -4,11 +4,11 @@ import numpy as np
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
+from sharp.serving.api.events import Delta, Finished
+from sharp.serving.api.request import Request
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.events import Delta, Finished
-from sharp.serving.request import Request
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0)
 

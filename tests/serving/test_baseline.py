@@ -8,13 +8,13 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.attention import AttentionRows
+from sharp.serving.api.attention import AttentionRows
+from sharp.serving.api.errors import InputError, NotFoundError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
-from sharp.serving.baseline import baseline as command
 from sharp.serving.config import MetricsConfig
-from sharp.serving.errors import InputError, NotFoundError
-from sharp.serving.metrics import Metrics
-from sharp.serving.metrics.baseline import Drift, make_baseline, read_baseline
+from sharp.serving.observability.baseline import baseline as command
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.metrics.baseline import Drift, make_baseline, read_baseline
 
 
 def values(mean, tokens=2000, seed=0):

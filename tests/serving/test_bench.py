@@ -9,11 +9,11 @@ from click.testing import CliRunner
 
 from sharp import AsyncClient, Client, SamplingParams
 from sharp.plugins.cli import main
+from sharp.serving.api.errors import InputError
 from sharp.serving.bench.load import Load, Sample, run_load
 from sharp.serving.bench.summary import summarize
 from sharp.serving.config import EngineConfig
-from sharp.serving.errors import InputError
-from sharp.serving.grpc import inference
+from sharp.serving.frontends.grpc import inference
 from tests.serving.conftest import wait_for
 
 

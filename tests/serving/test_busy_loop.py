@@ -13,17 +13,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
-from sharp.serving.completion import Completion
-from sharp.serving.engine.events import Accepted, FinishReason, PromptComputed, Timing, TokenLogprobs, Usage
+from sharp.serving.api.completion import Completion
+from sharp.serving.api.events import Accepted, FinishReason, PromptComputed, Timing, TokenLogprobs, Usage
+from sharp.serving.api.request import Request
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.grpc import server
-from sharp.serving.grpc.inference import InferenceService
-from sharp.serving.http import generation
-from sharp.serving.http.openai_answer import ChatAnswer, Extras
-from sharp.serving.http.token_texts import TokenTexts
-from sharp.serving.request import Request
-from sharp.serving.sampling_params import SamplingParams
-from sharp.serving.service import GenerationService
+from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.frontends.http import generation
+from sharp.serving.frontends.http.openai_answer import ChatAnswer, Extras
+from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.frontends.service import GenerationService
+from sharp.serving.server.server import grpc_server as server
 from tests.serving.grpc_client import status
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

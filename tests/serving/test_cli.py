@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from sharp import Client
 from sharp.serving.cli import generate, serve
-from sharp.serving.grpc import inference
+from sharp.serving.frontends.grpc import inference
 from tests.serving.conftest import wait_for
 
 

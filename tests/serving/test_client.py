@@ -16,10 +16,7 @@ import numpy as np
 import pytest
 
 from sharp import LLM, AsyncClient, Client, Guided, SamplingParams
-from sharp.serving.client.channel import channel_options
-from sharp.serving.config import EngineConfig
-from sharp.serving.engine.engine import Engine
-from sharp.serving.errors import (
+from sharp.serving.api.errors import (
     AlreadyExistsError,
     FieldError,
     InputError,
@@ -28,6 +25,9 @@ from sharp.serving.errors import (
     SharpError,
     UnavailableError,
 )
+from sharp.serving.client.channel import channel_options
+from sharp.serving.config import EngineConfig
+from sharp.serving.engine.engine import Engine
 from tests.serving.conftest import SETTINGS
 
 EVERYTHING = SamplingParams(

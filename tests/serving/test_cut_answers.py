@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from sharp.serving.http import generation
-from sharp.serving.server import run_server
+from sharp.serving.frontends.http import generation
+from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import Client

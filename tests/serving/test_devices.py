@@ -7,11 +7,11 @@ from click.testing import CliRunner
 
 from sharp.plugins.errors import SharpError
 from sharp.plugins.manifest import read_manifest
+from sharp.serving.api.errors import InputError
 from sharp.serving.backends import cuda_provider, load_backend
 from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device
 from sharp.serving.cli import serve
 from sharp.serving.config import BackendConfig
-from sharp.serving.errors import InputError
 
 
 def refuse(message):

@@ -5,11 +5,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.attention import AttentionRows
+from sharp.serving.api.attention import AttentionRows
 from sharp.serving.config import MetricsConfig
-from sharp.serving.metrics import Metrics
-from sharp.serving.metrics.dispersion import Dispersion, context_bounds
-from sharp.serving.metrics.heads import HeadStatistics
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.metrics.dispersion import Dispersion, context_bounds
+from sharp.serving.observability.metrics.heads import HeadStatistics
 
 BOUNDS = context_bounds(512)  # 32, 64, 128, 256, 512
 

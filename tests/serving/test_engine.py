@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
+from sharp.serving.api.errors import AlreadyExistsError, EngineError
+from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
+from sharp.serving.api.request import Request
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.engine.token_history import TokenHistory
-from sharp.serving.errors import AlreadyExistsError, EngineError
-from sharp.serving.request import Request
 
 BLOCKS = 10  # of 4 tokens
 LIMITS = EngineConfig(max_batch_tokens=7, max_sequences=4, attention_interval=1)

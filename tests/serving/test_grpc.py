@@ -6,10 +6,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from sharp.serving.api.errors import EngineError, InputError
 from sharp.serving.config import EngineConfig, ServerConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.errors import EngineError, InputError
-from sharp.serving.server import run_server
+from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.conftest import idle, wait_for
 from tests.serving.grpc_client import Client, status

@@ -14,13 +14,13 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from sharp import SamplingParams
+from sharp.serving.api.errors import DrainingError, QueueFullError
 from sharp.serving.client import Client as SharpClient
 from sharp.serving.config import EngineConfig, ServerConfig
-from sharp.serving.errors import DrainingError, QueueFullError
-from sharp.serving.metrics import Metrics
-from sharp.serving.running import run_model
-from sharp.serving.served import Call
-from sharp.serving.server import run_server
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.request_record import Call
+from sharp.serving.server.running import run_model
+from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status
 

@@ -4,9 +4,10 @@ import re
 import pytest
 from llguidance import LLParserLimits
 
-from sharp.serving import LLM, Guided, SamplingParams, guide
+from sharp.serving import LLM, Guided, SamplingParams
+from sharp.serving.api.errors import FieldError, InputError
 from sharp.serving.config import BackendConfig
-from sharp.serving.errors import FieldError, InputError
+from sharp.serving.engine import guide
 
 BACKEND = BackendConfig(threads=1, kernels=False)
 

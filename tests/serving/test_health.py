@@ -9,8 +9,8 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from sharp.serving.health import health
-from sharp.serving.tls import TlsConfig
+from sharp.serving.server.health import health
+from sharp.serving.server.tls import TlsConfig
 
 
 def ask(*options, **variables):

@@ -13,7 +13,7 @@ import pytest
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.conftest import idle, wait_for
 from tests.serving.grpc_client import status
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sharp.serving import LLM, SamplingParams
+from sharp.serving.api.errors import EngineError, FieldError, InputError, NotFoundError
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.errors import EngineError, FieldError, InputError, NotFoundError
 from tests.serving.conftest import EOS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -207,7 +207,7 @@ def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
 
 
 def test_logprobs_of_a_long_prompt_are_bounded(llm, monkeypatch):
-    monkeypatch.setattr("sharp.serving.request.MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr("sharp.serving.api.request.MAX_PROMPT_LOGPROBS", 100)
     params = replace(GREEDY, prompt_logprobs=4)
     llm.generate("a" * 20, params)
     with pytest.raises(

@@ -5,10 +5,10 @@ import pytest
 from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models
 
-from sharp.serving.engine.events import TokenLogprobs
-from sharp.serving.http.logprobs import TextLogprobs
-from sharp.serving.http.token_texts import TokenTexts
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.api.events import TokenLogprobs
+from sharp.serving.frontends.http.logprobs import TextLogprobs
+from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.conftest import EOS, byte_tokenizer, idle, wait_for, write_folder
 from tests.serving.test_openai import TEMPLATE
 
@@ -133,7 +133,7 @@ def test_logprobs_of_answers_that_are_not_streamed_have_a_limit(client, steps):
 
 
 def test_an_answer_of_no_length_ends_where_its_logprobs_have_their_limit(client, monkeypatch):
-    monkeypatch.setattr("sharp.serving.http.logprobs.MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr("sharp.serving.frontends.http.logprobs.MAX_PROMPT_LOGPROBS", 100)
     words = {"model": "counting", "messages": [{"role": "user", "content": "a"}], "temperature": 0}
     answer = client.chat.completions.create(
         **words, n=2, logprobs=True, top_logprobs=4, extra_body={"ignore_eos": True}

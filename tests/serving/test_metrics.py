@@ -9,13 +9,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.attention import AttentionRows, add_up
+from sharp.serving.api.attention import AttentionRows, add_up
+from sharp.serving.api.errors import InputError
 from sharp.serving.config import EngineConfig, MetricsConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.errors import InputError
-from sharp.serving.metrics import Metrics
-from sharp.serving.metrics import heads as heads_module
-from sharp.serving.metrics.heads import entropy_buckets
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.metrics import heads as heads_module
+from sharp.serving.observability.metrics.heads import entropy_buckets
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.serving.metric_families import FAMILIES, HEAD
 

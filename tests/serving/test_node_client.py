@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharp.serving.tls import TlsConfig
+from sharp.serving.server.tls import TlsConfig
 from tests.serving.test_security import Authority
 
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ import openai
 import pytest
 from onnx import numpy_helper
 
-from sharp.serving.attention import json_numbers
-from sharp.serving.chat_template import ChatTemplate, load_chat_template
+from sharp.serving.api.attention import json_numbers
+from sharp.serving.api.errors import FieldError, InputError
 from sharp.serving.config import EngineConfig
-from sharp.serving.errors import FieldError, InputError
-from sharp.serving.http import openai_request
+from sharp.serving.frontends.http import openai_request
+from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from tests.serving.conftest import MAX_CONTEXT, idle, wait_for, write_folder
 
 TEMPLATE = (

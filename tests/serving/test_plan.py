@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sharp.serving.api.errors import InputError
 from sharp.serving.capacity.cli import plan
 from sharp.serving.capacity.devices import read_devices
 from sharp.serving.capacity.plan import ENGINE_SECONDS, ENGINE_STREAMS, FORMULA, WEIGHT_BYTES, Load, Model, make_plan
 from sharp.serving.capacity.speed import Speed, speed_of
-from sharp.serving.errors import InputError
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 GENERATION = json.loads((RESULTS / "generation.json").read_text())

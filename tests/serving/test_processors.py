@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from sharp.serving import cache_size, processors
+from sharp.serving import processors
 from sharp.serving.control_groups import groups
+from sharp.serving.engine import cache_size
 
 
 @pytest.fixture

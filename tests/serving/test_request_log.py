@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
+from sharp.serving.api.errors import InputError
+from sharp.serving.api.events import Finished, FinishReason, Timing, Usage
+from sharp.serving.api.request import Request
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import ServerConfig
-from sharp.serving.engine.events import Finished, FinishReason, Timing, Usage
-from sharp.serving.errors import InputError
-from sharp.serving.request import Request
-from sharp.serving.request_log import log_prompt, log_request, set_up_logging
-from sharp.serving.sampling_params import SamplingParams
-from sharp.serving.served import Call, ServedRequest
+from sharp.serving.observability.request_log import log_prompt, log_request, set_up_logging
+from sharp.serving.observability.request_record import Call, ServedRequest
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import status

@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 
 from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving import SamplingParams
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.guided import Guided
+from sharp.serving.api.request import Request
 from sharp.serving.engine.adjust import adjust
 from sharp.serving.engine.logprobs import token_logprobs
 from sharp.serving.engine.place import Place
 from sharp.serving.engine.prefix import PrefixChain
 from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.errors import FieldError
-from sharp.serving.guided import Guided
-from sharp.serving.request import Request
 
 LOGITS = np.log(np.array([0.4, 0.05, 0.3, 0.2, 0.05], np.float32))
 DRAWS = 4000

@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from sharp.serving.chat_template import ChatTemplate
-from sharp.serving.errors import FieldError
-from sharp.serving.sampling_fields import SamplingFields, first_error
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.sampling_fields import SamplingFields, first_error
+from sharp.serving.text.chat_template import ChatTemplate
 from tests.serving.conftest import write_folder
 
 TEMPLATE = (

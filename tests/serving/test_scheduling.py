@@ -8,13 +8,13 @@ import pytest
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
+from sharp.serving.api.errors import QueueFullError
+from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.errors import QueueFullError
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from sharp import AsyncClient, Client, ClientTls, SamplingParams
-from sharp.serving.errors import InputError, SharpError, UnauthenticatedError
-from sharp.serving.http.authentication import TokenMiddleware
-from sharp.serving.tls import Tls, TlsConfig
-from sharp.serving.tokens import Tokens
+from sharp.serving.api.errors import InputError, SharpError, UnauthenticatedError
+from sharp.serving.frontends.http.authentication import TokenMiddleware
+from sharp.serving.server.tls import Tls, TlsConfig
+from sharp.serving.server.tokens import Tokens
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3)
 

@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner
 
+from sharp.serving.api.errors import InputError
 from sharp.serving.cli import serve
-from sharp.serving.errors import InputError
-from sharp.serving.settings import ServeSettings, read_settings
+from sharp.serving.server.settings import ServeSettings, read_settings
 
 
 @pytest.fixture

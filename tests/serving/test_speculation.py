@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
+from sharp.serving.api.events import Delta, Failed, Finished
+from sharp.serving.api.guided import Guided
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.events import Delta, Failed, Finished
+from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.engine.token_history import TokenHistory
-from sharp.serving.guide import GuideCompiler
-from sharp.serving.guided import Guided
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import GREEDY
 
 COUNTED = [*range(10, 30), *range(10, 14)]  # the tiny model counts, so this goes on as before

@@ -10,11 +10,11 @@ from sharp.plugins.engine_manifest import ENGINE_FILE, manifest_path
 from sharp.plugins.errors import SharpError
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
+from sharp.serving.api.errors import EngineError, InputError
 from sharp.serving.backends import load_backend
 from sharp.serving.backends.tensorrt import CACHE_DTYPES, DTYPES
 from sharp.serving.cli import serve
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.errors import EngineError, InputError
 from tests.serving.conftest import BLOCK
 from tests.serving.fake_tensorrt import FakeBuilder, FakeContext, FakeEngine, FakeMachine, write_engine
 

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models, processors
 
-from sharp.serving.detokenizer import Detokenizer
-from sharp.serving.stop_strings import StopStrings
-from sharp.serving.tokenizer import Tokenizer
+from sharp.serving.text.detokenizer import Detokenizer
+from sharp.serving.text.stop_strings import StopStrings
+from sharp.serving.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import queue
 import pytest
 
 from sharp.serving import SamplingParams
+from sharp.serving.api.errors import QueueFullError
+from sharp.serving.api.events import Accepted, Delta, Failed, Finished
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.events import Accepted, Delta, Failed, Finished
+from sharp.serving.engine.model_folder import load_model_folder
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.errors import QueueFullError
-from sharp.serving.model_folder import load_model_folder
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.chat_template import ChatTemplate, load_chat_template
-from sharp.serving.errors import FieldError
-from sharp.serving.guide import GuideCompiler
-from sharp.serving.http.openai_request import ChatRequest
-from sharp.serving.tokenizer import Tokenizer
-from sharp.serving.tool_calls import ToolCallParser
+from sharp.serving.api.errors import FieldError
+from sharp.serving.engine.guide import GuideCompiler
+from sharp.serving.frontends.http.openai_request import ChatRequest
+from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
+from sharp.serving.text.tokenizer import Tokenizer
+from sharp.serving.text.tool_calls import ToolCallParser
 from tests.serving.conftest import EOS, VOCAB, byte_tokenizer, write_folder
 from tests.serving.test_openai import TEMPLATE
 

@@ -8,9 +8,9 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from sharp.serving.api.errors import InputError
 from sharp.serving.config import EngineConfig, ServerConfig
-from sharp.serving.errors import InputError
-from sharp.serving.tracing import otlp_tracing
+from sharp.serving.observability.tracing import otlp_tracing
 from sharp.v1 import inference_pb2
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import status

@@ -1,0 +1,1 @@
+"""Checkpoints: which reader takes a path, and what it makes of it."""

@@ -1,0 +1,156 @@
+"""Models of transformers whose attention goes through the hook, as the decoder or encoder that is exported."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.hook import HOOK, check_uncapped
+from sharp.exporter.forms.uncached.inputs import UncachedModel
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
+from sharp.models.config import SharpConfig
+from sharp.models.normalizers import SsaParameters
+from sharp.models.positions import scaled_heads
+from sharp.models.query_scale import QueryScale
+from sharp.plugins.manifest import ModelKind, Port, PositionScheme
+
+
+class StartParameters(nn.Module):
+    """The parameters of a norm that the checkpoint was not trained with, at their start values; none for most norms."""
+
+    def __init__(self, config: SharpConfig) -> None:
+        super().__init__()
+        self.head_parameters = SsaParameters(config.q_heads) if config.scheme.head_parameters else None
+        self.query_scale = (
+            QueryScale(config.scheme.scale_kind, config.hidden_size, scaled_heads(config), config.trained_context)
+            if config.scheme.scale_kind != "none"
+            else None
+        )
+
+    def around(self, attention: AttentionFunction, last_visible: Tensor) -> AttentionFunction:
+        """`attention` with these parameters; `last_visible` [batch, tokens] is what length scales grow with."""
+        # Only scales without projections have start values, so the hidden states that others project are not needed.
+        scale = None if self.query_scale is None else self.query_scale(last_visible, last_visible).unsqueeze(-1)
+        head_params = None if self.head_parameters is None else self.head_parameters()
+
+        def with_norm(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            _head_params: Tensor | None,
+            _alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            if scale is not None:
+                check_uncapped(options)
+                query = query * scale.to(query.dtype)
+            return attention(layer, query, key, value, head_params, None, options)
+
+        return with_norm
+
+
+class HookedDecoder(Decoder):
+    """A causal language model of transformers."""
+
+    def __init__(self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme) -> None:
+        super().__init__()
+        self.norm_name = config.norm
+        self.model = model
+        self.config = config
+        self.positions = positions
+        self.parameters_of_norm = StartParameters(config)
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
+        """See `Decoder`."""
+        self.model.set_attn_implementation(HOOK)
+        output = self.model.base_model(
+            input_ids=input_ids,
+            position_ids=positions,
+            use_cache=False,
+            sharp_attention=self.parameters_of_norm.around(attention, positions),
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Decoder`."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        config = self.model.config
+        factor = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)  # Cohere's, Granite's
+        if factor != 1:
+            logits = logits * factor
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma's
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def own_logits(self, input_ids: Tensor) -> Tensor | None:
+        """By transformers' own attention, which has softmax only."""
+        if self.config.norm != "softmax":
+            return None
+        self.model.set_attn_implementation("eager")  # the only one that has Gemma 2's soft cap
+        logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+        return logits
+
+
+class HookedEncoder(UncachedModel):
+    """A masked language model of transformers."""
+
+    kind: ModelKind = "encoder"
+
+    def __init__(self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.positions = positions
+        self.parameters_of_norm = StartParameters(config)
+        shape = ("batch", "length")
+        self.inputs = (
+            Port(name="input_ids", dtype="int64", shape=shape, doc="token ids"),
+            Port(
+                name="attention_mask", dtype="int64", shape=shape, doc="1 at tokens, then 0 at the padding behind them"
+            ),
+        )
+        self.token_types = getattr(model.config, "type_vocab_size", 1)
+        if self.token_types > 1:
+            self.inputs += (Port(name="token_type_ids", dtype="int64", shape=shape, doc="0 for the first sentence"),)
+        self.output = Port(
+            name="logits", dtype="float32", shape=(*shape, config.vocab_size), doc="of the token at the place"
+        )
+
+    def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
+        """See `UncachedModel`."""
+        input_ids, mask, *token_types = inputs
+        last_visible = (mask.sum(-1, keepdim=True) - 1).clamp(min=0).expand_as(input_ids)
+        self.model.set_attn_implementation(HOOK)
+        named = {"token_type_ids": token_types[0]} if token_types else {}
+        around = self.parameters_of_norm.around(attention, last_visible)
+        logits: Tensor = self.model(input_ids=input_ids, sharp_attention=around, **named).logits
+        return logits
+
+    def own_output(self, *inputs: Tensor) -> Tensor | None:
+        """By transformers' own attention, which has softmax only."""
+        if self.config.norm != "softmax":
+            return None
+        self.model.set_attn_implementation("eager")
+        named = dict(zip([port.name for port in self.inputs], inputs, strict=True))
+        logits: Tensor = self.model(**named).logits
+        return logits
+
+    def attention_mask(self, *inputs: Tensor) -> Tensor | None:
+        """See `UncachedModel`."""
+        return inputs[1]
+
+    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """See `UncachedModel`; the first sequence has no padding, the others any amount."""
+        padding = self.model.config.pad_token_id
+        input_ids = torch.randint(self.config.vocab_size, (batch, length), generator=generator)
+        if padding is not None:  # RoBERTa counts positions without padding tokens
+            input_ids = torch.where(input_ids == padding, (padding + 1) % self.config.vocab_size, input_ids)
+        tokens = torch.randint(1, length + 1, (batch, 1), generator=generator)
+        tokens[0] = length
+        mask = (torch.arange(length) < tokens).long()
+        if padding is not None:
+            input_ids = torch.where(mask.bool(), input_ids, padding)
+        if self.token_types == 1:
+            return input_ids, mask
+        return input_ids, mask, torch.randint(self.token_types, (batch, length), generator=generator)

@@ -1,0 +1,140 @@
+"""A decoder whose heads differ in their norm (`--norm-map`)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.hook import check_uncapped
+from sharp.exporter.checkpoints.norm_map import HeadMap, map_heads, read_norm_map
+from sharp.exporter.checkpoints.norm_options import norm_parameters
+from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.graph.head_parts import Part, split
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
+from sharp.models.normalizers import SSA_START
+from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
+from sharp.plugins import manifest
+from sharp.plugins.errors import InputError
+
+
+class MappedDecoder(Decoder):
+    """`decoder` with other norms in some heads; those keep the model's own norm that no entry names.
+
+    Raises:
+        InputError: the model's own norm scales the query, which the mapped heads could not undo.
+    """
+
+    def __init__(self, decoder: Decoder, heads: HeadMap, path: Path) -> None:
+        super().__init__()
+        config = decoder.config
+        if config.scheme.scale_kind != "none":
+            raise InputError(
+                f"--norm-map {path} goes with a --norm that does not scale the query, and {config.norm} does; "
+                "choose --norm softmax and name ssmax in the file"
+            )
+        self.decoder = decoder
+        self.config = config
+        self.positions = decoder.positions
+        self.norm_name = f"{config.norm} and {path.name}"
+        self.heads = heads
+        self.parts = tuple(split(config, norms) for norms in heads.layers)
+        self.scales = nn.ModuleList(self._scale(layer) for layer in range(config.layers))
+        starts = torch.zeros(config.layers, config.q_heads, 2)
+        mapped = torch.zeros(config.layers, config.q_heads, 1, dtype=torch.bool)
+        for layer, (norms, entries) in enumerate(zip(heads.layers, heads.entries, strict=True)):
+            for norm, entry in zip(norms, entries, strict=True):
+                if entry is not None:
+                    given = (entry.options.ssa_b, entry.options.ssa_n)
+                    pair = [start if one is None else one for one, start in zip(given, SSA_START, strict=True)]
+                    starts[layer, list(norm.heads)] = torch.tensor(pair)
+                    mapped[layer, list(norm.heads)] = True
+        self.register_buffer("ssa", starts, persistent=False)
+        self.register_buffer("mapped", mapped, persistent=False)
+
+    ssa: Tensor
+    mapped: Tensor
+
+    def _scale(self, layer: int) -> nn.Module:
+        """The length scale of the heads with norm ssmax."""
+        config = self.config
+        scaled = torch.zeros(config.q_heads, dtype=torch.bool)
+        offsets = torch.full((config.q_heads,), LOG_LENGTH_OFFSET)
+        for norm, entry in zip(self.heads.layers[layer], self.heads.entries[layer], strict=True):
+            if entry is not None and norm.config.scheme.scale_kind == "length":
+                scaled[list(norm.heads)] = True
+                if entry.options.log_length_offset is not None:
+                    offsets[list(norm.heads)] = entry.options.log_length_offset
+        if not scaled.any():
+            return nn.Identity()
+        scale = QueryScale("length", config.hidden_size, scaled, config.trained_context)
+        scale.log_length_offset = offsets
+        return scale
+
+    def head_norms(self) -> tuple[manifest.HeadNorm, ...]:
+        """What the manifest says of the heads that an entry names."""
+        return tuple(
+            manifest.HeadNorm(
+                layer=layer,
+                heads=norm.heads,
+                name=norm.config.norm,
+                normalizer=norm.config.scheme.normalizer,
+                alpha=norm.config.alpha,
+                temperature_coefficients=norm.config.temperature_coefficients,
+                entropy_threshold=norm.config.entropy_threshold,
+                temperature=norm.config.temperature,
+                parameters=norm_parameters(norm.config, entry.options, trained=False),
+            )
+            for layer, (norms, entries) in enumerate(zip(self.heads.layers, self.heads.entries, strict=True))
+            for norm, entry in zip(norms, entries, strict=True)
+            if entry is not None
+        )
+
+    def layer_parts(self, layer: int) -> tuple[Part, ...]:
+        """See `Decoder`."""
+        return self.parts[layer]
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
+        """See `Decoder`."""
+
+        def mapped(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            norms = self.heads.layers[layer]
+            if isinstance(scale := self.scales[layer], QueryScale):
+                check_uncapped(options)
+                query = query * scale(positions, positions).unsqueeze(-1).to(query.dtype)
+            params = None
+            if any(norm.config.scheme.head_parameters for norm in norms):
+                own = self.ssa[layer]
+                params = own if head_params is None else torch.where(self.mapped[layer], own, head_params)
+            return attention(layer, query, key, value, params, alibi_slopes, replace(options, norms=norms))
+
+        return self.decoder.hidden_states(input_ids, positions, mapped)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return self.decoder.logits(hidden)
+
+    def own_logits(self, _input_ids: Tensor) -> Tensor | None:
+        """No code but ours has such norms."""
+        return None
+
+
+def with_norm_map(source: Source, norm_map: Path, path: Path) -> Source:
+    """`source`, read from `path`, with the norms of a file in the heads that it names.
+
+    Raises:
+        NotFoundError, InputError: see `read_norm_map`, `map_heads` and `MappedDecoder`; or the model is no decoder.
+    """
+    if not isinstance(source.model, Decoder):
+        raise InputError(f"{path} holds a {source.architecture}; --norm-map is for decoders, leave it out")
+    heads = map_heads(source.model.config, read_norm_map(norm_map), norm_map)
+    return replace(source, model=MappedDecoder(source.model, heads, norm_map))

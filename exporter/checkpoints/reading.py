@@ -1,0 +1,41 @@
+"""What kind of checkpoint a path is, and the reader for it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from sharp.exporter.checkpoints.hugging_face import read_hugging_face
+from sharp.exporter.checkpoints.kinds import KINDS, check_exists
+from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
+from sharp.exporter.checkpoints.own_model import read_own_model
+from sharp.exporter.checkpoints.sampling_defaults import read_sampling
+from sharp.exporter.checkpoints.source import Source
+from sharp.models.checkpoint import is_sharp_folder
+from sharp.plugins.errors import InputError
+
+
+def read_source(path: Path, norm: str, options: NormOptions = NO_OPTIONS) -> Source:
+    """Read the checkpoint at `path` so that it can be exported with `norm`, set up with `options`.
+
+    Raises:
+        NotFoundError: nothing is there.
+        InputError: it is not a checkpoint that Sharp can read, or it cannot have this norm.
+    """
+    check_exists(path)
+    options.check(norm)
+    sampling = read_sampling(path)
+    source = _reader(path)(path, norm, options)
+    options.apply(source.model)
+    return replace(source, sampling=sampling)
+
+
+def _reader(path: Path) -> Callable[[Path, str, NormOptions], Source]:
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"{path} has no config.json; give {KINDS}")
+        return read_own_model if is_sharp_folder(path) else read_hugging_face
+    if path.suffix == ".gguf":
+        return read_hugging_face
+    if path.suffix in (".pt", ".safetensors"):
+        return read_own_model
+    raise InputError(f"{path} is not a checkpoint that Sharp can read; give {KINDS}")

@@ -1,0 +1,58 @@
+"""A checkpoint that was read, whatever it was read from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.forms.uncached.inputs import UncachedModel
+from sharp.plugins.manifest import Sampling
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that was read: the model, and what goes beside it into the model folder.
+
+    `original` is the checkpoint under the norm that it was trained with: `model` itself where that is the norm.
+    `write_config` writes transformers' `config.json`, which optimum asks for.
+    """
+
+    name: str
+    architecture: str
+    sha256: str
+    model: Decoder | UncachedModel
+    original: Decoder | UncachedModel
+    write_tokenizer: Callable[[Path], object] | None
+    write_config: Callable[[Path], object] | None = None
+    task: str | None = None
+    task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
+    sampling: Sampling = field(default_factory=Sampling)
+    unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for
+
+    @property
+    def trained(self) -> bool:
+        """The checkpoint was trained with the norm that the model now has."""
+        return self.original is self.model
+
+    @property
+    def learned(self) -> bool:
+        """The parameters of the model's norm are the checkpoint's, even where some heads have another norm."""
+        return self.original.config.norm == self.model.config.norm
+
+    @property
+    def reads_text(self) -> bool:
+        """It is a decoder and has a tokenizer."""
+        return isinstance(self.model, Decoder) and self.write_tokenizer is not None
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer, which there is, into `folder`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self.write_tokenizer is not None
+        try:
+            self.write_tokenizer(folder)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise OSError(f"tokenizer.json: {error}") from error

@@ -1,0 +1,1 @@
+"""`--cache contiguous`: past and present tensors per layer, as other tools read them."""

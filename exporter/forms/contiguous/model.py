@@ -1,0 +1,142 @@
+"""The contiguous form of a decoder (`--cache contiguous`): the module that torch.onnx.export sees.
+
+Every layer has an input past and an output present, which is the past with the new keys behind it: the form that other
+tools read, under the names that they give it.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS
+from sharp.exporter.graph.head_parts import attend_in_parts
+from sharp.exporter.graph.lowering import Tracing
+from sharp.exporter.graph.op_attributes import op_attributes
+from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
+from sharp.models.config import SharpConfig
+from sharp.plugins.manifest import Port
+from sharp.plugins.ops.torch_attention import attention as attention_op
+
+PAST = "past_key_values.{layer}.{part}"
+PRESENT = "present.{layer}.{part}"
+PARTS = ("key", "value")
+
+
+class ContiguousGraph(nn.Module):
+    """A decoder over the new tokens of sequences that all have the same length so far.
+
+    Shapes (B sequences, T new tokens, P tokens before them, L layers):
+        input_ids int64 [B, T]; collect_stats bool []; pasts: key and value of every layer [B, kv_heads, P, head_dim].
+    Returns logits float32 [B, T, vocab], stats float32 [L, B, q_heads, T, 4], then the presents in the order of the
+    pasts, [B, kv_heads, P + T, head_dim].
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, input_ids: Tensor, collect_stats: Tensor, pasts: list[Tensor]) -> tuple[Tensor, ...]:
+        """Run the decoder; see the class for shapes."""
+        presents: list[Tensor] = []
+        stats: list[Tensor] = []
+
+        def attend(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            first = self.decoder.first_cache(layer)
+
+            def attend_part(
+                part: int,
+                query: Tensor,
+                key: Tensor,
+                value: Tensor,
+                head_params: Tensor | None,
+                alibi_slopes: Tensor | None,
+                config: SharpConfig,
+            ) -> tuple[Tensor, Tensor]:
+                output: Tensor
+                part_stats: Tensor
+                output, present_key, present_value, part_stats = attention_op(
+                    query,
+                    key,
+                    value,
+                    pasts[2 * (first + part)],
+                    pasts[2 * (first + part) + 1],
+                    None,
+                    None,
+                    head_params,
+                    alibi_slopes,
+                    collect_stats,
+                    **op_attributes(config, options),
+                )
+                presents.extend((present_key, present_value))
+                return output, part_stats
+
+            # [batch, heads, tokens, dim]
+            heads = (query.transpose(1, 2).float(), key.transpose(1, 2).float(), value.transpose(1, 2).float())
+            output, layer_stats = attend_in_parts(
+                self.decoder.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
+            )
+            stats.append(layer_stats)
+            return output.transpose(1, 2).to(query.dtype)
+
+        past = pasts[0].shape[2]
+        positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        logits = self.decoder.logits(self.decoder.hidden_states(input_ids, positions, attend)).float()
+        return logits, torch.stack(stats), *presents
+
+
+def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """The graph's inputs and outputs."""
+    config = decoder.config
+
+    def caches(name: str, length: str) -> list[Port]:
+        return [
+            Port(
+                name=name.format(layer=number, part=part),
+                dtype="float32",
+                shape=("batch", heads, length, config.head_dim),
+            )
+            for number, heads in enumerate(decoder.cache_heads)
+            for part in PARTS
+        ]
+
+    inputs = (
+        Port(name="input_ids", dtype="int64", shape=("batch", "tokens"), doc="new tokens; no padding"),
+        Port(name=COLLECT_STATS, dtype="bool", shape=(), doc="whether to compute stats; false if not fed"),
+        *caches(PAST, "past"),
+    )
+    outputs = (
+        Port(name="logits", dtype="float32", shape=("batch", "tokens", config.vocab_size), doc="of the next token"),
+        Port(
+            name=STATS,
+            dtype="float32",
+            shape=(config.layers, "batch", config.q_heads, "tokens", 4),
+            doc="entropy in nats, support, inverse temperature, logit spread",
+        ),
+        *caches(PRESENT, "total"),
+    )
+    return inputs, outputs
+
+
+def trace_contiguous(decoder: Decoder) -> Tracing:
+    """What torch.onnx.export needs to know of `decoder` in its contiguous form."""
+    inputs, outputs = contiguous_ports(decoder)
+    config = decoder.config
+    batch, tokens, past = 2, 3, 4  # not 0 or 1, which the tracer would take for constants
+    pasts = [torch.zeros(batch, heads, past, config.head_dim) for heads in decoder.cache_heads for _ in PARTS]
+    return Tracing(
+        module=ContiguousGraph(decoder),
+        arguments=(torch.zeros(batch, tokens, dtype=torch.int64), torch.tensor(True), pasts),
+        dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {}, [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in pasts]),
+        inputs={port.name: port.shape for port in inputs},
+        outputs=tuple(port.name for port in outputs),
+        defaults={COLLECT_STATS: False},
+    )

@@ -1,0 +1,1 @@
+"""`--cache paged`: what the server runs."""

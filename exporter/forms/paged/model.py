@@ -1,0 +1,150 @@
+"""The paged form of a decoder (`--cache paged`): the module that torch.onnx.export sees."""
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.graph.graph_options import TORCH_DTYPES
+from sharp.exporter.graph.head_parts import attend_in_parts
+from sharp.exporter.graph.lowering import Tracing
+from sharp.exporter.graph.op_attributes import op_attributes
+from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
+from sharp.models.config import SharpConfig
+from sharp.plugins.cache_tensors import cache_tensors
+from sharp.plugins.manifest import Cache
+from sharp.plugins.ops.torch_op import paged_attention
+
+# Names and dimensions of the graph's inputs, in order; the caches of every layer follow.
+INPUTS: dict[str, tuple[str | int, ...]] = {
+    "input_ids": ("tokens",),
+    "positions": ("tokens",),
+    "slot_mapping": ("tokens",),
+    "block_table": ("sequences", "max_blocks"),
+    "query_start": ("sequences_plus_1",),
+    "context_lens": ("sequences",),
+    "collect_stats": (),
+    "logits_indices": ("outputs",),
+}
+OUTPUTS = ("logits", "stats")
+
+
+class PagedModel(nn.Module):
+    """A decoder over the packed tokens of a step, reading and appending to paged caches.
+
+    Shapes (T tokens, S sequences, B blocks, L layers, R rows wanted):
+        input_ids, positions int64 [T]; slot_mapping int32 [T]; block_table int32 [S, max_blocks];
+        query_start int32 [S + 1]; context_lens int32 [S]; collect_stats bool []; logits_indices int64 [R];
+        key_caches L x [B, kv_heads, head_dim, block_size]; value_caches L x [B, kv_heads, block_size, value_dim].
+    Returns logits float32 [R, vocab], stats float32 [L, T, q_heads, 4], then every layer's two updated caches.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_table: Tensor,
+        query_start: Tensor,
+        context_lens: Tensor,
+        collect_stats: Tensor,
+        logits_indices: Tensor,
+        key_caches: list[Tensor],
+        value_caches: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Run one step; see the class for shapes."""
+        caches: list[Tensor] = []
+        stats: list[Tensor] = []
+
+        def attend(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            first = self.decoder.first_cache(layer)
+
+            def attend_part(
+                part: int,
+                query: Tensor,
+                key: Tensor,
+                value: Tensor,
+                head_params: Tensor | None,
+                alibi_slopes: Tensor | None,
+                config: SharpConfig,
+            ) -> tuple[Tensor, Tensor]:
+                output: Tensor
+                part_stats: Tensor
+                output, key_cache, value_cache, part_stats = paged_attention(
+                    query,
+                    key,
+                    value,
+                    key_caches[first + part],
+                    value_caches[first + part],
+                    slot_mapping,
+                    block_table,
+                    query_start,
+                    context_lens,
+                    head_params,
+                    alibi_slopes,
+                    collect_stats,
+                    **op_attributes(config, options),
+                )
+                caches.extend((key_cache, value_cache))
+                return output, part_stats
+
+            # The op takes a cache of another type with float32 queries only.
+            of_cache = query.dtype == key_caches[first].dtype
+            heads = (query[0], key[0], value[0])
+            if not of_cache:
+                heads = (query[0].float(), key[0].float(), value[0].float())
+            output, layer_stats = attend_in_parts(
+                self.decoder.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
+            )
+            stats.append(layer_stats)
+            return output[None].to(query.dtype)
+
+        hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)
+        logits = self.decoder.logits(hidden[0, logits_indices]).float()
+        # [L, T, q_heads, 4]; torch.stack would be a node for every layer.
+        return logits, torch.cat(stats).unflatten(0, (len(stats), -1)), *caches
+
+
+def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:
+    """What torch.onnx.export needs to know of `decoder` in its paged form."""
+    config = decoder.config
+    block_size, cache_dtype = cache.block_size, TORCH_DTYPES[cache.dtype]
+    tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
+    keys, values = ([one for one in tensors if one.name.startswith(f"{kind}_cache")] for kind in ("key", "value"))
+    blocks = 5  # like every size below: not 0 or 1, which the tracer would take for constants
+    arguments = (
+        torch.zeros(7, dtype=torch.int64),
+        torch.tensor([0, 1, 2, 3, 0, 1, 2]),
+        torch.tensor([0, 1, 2, 3, block_size, block_size + 1, block_size + 2], dtype=torch.int32),
+        torch.tensor([[0, -1, -1], [1, -1, -1]], dtype=torch.int32),
+        torch.tensor([0, 4, 7], dtype=torch.int32),
+        torch.zeros(2, dtype=torch.int32),
+        torch.tensor(True),
+        torch.tensor([3, 5, 6]),
+        *([torch.zeros(blocks, *one.block_shape, dtype=cache_dtype) for one in part] for part in (keys, values)),
+    )
+    dynamic = [{axis: Dim.DYNAMIC for axis, _ in enumerate(dimensions)} for dimensions in INPUTS.values()]
+    caches = [None] * len(keys)  # only the op sees how many blocks there are, so they need not slow the tracer
+    return Tracing(
+        module=PagedModel(decoder),
+        arguments=arguments,
+        dynamic_shapes=(*dynamic, caches, caches),
+        inputs={
+            **INPUTS,
+            **{one.name: ("blocks", *one.block_shape) for one in (*keys, *values)},
+        },
+        outputs=(*OUTPUTS, *(one.updated_name for pair in zip(keys, values, strict=True) for one in pair)),
+        beside=tuple(tensor for tensor in tensors if tensor.name.partition(".")[0] in cache.beside),
+    )

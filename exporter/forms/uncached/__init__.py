@@ -1,0 +1,1 @@
+"""`--cache none`: whole sequences or sets at once."""

@@ -1,0 +1,101 @@
+"""The form without a cache (`--cache none`): the module that torch.onnx.export sees."""
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from sharp.exporter.forms.uncached.inputs import UncachedModel
+from sharp.exporter.graph.head_parts import attend_in_parts
+from sharp.exporter.graph.lowering import Tracing
+from sharp.exporter.graph.op_attributes import op_attributes
+from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
+from sharp.models.config import SharpConfig
+from sharp.plugins.ops.torch_attention import attention as attention_op
+
+COLLECT_STATS = "collect_stats"
+STATS = "stats"
+
+
+class UncachedGraph(nn.Module):
+    """A model over whole sequences or sets.
+
+    Takes the model's inputs, then collect_stats bool []. Returns the model's output and stats float32 [layers, batch,
+    q_heads, queries, 4].
+    """
+
+    def __init__(self, model: UncachedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the model; see the class for shapes."""
+        *inputs, collect_stats = arguments
+        mask = self.model.attention_mask(*inputs)
+        total_lens = None if mask is None else mask.sum(-1).to(torch.int32)
+        stats: list[Tensor] = []
+
+        def attend(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+
+            def attend_part(
+                _part: int,
+                query: Tensor,
+                key: Tensor,
+                value: Tensor,
+                head_params: Tensor | None,
+                alibi_slopes: Tensor | None,
+                config: SharpConfig,
+            ) -> tuple[Tensor, Tensor]:
+                output: Tensor
+                part_stats: Tensor
+                output, _, _, part_stats = attention_op(
+                    query,
+                    key,
+                    value,
+                    None,
+                    None,
+                    None,
+                    total_lens,
+                    head_params,
+                    alibi_slopes,
+                    collect_stats,
+                    **op_attributes(config, options),
+                )
+                return output, part_stats
+
+            # [batch, heads, tokens, dim]
+            heads = (query.transpose(1, 2).float(), key.transpose(1, 2).float(), value.transpose(1, 2).float())
+            output, layer_stats = attend_in_parts(
+                self.model.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
+            )
+            stats.append(layer_stats)
+            return output.transpose(1, 2).to(query.dtype)
+
+        output = self.model.compute(attend, *inputs).float()
+        return output, torch.stack(stats)
+
+
+def trace_uncached(model: UncachedModel) -> Tracing:
+    """What torch.onnx.export needs to know of `model`."""
+    # Sizes other than 0 and 1, which the tracer would take for constants.
+    inputs = model.draw(3, 5, torch.Generator().manual_seed(0))
+    dynamic = [
+        {axis: Dim.DYNAMIC for axis, dimension in enumerate(port.shape) if isinstance(dimension, str)}
+        for port in model.inputs
+    ]
+    return Tracing(
+        module=UncachedGraph(model),
+        arguments=(*inputs, torch.tensor(True)),
+        dynamic_shapes=((*dynamic, {}),),
+        inputs={**{port.name: port.shape for port in model.inputs}, COLLECT_STATS: ()},
+        outputs=(model.output.name, STATS),
+        # Other tools need not know of it: it is false unless it is fed.
+        defaults={COLLECT_STATS: False},
+    )

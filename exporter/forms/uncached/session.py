@@ -1,0 +1,32 @@
+"""A folder exported with `--cache none`, in ONNX Runtime."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.exporter.forms.session import open_session
+from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS
+from sharp.exporter.verification.verification import Floats
+
+
+class UncachedSession:
+    """Runs whole batches; see `open_session` for the arguments."""
+
+    def __init__(self, folder: Path, *, kernels: bool, threads: int = 0) -> None:
+        self.session = open_session(folder, kernels=kernels, threads=threads)
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        self.output = next(value.name for value in self.session.get_outputs() if value.name != STATS)
+
+    def run(self, inputs: Sequence[NDArray[np.generic]]) -> Floats:
+        """The model's output for its inputs, in their order."""
+        output: Floats
+        (output,) = self.session.run([self.output], dict(zip(self.inputs, inputs, strict=True)))
+        return output
+
+    def run_with_stats(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[Floats, Floats]:
+        """The output, and the statistics [layers, batch, q_heads, queries, 4]."""
+        feeds = {**dict(zip(self.inputs, inputs, strict=True)), COLLECT_STATS: np.array(True)}
+        output, stats = self.session.run([self.output, STATS], feeds)
+        return output, stats

@@ -1,0 +1,1 @@
+"""The ONNX graph: lowering, simplification, quantization, precision."""

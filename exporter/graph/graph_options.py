@@ -1,0 +1,90 @@
+"""What the user chooses about a graph besides its norm: precisions, sizes, the version of ONNX."""
+
+from dataclasses import dataclass
+
+import torch
+
+from sharp.exporter.graph.lowering import OPSETS
+from sharp.models.config import SharpConfig
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import CacheDtype, Dtype, PositionScheme, Quantization, Target
+
+BLOCK_MULTIPLE = 16  # the kernels take 16 keys at a time and are three times slower on other blocks
+MOST_BLOCK = 1024
+MOST_CONTEXT = 2**24  # float32 counts positions exactly up to here
+
+TORCH_DTYPES: dict[CacheDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """The choices.
+
+    `kv_dtype` is of the paged cache, None takes the model's own; `max_context` None leaves the checkpoint's.
+    """
+
+    dtype: Dtype = "float32"
+    kv_dtype: CacheDtype | None = None
+    quantize: Quantization | None = None
+    block_size: int = BLOCK_MULTIPLE
+    max_context: int | None = None
+    opset: int = 23
+
+    def check(self, cache: str, target: Target) -> None:
+        """Check the options with each other, for a `--cache` and a `--target`.
+
+        Raises:
+            InputError: a value cannot work, or no runtime could run what they ask for together.
+        """
+        if not (self.block_size % BLOCK_MULTIPLE == 0 and 0 < self.block_size <= MOST_BLOCK):
+            raise InputError(
+                f"--block-size is {self.block_size}, but must be a multiple of {BLOCK_MULTIPLE} up to {MOST_BLOCK}"
+            )
+        if self.max_context is not None and not 0 < self.max_context <= MOST_CONTEXT:
+            raise InputError(f"--max-context is {self.max_context}, but must be from 1 to {MOST_CONTEXT}")
+        if self.opset not in OPSETS:
+            raise InputError(f"--opset is {self.opset}, but must be from {OPSETS[0]} to {OPSETS[-1]}")
+        if cache != "paged" and self.kv_dtype is not None:
+            raise InputError(f"--kv-dtype is for --cache paged; with --cache {cache}, leave it out")
+        if cache != "paged" and self.block_size != BLOCK_MULTIPLE:
+            raise InputError(f"--block-size is for --cache paged; with --cache {cache}, leave it out")
+        if target == "portable" and self.kv_dtype == "int8":
+            raise InputError(
+                "--kv-dtype int8 needs Sharp's kernels, which --target portable leaves out; choose float16"
+            )
+        if target == "tensorrt" and self.kv_dtype == "int8":
+            raise InputError("--kv-dtype int8 is not in Sharp's TensorRT plugin; choose float16 or bfloat16")
+        if target != "onnxruntime" and self.quantize:
+            raise InputError(
+                f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "
+                f"leave --target {target} out"
+            )
+        if self.quantize and self.dtype != "float32":
+            raise InputError(f"--quantize is for --dtype float32; leave --dtype {self.dtype} out")
+
+    def context_of(self, config: SharpConfig, positions: PositionScheme) -> int:
+        """The longest context that a server accepts.
+
+        Raises:
+            InputError: the model has no positions for that many tokens.
+        """
+        if self.max_context is None:
+            return config.max_context
+        if positions == "learned" and self.max_context > config.max_context:
+            raise InputError(
+                f"--max-context is {self.max_context}, but the model has learned {config.max_context} positions"
+            )
+        return self.max_context
+
+    @property
+    def cache_dtype(self) -> CacheDtype:
+        """Of the paged cache."""
+        return self.dtype if self.kv_dtype is None else self.kv_dtype
+
+
+DEFAULT_GRAPH = GraphOptions()

@@ -1,0 +1,243 @@
+"""The lowering: a module becomes one ONNX graph whose attention is nodes of the domain `ai.sharp`.
+
+The graph carries model-local functions with the ops' names, so that a runtime without our kernels inlines standard
+ops instead. They are attached last: `optimize` and version conversion would inline them (design section 2).
+"""
+
+import logging
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir
+import torch
+from onnx import inliner, numpy_helper
+from torch import nn
+
+from sharp.exporter.graph.simplification import simplify
+from sharp.plugins.cache_tensors import CacheTensor
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import Target
+from sharp.plugins.ops import function_body, schema, torch_op
+
+OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
+OPSETS = range(18, 26)  # what its version converter reaches, and what the function bodies need
+MODEL_FILE = "model.onnx"
+DATA_FILE = "model.onnx.data"
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """A module with example arguments, and the names that its graph gets.
+
+    `inputs` maps the graph's inputs, in order, to their dimensions: numbers, or names of those that vary. `defaults`
+    are values that an input has where it is not fed. `beside` are tensors of the paged cache that the module does not
+    know, only the op: they become the last inputs and outputs.
+    """
+
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    dynamic_shapes: tuple[Any, ...]
+    inputs: Mapping[str, tuple[str | int, ...]]
+    outputs: tuple[str, ...]
+    defaults: Mapping[str, bool] = field(default_factory=dict)
+    beside: tuple[CacheTensor, ...] = ()
+
+
+def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
+    """Export the module at `opset`, one of `OPSETS`.
+
+    Raises:
+        InputError: a layer cannot be lowered.
+    """
+    schema.register_schema()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+            program = torch.onnx.export(
+                tracing.module.eval(),
+                tracing.arguments,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                dynamic_shapes=tracing.dynamic_shapes,
+                input_names=list(tracing.inputs),
+                output_names=list(tracing.outputs),
+                custom_translation_table=torch_op.onnx_translation_table(),
+                optimize=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        if isinstance(error.__cause__, InputError):  # raised by a layer while it was traced
+            raise error.__cause__ from None
+        raise
+    assert program is not None
+    graph = program.model
+    simplify(graph)
+    name_dimensions(graph, tracing.inputs)
+    share_cache_shapes(graph)
+    leave_out_unused_outputs(graph)
+    widen_norms(graph)
+    if tracing.beside:
+        add_beside(graph, tracing.beside)
+    return graph
+
+
+def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, ...]]) -> None:
+    """Give the dynamic sizes the names of `inputs` instead of the tracer's `s17`, or its constant for blocks."""
+    names: dict[str, str] = {}
+    for value in graph.graph.inputs:
+        assert value.name is not None
+        for axis, (dimension, name) in enumerate(zip(value.shape or (), inputs[value.name], strict=True)):
+            if isinstance(dimension, onnx_ir.SymbolicDim):
+                names[str(dimension.value)] = str(name)
+            elif name == "blocks":  # any other constant is one that the graph has inside, too
+                assert value.shape is not None
+                value.shape[axis] = name
+    produced = (output for node in graph.graph for output in node.outputs)
+    for value in (*graph.graph.inputs, *produced):
+        for axis, dimension in enumerate(value.shape or ()):
+            if isinstance(dimension, onnx_ir.SymbolicDim):
+                assert value.shape is not None
+                # The tracer's may be a sum: the keys of a present are "past + tokens".
+                value.shape[axis] = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), str(dimension.value))
+
+
+def share_cache_shapes(graph: onnx_ir.Model) -> None:
+    """Give the caches that the paged op updates the shapes of those that it is given."""
+    for node in graph.graph:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name):
+            for name in ("key_cache", "value_cache"):
+                cache = node.inputs[schema.INPUTS.index(name)]
+                assert cache is not None
+                node.outputs[schema.OUTPUTS.index(f"{name}_out")].shape = cache.shape
+
+
+def leave_out_unused_outputs(graph: onnx_ir.Model) -> None:
+    """Take the name from optional outputs that nobody reads: our kernel then does not compute them."""
+    optional = {parameter.name for parameter in schema.ATTENTION.outputs if parameter.optional}
+    for node in graph.graph:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.ATTENTION.name):
+            for value, name in zip(node.outputs, schema.ATTENTION.output_names, strict=False):
+                if name in optional and not value.uses() and not value.is_graph_output():
+                    value.name = ""
+
+
+def widen_norms(graph: onnx_ir.Model) -> None:
+    """Give a norm its activations in the type of its scale, where that is wider (Gemma's, in half precision).
+
+    The standard allows both types; ONNX Runtime 1.31 has no kernel for that and fails on the op's function body.
+    """
+    for node in graph.graph:
+        if (node.domain, node.op_type) != ("", "RMSNormalization"):
+            continue
+        activations, scale = node.inputs[:2]
+        assert activations is not None
+        assert scale is not None
+        if scale.dtype is not None and activations.dtype not in (None, scale.dtype):
+            cast = onnx_ir.node("Cast", [activations], {"to": scale.dtype}, name=f"{node.name}.wider")
+            graph.graph.insert_before(node, cast)
+            node.replace_input_with(0, cast.outputs[0])
+
+
+def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
+    """Give every paged attention node its tensors beside the cache, as inputs and outputs of the graph."""
+    names = schema.PAGED_ATTENTION.input_names + schema.BESIDE_CACHE
+    updated = schema.PAGED_ATTENTION.output_names + tuple(f"{name}_out" for name in schema.BESIDE_CACHE)
+    nodes = [
+        node for node in graph.graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name)
+    ]
+    by_layer = {caches_of(node): node for node in nodes}
+    for tensor in tensors:
+        kind, _, layer = tensor.name.rpartition(".")
+        node = by_layer[layer]
+        node.resize_inputs(len(names))
+        node.resize_outputs(len(updated))
+        dtype = onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
+        shape = onnx_ir.Shape(["blocks", *tensor.block_shape])
+        value = onnx_ir.Value(name=tensor.name, type=dtype, shape=shape)
+        graph.graph.inputs.append(value)
+        node.replace_input_with(names.index(kind), value)
+        output = node.outputs[updated.index(f"{kind}_out")]
+        output.name, output.type, output.shape = tensor.updated_name, dtype, shape
+        graph.graph.outputs.append(output)
+
+
+def windows_of(graph: onnx_ir.Model) -> list[int]:
+    """The attribute `window` of every attention node, in the order of the layers."""
+    return [node.attributes["window"].as_int() for node in graph.graph if node.domain == schema.DOMAIN]
+
+
+def caches_of(node: onnx_ir.Node) -> str:
+    """The number behind the name of the caches that a paged attention node reads."""
+    cache = node.inputs[schema.INPUTS.index("key_cache")]
+    assert cache is not None
+    assert cache.name is not None
+    return cache.name.rpartition(".")[2]
+
+
+def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], target: Target) -> None:
+    """Write `model.onnx` and its external data into `folder`; attach the attention's function body and the defaults.
+
+    For the target `portable` the body takes the place of every attention node, so that only standard ops are left. For
+    `tensorrt` there is no body: see `leave_to_plugin`.
+    """
+    path = folder / MODEL_FILE
+    onnx_ir.save(graph, path, external_data=DATA_FILE)
+    model = onnx.load(path, load_external_data=False)
+    function_body.attach_function(model)
+    if target == "portable":
+        model = inline(model)
+    if target == "tensorrt":
+        leave_to_plugin(model)
+    for name, value in defaults.items():
+        model.graph.initializer.append(numpy_helper.from_array(torch.tensor(value).numpy(), name))
+    onnx.save(model, path)
+
+
+def release_weights(graph: onnx_ir.Model) -> None:
+    """Forget the weights of a graph that was written: something in onnxscript keeps the last graphs alive."""
+    for value in graph.graph.initializers.values():
+        value.const_value = None
+
+
+def leave_to_plugin(model: onnx.ModelProto) -> None:
+    """Make the attention nodes of `model` such that TensorRT's parser takes Sharp's plugin for them.
+
+    Its older parsers look for a local function before they look for a plugin, so there is none; and all refuse a node
+    that names fewer outputs than its plugin has, so those that nobody reads get names.
+    """
+    del model.functions[:]
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.ATTENTION.name):
+            named = dict(zip(schema.ATTENTION.output_names, node.output, strict=False))
+            outputs = [named.get(name) or f"{node.output[0]}.{name}" for name in schema.ATTENTION.output_names]
+            del node.output[:]
+            node.output.extend(outputs)
+
+
+def inline(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with the bodies of its functions in place of their calls, and nothing left of the domain `ai.sharp`.
+
+    Nor of the initializers that nobody reads then: ONNX Runtime warns of each.
+    """
+    inlined = inliner.inline_local_functions(model)
+    imports = [imported for imported in inlined.opset_import if imported.domain != schema.DOMAIN]
+    del inlined.opset_import[:]
+    inlined.opset_import.extend(imports)
+    read = _read_names(inlined.graph) | {value.name for value in inlined.graph.input}
+    kept = [one for one in inlined.graph.initializer if one.name in read]
+    del inlined.graph.initializer[:]
+    inlined.graph.initializer.extend(kept)
+    return inlined
+
+
+def _read_names(graph: onnx.GraphProto) -> set[str]:
+    """What nodes, those of graphs inside them, and outputs read."""
+    names = {value.name for value in graph.output} | {name for node in graph.node for name in node.input}
+    inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return names.union(*map(_read_names, inner))

@@ -1,0 +1,233 @@
+"""`--quantize int8|int4`: the weights of matrix products in fewer bits, by ONNX Runtime's own quantizer.
+
+Every product with a constant becomes a MatMulNBits node (domain com.microsoft): whole numbers with a float32 scale and
+a zero point per block of weights along the input, rounded to nearest. The kernel rounds activations to int8 per block.
+An embedding that is tied to the output layer becomes a GatherBlockQuantized node on that layer's very bytes.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from sharp.exporter.graph.lowering import DATA_FILE, MODEL_FILE
+from sharp.models.config import SharpConfig
+from sharp.plugins.manifest import Quantization
+
+DOMAIN = "com.microsoft"
+ACCURACY_LEVEL = 4  # int8 activations; with float32 ones SmolLM2 decodes 18 times slower and predicts no better
+INLINE_BYTES = 1024  # smaller tensors stay in the graph
+ENDS = 0.1  # of the products, at either end of the model: they are the most sensitive
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a weight is stored: `bits` a number, and a scale and a zero point for every `block` of them."""
+
+    bits: int
+    block: int
+
+    def bytes_of(self, inputs: int, outputs: int) -> int:
+        """Size of a weight [inputs, outputs]."""
+        blocks = -(-inputs // self.block)
+        return outputs * (blocks * self.block * self.bits // 8 + 4 * blocks + -(-blocks * self.bits // 8))
+
+
+EIGHT_BITS = Packing(8, 64)
+FOUR_BITS = Packing(4, 32)
+
+
+def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> None:
+    """Quantize the model in `folder`, in place; its functions, inputs and outputs stay as they are."""
+    model = onnx.load(folder / MODEL_FILE)
+    _make_products(model.graph)
+    tied = _tied_embeddings(model.graph)
+    products = _products(model.graph)
+    packings = choose_packings([shape for _, shape in products], quantization, config)
+    for packing in dict.fromkeys(packings):
+        chosen = [name for (name, _), one in zip(products, packings, strict=True) if one == packing]
+        model = _run_quantizer(model, packing, chosen)
+    shared = _share_embedding(model.graph, tied)
+    with tempfile.TemporaryDirectory(dir=folder) as staging:
+        path = Path(staging) / MODEL_FILE
+        onnx.save(model, path, save_as_external_data=True, location=DATA_FILE, size_threshold=INLINE_BYTES)
+        written = onnx.load(path, load_external_data=False)
+        _append_shared(written.graph, shared)
+        onnx.save(written, path)
+        path.with_name(DATA_FILE).chmod(path.stat().st_mode)  # onnx lets only the user read external data
+        for name in (DATA_FILE, MODEL_FILE):
+            (Path(staging) / name).replace(folder / name)
+
+
+def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization, config: SharpConfig) -> list[Packing]:
+    """The packing of every weight [inputs, outputs] of the model of `config`, in the order of its graph.
+
+    The output layer is last.
+
+    int4 keeps in 8 bits what loses most: the output layer, the first and the last layers, the products that take the
+    heads' outputs or the feed-forward's wide activations, and those that make the few key and value heads of many query
+    heads, alone or in one product with the queries. Measured on SmolLM2-135M, see ARCHITECTURE.md.
+    """
+    if quantization == "int8":
+        return [EIGHT_BITS] * len(shapes)
+    merged = (config.q_heads + 2 * config.kv_heads) * config.head_dim if config.kv_heads < config.q_heads else None
+    end = round(ENDS * len(shapes))
+    return [
+        EIGHT_BITS
+        if index < end or index >= len(shapes) - 1 - end or inputs >= outputs or outputs == merged
+        else FOUR_BITS
+        for index, (inputs, outputs) in enumerate(shapes)
+    ]
+
+
+def _make_products(graph: onnx.GraphProto) -> None:
+    """Turn every Gemm into MatMul and Add, which the quantizer knows."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    turned: dict[str, str] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        plain = given.get("alpha", 1.0) == given.get("beta", 1.0) == 1.0 and not given.get("transA", 0)
+        if node.op_type != "Gemm" or not plain or node.input[1] not in weights:
+            nodes.append(node)
+            continue
+        activations, weight, *bias = node.input
+        if given.get("transB", 0):
+            if weight not in turned:
+                turned[weight] = f"{weight}.turned"
+                array = numpy_helper.to_array(weights[weight]).T
+                graph.initializer.append(numpy_helper.from_array(array.copy(), turned[weight]))
+            weight = turned[weight]
+        (output,) = node.output
+        product = f"{output}.product" if bias else output
+        nodes.append(helper.make_node("MatMul", [activations, weight], [product], f"{node.name}.product"))
+        if bias:
+            nodes.append(helper.make_node("Add", [product, *bias], [output], node.name))
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _tied_embeddings(graph: onnx.GraphProto) -> dict[str, str]:
+    """The weight of the product that an embedding is tied to, by the name of the embedding [outputs, inputs]."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    matrices = [node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    tied: dict[str, str] = {}
+    for node in graph.node:
+        name = node.input[0] if node.op_type == "Gather" else ""
+        if name not in weights or len(weights[name].dims) != 2:
+            continue
+        turned = list(reversed(weights[name].dims))
+        for matrix in (one for one in matrices if list(weights[one].dims) == turned):
+            rows, columns = (numpy_helper.to_array(weights[one]) for one in (name, matrix))
+            if np.array_equal(rows, columns.T):
+                tied[name] = matrix
+    return tied
+
+
+def _products(graph: onnx.GraphProto) -> list[tuple[str, tuple[int, int]]]:
+    """Name and weight shape [inputs, outputs] of every product with a constant, in the order of the graph."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    return [
+        (node.name, (shapes[node.input[1]][0], shapes[node.input[1]][1]))
+        for node in graph.node
+        if node.op_type == "MatMul" and len(shapes.get(node.input[1], ())) == 2
+    ]
+
+
+def _run_quantizer(model: onnx.ModelProto, packing: Packing, names: list[str]) -> onnx.ModelProto:
+    """Pack the weights of the products called `names`."""
+    with _without_messages():
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+        quantizer = MatMulNBitsQuantizer(
+            model,
+            bits=packing.bits,
+            block_size=packing.block,
+            is_symmetric=False,
+            accuracy_level=ACCURACY_LEVEL,
+            nodes_to_include=names,
+            op_types_to_quantize=("none",),
+        )
+        quantizer.process()
+    quantized: onnx.ModelProto = quantizer.model.model
+    return quantized
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """The quantizer sets up logging and tells of every node."""
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A tensor that is another one's bytes in another shape."""
+
+    name: str
+    of: str
+    shape: tuple[int, ...]
+
+
+def _share_embedding(graph: onnx.GraphProto, tied: dict[str, str]) -> list[_Shared]:
+    """Let embeddings read the packed weight that they are tied to, where whole blocks fill its rows."""
+    packed = {node.input[1].rpartition("_Q")[0]: node for node in graph.node if node.op_type == "MatMulNBits"}
+    shared: list[_Shared] = []
+    for node in graph.node:
+        embedding = node.input[0] if node.op_type == "Gather" else ""
+        product = packed.get(tied.get(embedding, ""))
+        if product is None:
+            continue
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in product.attribute}
+        inputs, outputs, block, bits = (given[name] for name in ("K", "N", "block_size", "bits"))
+        if inputs % block:
+            continue
+        shapes = (inputs * bits // 8, inputs // block, -(-inputs // block * bits // 8))
+        parts = [
+            _Shared(f"{embedding}.{part}", of, (outputs, size))
+            for part, of, size in zip(("data", "scales", "zero_points"), product.input[1:4], shapes, strict=True)
+        ]
+        shared += parts
+        data, scales, zero_points = (part.name for part in parts)
+        replacement = helper.make_node(
+            "GatherBlockQuantized",
+            [data, node.input[1], scales, zero_points],
+            list(node.output),
+            node.name,
+            domain=DOMAIN,
+            gather_axis=0,
+            quantize_axis=1,
+            block_size=block,
+            bits=bits,
+        )
+        node.CopyFrom(replacement)
+    read = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in tied]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return list({one.name: one for one in shared}.values())
+
+
+def _append_shared(graph: onnx.GraphProto, shared: list[_Shared]) -> None:
+    """Add tensors that name the same bytes of the file of external data as those they share."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for one in shared:
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(weights[one.of])
+        tensor.name = one.name
+        del tensor.dims[:]
+        tensor.dims.extend(one.shape)
+        graph.initializer.append(tensor)

@@ -1,0 +1,130 @@
+"""Engines of TensorRT, built on the GPU that they are for; attention is Sharp's plugin in them."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from rich.progress import Progress
+
+from sharp.exporter.graph.lowering import inline, leave_to_plugin
+from sharp.exporter.tensorrt.engine import Engine, build_engine, check_quantization
+from sharp.plugins import library_path
+from sharp.plugins.engine_manifest import EngineLimits
+from sharp.plugins.errors import InputError, SharpError
+from sharp.plugins.manifest import Manifest
+from sharp.plugins.ops import schema
+from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
+
+RUNTIME = "TensorRT"
+OVERRIDE = "ENABLE_PLUGIN_OVERRIDE"  # a flag of parsers from 10.15 on
+
+
+def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: Path, progress: Progress) -> Engine:
+    """The engine of the model in `folder`, for this machine's GPU.
+
+    Attention nodes become plugins of `libsharp_trt.so`. Where the plugin is missing, or the parser would not take it,
+    those of a model that is not paged become the standard ops of their function body; `progress` says so. A paged model
+    gets two optimization profiles: one for steps that compute a token of each sequence, and one for all steps.
+    `timing_cache` is read if it is there, and written: it makes the next build faster.
+
+    Raises:
+        InputError: TensorRT cannot read the model, or the plugin lacks what its cache needs.
+        SharpError: TensorRT or the plugin is missing, or the engine could not be built.
+    """
+    trt = import_tensorrt(", or build for --backend tensorrt-rtx, which needs neither GPU nor plugin")
+    path = folder / manifest.model_file
+    check_quantization(path, manifest, RUNTIME)
+    if manifest.cache.beside:
+        raise InputError(
+            f"{path} has an {manifest.cache.dtype} cache, which the TensorRT plugin does not have; export the model "
+            "again with another --kv-dtype"
+        )
+    model = onnx.load(path, load_external_data=False)
+    paged = manifest.cache.form == "paged"
+    plugin, parser_flags = None, []
+    if manifest.target != "portable":
+        obstacle = None if paged else _obstacle(trt, model)
+        if obstacle is None:
+            leave_to_plugin(model)
+            flag_as_int32(model)
+            plugin = load_plugin(trt)
+            parser_flags = [] if paged else [getattr(trt.OnnxParserFlag, OVERRIDE)]
+        elif model.functions:
+            progress.console.print(f"attention becomes standard ops: {obstacle}", highlight=False, soft_wrap=True)
+            model = inline(model)
+        else:
+            raise InputError(
+                f"{path} was exported with --target tensorrt and needs the plugin, but {obstacle}; export the model "
+                "again with --target portable"
+            )
+    kept: list[Any] = []
+
+    def configure(config: Any) -> None:
+        if plugin:
+            # Without it the plugin copies the whole cache in every step.
+            config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+        cache = config.create_timing_cache(timing_cache.read_bytes() if timing_cache.is_file() else b"")
+        if cache is None or not config.set_timing_cache(cache, False):
+            raise InputError(f"{timing_cache} is not a timing cache of TensorRT {trt.__version__}; remove it")
+        kept.append(config)
+
+    name = Path(plugin).name if plugin else None
+    decode = limits.model_copy(update={"tokens": limits.sequences})
+    profiles = (decode, limits) if paged and limits.tokens > limits.sequences else (limits,)
+    engine = build_engine(
+        trt,
+        RUNTIME,
+        model,
+        folder,
+        manifest,
+        profiles,
+        configure,
+        progress,
+        plugin=name,
+        parser_flags=parser_flags,
+        # Some parsers check a node that becomes the plugin Attention as ONNX's own, too.
+        advice="; if it is a node Attention, export the model again with --target portable" if parser_flags else "",
+    )
+    timing_cache.write_bytes(bytes(kept[0].get_timing_cache().serialize()))
+    return engine
+
+
+def _obstacle(trt: Any, model: onnx.ModelProto) -> str | None:
+    """Why nodes Attention of `model` cannot become the plugin: TensorRT's parser goes by names without domains."""
+    if not hasattr(getattr(trt, "OnnxParserFlag", None), OVERRIDE):
+        return f"the parser of TensorRT {trt.__version__} takes a node Attention for ONNX's own; that of 10.15 does not"
+    try:
+        library_path("tensorrt")
+    except SharpError as error:
+        return str(error)
+    # Some of these parsers check a node that becomes the plugin as if it were ONNX's own, too.
+    capped = any(
+        attribute.name == "softcap" and attribute.f != 0
+        for node in model.graph.node
+        if node.domain == schema.DOMAIN
+        for attribute in node.attribute
+    )
+    if capped and model.functions:
+        return "layers have a soft cap, which TensorRT's parser may refuse on a node Attention"
+    return None
+
+
+def flag_as_int32(model: onnx.ModelProto) -> None:
+    """Give the plugins `collect_stats` as int32: TensorRT does not say that a plugin may have inputs of bool.
+
+    Raises:
+        InputError: it is not an input of the model.
+    """
+    places = {definition.name: definition.input_names.index("collect_stats") for definition in schema.OPS}
+    casts: dict[str, onnx.NodeProto] = {}
+    for node in model.graph.node:
+        place = places.get(node.op_type) if node.domain == schema.DOMAIN else None
+        if place is not None and len(node.input) > place and node.input[place]:
+            flag = node.input[place]
+            as_int32 = f"{flag}.int32"
+            casts[flag] = onnx.helper.make_node("Cast", [flag], [as_int32], to=onnx.TensorProto.INT32)
+            node.input[place] = as_int32
+    if unknown := set(casts) - {value.name for value in model.graph.input}:
+        raise InputError(f"the model computes {', '.join(sorted(unknown))}, but collect_stats must be an input")
+    for cast in casts.values():
+        model.graph.node.insert(0, cast)

@@ -1,0 +1,1 @@
+"""Verification: the written model against PyTorch."""

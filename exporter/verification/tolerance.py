@@ -1,0 +1,53 @@
+"""What a written model may differ by, from the precision that it was written in."""
+
+from dataclasses import dataclass
+
+from sharp.exporter.graph.graph_options import GraphOptions
+from sharp.exporter.verification.verification import FLOAT32, Difference
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Of logits and entropies in every case, and of the perplexity of a text, relative to PyTorch's in float32.
+
+    A quantized model's perplexity may also fall, and `between_runtimes` is that of its other runtimes, relative to the
+    first: a short text, which is all that standard ops can read, says little about quantized against exact weights.
+    """
+
+    difference: Difference
+    perplexity: float
+    between_runtimes: float | None = None
+
+
+PLAIN = Tolerance(FLOAT32, perplexity=1e-3)
+# Quantized products round activations to 8 bits, which turns the last bit of a sum into a step: SmolLM2 in int4
+# differed by 0.5 % on 255 tokens.
+BETWEEN_RUNTIMES = 2e-2
+# A type of less precision moves single logits and the entropies of sharp heads by much, but their means and the
+# perplexity of a text by little: errors are both ways. Of SmolLM2 the largest errors of logits were 0.22 in int8 and
+# 0.45 in int4, and 0.73 and 1.8 nats of entropies; the means of a case up to 0.013 and 0.054, and 0.035 and 0.11 nats.
+# The bounds are about twice that. int4's perplexity is what is asked of it. In float16 a value in a cache of SmolLM2
+# was off by 0.018 of the largest.
+OF_PRECISION = {
+    "float32": PLAIN,
+    "float16": Tolerance(Difference(logits=1e-2, entropy=5e-2, cached=4e-2), perplexity=5e-3),
+    "bfloat16": Tolerance(Difference(logits=8e-2, entropy=0.3, cached=0.1), perplexity=2e-2),
+    "int8 cache": Tolerance(Difference(logits=0.1, entropy=0.3, cached=0.1), perplexity=2e-2),
+    "int8": Tolerance(Difference(0.5, 2.0, cached=0.5, mean_logits=0.03, mean_entropy=0.08), perplexity=1e-2),
+    "int4": Tolerance(Difference(0.9, 4.0, cached=0.9, mean_logits=0.12, mean_entropy=0.3), perplexity=0.08),
+}
+
+
+def tolerance_of(options: GraphOptions, *, quantized: bool) -> Tolerance:
+    """The tolerance of a model written with `options`, before or after it was quantized."""
+    cache = "int8 cache" if options.cache_dtype == "int8" else options.cache_dtype
+    parts = [OF_PRECISION[options.dtype], OF_PRECISION[cache]]
+    if quantized and options.quantize is not None:
+        parts.append(OF_PRECISION[options.quantize])
+    perplexity = max(part.perplexity for part in parts)
+    if len(parts) == 3:  # its errors are the largest by far
+        return Tolerance(parts[-1].difference, perplexity, BETWEEN_RUNTIMES)
+    logits, entropy, cached = (
+        max(getattr(part.difference, name) for part in parts) for name in ("logits", "entropy", "cached")
+    )
+    return Tolerance(Difference(logits, entropy, cached), perplexity)

@@ -1,0 +1,1 @@
+"""What a request, a completion and an error are, whatever protocol they come by."""

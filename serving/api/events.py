@@ -1,0 +1,144 @@
+"""What the engine says of its requests; each event names the request it is about."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sharp.serving.api.attention import AttentionSummary
+from sharp.serving.api.errors import SharpError
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TIME_LIMIT = "time_limit"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one answer.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt; all answers of a request share them.
+        completion_tokens: generated tokens.
+        cached_tokens: tokens of the prompt that the prefix cache had, so they were not computed for this request.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds since the request arrived; None for what never happened."""
+
+    queue: float | None
+    time_to_first_token: float | None
+    total: float
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The request waits for its first step."""
+
+    request_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities at one place of a text, from the model's own logits.
+
+    Attributes:
+        token_id: the token that stands there.
+        logprob: its own.
+        top: (token id, logarithm) of the most likely tokens, best first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """Tokens of a prompt that were computed in one step; times in seconds of `time.perf_counter`."""
+
+    tokens: int
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class PromptComputed:
+    """The prompt is computed; comes once, before the first Delta.
+
+    Attributes:
+        request_id: the request.
+        cached_tokens: tokens of the prompt that the prefix cache had.
+        chunks: the steps that computed the others.
+        logprobs: one entry per token of the prompt after the first, when asked for. Nothing predicts the first.
+    """
+
+    request_id: str
+    cached_tokens: int
+    chunks: tuple[PromptChunk, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Generated tokens of one answer, and the text that became certain.
+
+    Attributes:
+        request_id: the request.
+        text: whole characters that cannot be part of a stop string; often empty.
+        token_ids: the tokens.
+        index: which of the request's `n` answers.
+        logprobs: one entry per token, when asked for.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One answer is complete; a request of `n` answers has `n` of these.
+
+    Attributes:
+        request_id: the request.
+        reason: why it ended.
+        matched: the stop string or stop token that ended it.
+        usage: its tokens.
+        timing: seconds since the request arrived.
+        attention: means over the tokens of prompt and answer that were computed for it, when asked for.
+        index: which of the request's `n` answers.
+        last: no other answer of the request is still to come; nothing follows.
+    """
+
+    request_id: str
+    reason: FinishReason
+    matched: str | int | None
+    usage: Usage
+    timing: Timing
+    attention: AttentionSummary | None
+    index: int = 0
+    last: bool = True
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request was refused, or the engine lost it with all its answers; nothing follows."""
+
+    request_id: str
+    error: SharpError
+
+
+Event = Accepted | PromptComputed | Delta | Finished | Failed

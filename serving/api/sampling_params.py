@@ -1,0 +1,181 @@
+"""`SamplingParams`: how tokens are drawn and when an answer ends."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.guided import Guided
+
+INT32_MAX = 2**31 - 1
+UINT64_MAX = 2**64 - 1
+MAX_SAMPLES = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_LOGIT_BIAS = 1024
+
+
+class NotGiven:
+    """Marks a number that nobody has given: a model's own may take its place. `dataclasses.replace` keeps it."""
+
+
+class _Float(NotGiven, float):
+    pass
+
+
+class _Int(NotGiven, int):
+    pass
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn and when an answer ends; checked when made.
+
+    The logits of a token pass, in this order: guided mask and `min_tokens`, `logit_bias`, the three penalties,
+    `temperature`, then `top_k`, `top_p` and `min_p`, which keep some of the tokens to draw among.
+
+    Attributes:
+        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        top_k: draw among the k most likely tokens only; 0 and -1 are all, and 0 is kept.
+        top_p: draw among the most likely tokens whose probabilities just reach `top_p`.
+        min_p: draw among tokens at least `min_p` times as likely as the most likely one.
+        repetition_penalty: logits of tokens in prompt or answer are divided by it where positive, else multiplied; 1 is
+            off.
+        presence_penalty: subtracted from the logits of tokens that are in the answer.
+        frequency_penalty: subtracted as often as the token is in the answer.
+        logit_bias: added to the logits of these tokens; a mapping is fine, pairs of token id and bias are kept.
+        seed: the same seed gives the same draws whatever else runs; None is a random one.
+        n: answers to this prompt, each with draws of its own.
+        max_tokens: most tokens to generate; 0 only reads the prompt; None, or more than fits, is until the context is
+            full.
+        min_tokens: no end-of-sequence or stop token before so many tokens; stop strings wait as long.
+        stop: the answer ends before the first of these strings.
+        include_stop_str_in_output: its text has the stop string, or the text of the stop token, that ended it.
+        stop_token_ids: the answer ends at one of these tokens.
+        ignore_eos: go on past the end-of-sequence token.
+        time_limit_ms: the answer ends this long after the request's arrival with what there is; None is never.
+        logprobs: natural logarithms of the probabilities of the generated tokens and of so many most likely ones, from
+            the model's logits before anything above changed them; None is off, 0 is the generated tokens only.
+        prompt_logprobs: the same for the prompt's tokens.
+        guided: the answer must match this schema, expression or grammar.
+
+    None is the default of every field. A temperature, top_k, top_p, min_p or repetition_penalty that is not given is
+    the model's own where its checkpoint came with one (in `generation_config.json`).
+
+    Raises:
+        FieldError: a value is out of its range; the message names the field, the value and the limit.
+    """
+
+    temperature: float = _Float(1.0)
+    top_k: int = _Int(0)
+    top_p: float = _Float(1.0)
+    min_p: float = _Float(0.0)
+    repetition_penalty: float = _Float(1.0)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    time_limit_ms: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    guided: Guided | None = None
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) is None:  # not set
+                object.__setattr__(self, field.name, field.default)
+        # Lists, mappings and one string for `stop` are what people write; the type that crosses threads holds tuples.
+        bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        self._make_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        self._make_tuple("stop_token_ids", self.stop_token_ids)
+        self._make_tuple("logit_bias", bias, _pair)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise FieldError(name, f"{name} is {getattr(self, name)!r}; it must be true or false")
+        if not isinstance(self.guided, Guided | None):
+            raise FieldError("guided", f"guided is {self.guided!r}; it must be a Guided")
+        _check("temperature", self.temperature, 0, math.inf, whole=False)
+        _check("top_k", self.top_k, -1, INT32_MAX)
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        _check("top_p", self.top_p, 0, 1, whole=False, without_low=True)
+        _check("min_p", self.min_p, 0, 1, whole=False)
+        _check("repetition_penalty", self.repetition_penalty, 0, math.inf, whole=False, without_low=True)
+        _check("presence_penalty", self.presence_penalty, -2, 2, whole=False)
+        _check("frequency_penalty", self.frequency_penalty, -2, 2, whole=False)
+        _check("seed", self.seed, 0, UINT64_MAX)
+        _check("n", self.n, 1, MAX_SAMPLES)
+        _check("max_tokens", self.max_tokens, 0, INT32_MAX)
+        _check("min_tokens", self.min_tokens, 0, INT32_MAX if self.max_tokens is None else self.max_tokens)
+        _check("time_limit_ms", self.time_limit_ms, 1, INT32_MAX)
+        _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_count("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+        for token, value in self.logit_bias:
+            _check("logit_bias", token, 0, INT32_MAX)
+            _check("logit_bias", value, -100, 100, whole=False)
+        for token in self.stop_token_ids:
+            _check("stop_token_ids", token, 0, INT32_MAX)
+        _check_count("stop", self.stop, MAX_STOP_STRINGS)
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise FieldError("stop", f"stop has {string!r}; each stop string must have at least one character")
+
+    def _make_tuple(self, name: str, values: Iterable[Any], entry: Callable[[Any], Any] = lambda value: value) -> None:
+        try:
+            object.__setattr__(self, name, tuple(map(entry, values)))
+        except (TypeError, ValueError) as error:
+            raise FieldError(name, f"{name} is {values!r}, which cannot be used: {error}") from error
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> "SamplingParams":
+        """The same with a model's `defaults`, by field, for what is not given."""
+        missing: dict[str, Any] = {
+            name: value for name, value in defaults.items() if isinstance(getattr(self, name), NotGiven)
+        }
+        return replace(self, **missing) if missing else self
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that are there already count."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether top-k, top-p or min-p leave tokens out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def _check(
+    name: str, value: float | None, low: float, high: float, *, whole: bool = True, without_low: bool = False
+) -> None:
+    """Raise FieldError unless `value` is None (not set) or a finite number from `low` to `high`."""
+    if value is None:
+        return
+    if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
+        raise FieldError(name, f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number")
+    if low <= value <= high and math.isfinite(value) and not (without_low and value == low):  # false for NaN
+        return
+    if not value > high and (high == math.inf or high == INT32_MAX):
+        limit = f"{'more than' if without_low else 'at least'} {low}"
+    elif high == math.inf:
+        limit = "that is finite"
+    else:
+        limit = f"more than {low} and at most {high}" if without_low else f"from {low} to {high}"
+    raise FieldError(name, f"{name} is {value}; it must be a number {limit}")
+
+
+def _pair(entry: Any) -> tuple[Any, Any]:
+    first, second = entry
+    return first, second
+
+
+def _check_count(name: str, values: tuple[object, ...], limit: int) -> None:
+    if len(values) > limit:
+        raise FieldError(name, f"{name} has {len(values)} entries; the limit is {limit}")

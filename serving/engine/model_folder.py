@@ -1,0 +1,118 @@
+"""A model folder, loaded and ready for an engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import Manifest, check_verified, read_manifest
+from sharp.serving.api.request import Prompt, Request, prepare_request
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.backends import Backend, Limits, load_backend
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.cache_size import cache_blocks
+from sharp.serving.engine.engine import Engine
+from sharp.serving.engine.guide import GuideCompiler
+from sharp.serving.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What requests need to know of a model, and the size of its cache. Safe to share between threads.
+
+    `longest` is the longest sequence that the backend computes, `sampling` what requests get that do not say it.
+    """
+
+    manifest: Manifest
+    tokenizer: Tokenizer | None
+    blocks: int
+    guides: GuideCompiler
+    longest: int
+    sampling: Mapping[str, float]
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.blocks * self.manifest.cache.block_size
+
+    @property
+    def context_limit(self) -> int:
+        """The longest sequence that one request may grow to."""
+        return min(self.longest, self.cache_tokens)
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        attention: bool = False,
+        priority: int = 0,
+        cache_salt: str = "",
+        special_tokens: bool = True,
+    ) -> Request:
+        """A checked request. It may take a while (long texts, large grammars): not for the engine's thread.
+
+        Raises:
+            FieldError: a field cannot be used; the message names it, its value and the limit.
+        """
+        return prepare_request(
+            request_id,
+            prompt,
+            params.with_defaults(self.sampling),
+            manifest=self.manifest,
+            tokenizer=self.tokenizer,
+            context_limit=self.context_limit,
+            guides=self.guides,
+            attention=attention,
+            priority=priority,
+            cache_salt=cache_salt,
+            special_tokens=special_tokens,
+        )
+
+
+def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) -> tuple[ModelFolder, Backend, Engine]:
+    """Load the model of a folder and make its engine.
+
+    Raises:
+        NotFoundError: there is no model folder at `path`.
+        InputError: the folder cannot be used, failed its verification, or its cache does not fit the memory.
+    """
+    manifest = read_manifest(path)
+    check_verified(path, manifest, backend.allow_unverified)
+    if manifest.kind != "decoder":
+        raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
+    if manifest.cache.form != "paged":
+        raise InputError(
+            f"{path} was exported with --cache {manifest.cache.form}, but the server needs --cache paged; "
+            "export the checkpoint again"
+        )
+    tokenizer = load_tokenizer(path, manifest)
+    loaded = load_backend(path, manifest, backend)
+    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory())
+    longest = manifest.max_context
+    if (limits := loaded.limits) is not None:
+        blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)
+        longest = min(longest, limits.context)
+    sampling = manifest.sampling.model_dump(exclude_none=True)
+    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer), longest, sampling)
+    return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)
+
+
+def _within_limits(limits: Limits, engine: EngineConfig, blocks: int, block_size: int) -> int:
+    """The blocks of the cache of a model that was compiled for limited sizes.
+
+    Raises:
+        InputError: the settings ask for more than it was compiled for.
+    """
+    if engine.max_sequences > limits.sequences or engine.max_batch_tokens > limits.tokens:
+        raise InputError(
+            f"the engine takes at most {limits.sequences} sequences and {limits.tokens} tokens a step: serve it with "
+            f"--max-sequences {limits.sequences} --max-batch-tokens {limits.tokens}, or build a larger one"
+        )
+    if engine.cache_tokens is not None and blocks > limits.blocks:
+        raise InputError(
+            f"cache_tokens is {engine.cache_tokens}, but the engine takes at most {limits.blocks * block_size}; "
+            "build a larger one"
+        )
+    return min(blocks, limits.blocks)

@@ -1,0 +1,1 @@
+"""The API frontends: gRPC (`sharp.v1`), HTTP (OpenAI) and KServe."""

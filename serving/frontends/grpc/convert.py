@@ -1,0 +1,194 @@
+"""Between the messages of `sharp.v1` and the engine's own types."""
+
+from typing import Any, cast
+
+from google.protobuf.message import Message
+
+from sharp.plugins.manifest import NormValue
+from sharp.serving.api.attention import AttentionSummary
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.events import Delta, Finished, FinishReason, PromptComputed, TokenLogprobs
+from sharp.serving.api.guided import Guided
+from sharp.serving.api.request import Prompt, Request
+from sharp.serving.api.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+from sharp.serving.engine.model_folder import ModelFolder
+from sharp.v1 import control_pb2, inference_pb2
+
+REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.TIME_LIMIT: inference_pb2.FINISH_REASON_TIME_LIMIT,
+}
+
+# The path in GenerateRequest of a field that `SamplingParams` has under its own name alone.
+PATHS = {
+    field.name: f"{part}.{field.name}"
+    for part, message in (
+        ("sampling", inference_pb2.Sampling),
+        ("stopping", inference_pb2.Stopping),
+        ("response", inference_pb2.ResponseOptions),
+    )
+    for field in message.DESCRIPTOR.fields
+}
+
+
+def prompt_of(request: inference_pb2.GenerateRequest) -> Prompt:
+    """The prompt of a request.
+
+    Raises:
+        InputError: the request has none.
+    """
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return request.text
+    if kind == "token_ids":
+        return request.token_ids.ids  # not copied before its length is checked
+    raise FieldError("prompt", "prompt is not set; set text or token_ids")
+
+
+def sampling_params_of(request: inference_pb2.GenerateRequest) -> SamplingParams:
+    """The sampling parameters of a request; what it does not set keeps its default.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+    given = {**_set_fields(request.sampling), **_set_fields(request.stopping), **_set_fields(request.response)}
+    given.pop("attention_stats", None)
+    guided = Guided(**_set_fields(request.guided)) if request.HasField("guided") else None
+    return SamplingParams(**given, guided=guided)
+
+
+def _set_fields(message: Message) -> dict[str, Any]:
+    """The fields of a message that are set, and all that cannot be unset: they are empty then."""
+    return {
+        field.name: getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def prompt_info(request: Request, model: str, computed: PromptComputed | None) -> inference_pb2.GenerateResponse:
+    """The first message of a stream; `computed` is None when the request ended before its prompt was read."""
+    info = inference_pb2.PromptInfo(
+        request_id=request.request_id,
+        model=model,
+        prompt_tokens=len(request.prompt_ids),
+        cached_tokens=computed.cached_tokens if computed else None,
+        prompt_logprobs=_logprobs(computed.logprobs if computed else None),
+    )
+    return inference_pb2.GenerateResponse(prompt_info=info)
+
+
+def delta_message(delta: Delta) -> inference_pb2.GenerateResponse:
+    """A message of generated tokens."""
+    message = inference_pb2.TokenDelta(
+        text=delta.text, token_ids=delta.token_ids, index=delta.index, logprobs=_logprobs(delta.logprobs)
+    )
+    return inference_pb2.GenerateResponse(delta=message)
+
+
+def _logprobs(entries: tuple[TokenLogprobs, ...] | None) -> list[inference_pb2.TokenLogprobs]:
+    return [
+        inference_pb2.TokenLogprobs(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            top=[inference_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+        )
+        for entry in entries or ()
+    ]
+
+
+def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
+    """The last message of an answer."""
+    message = inference_pb2.Finished(
+        reason=REASONS[finished.reason],
+        usage=inference_pb2.Usage(
+            prompt_tokens=finished.usage.prompt_tokens,
+            completion_tokens=finished.usage.completion_tokens,
+            cached_tokens=finished.usage.cached_tokens,
+        ),
+        timing=inference_pb2.Timing(
+            queue_seconds=finished.timing.queue,
+            time_to_first_token_seconds=finished.timing.time_to_first_token,
+            total_seconds=finished.timing.total,
+        ),
+        attention_stats=attention_message(finished.attention) if finished.attention else None,
+        index=finished.index,
+        last=finished.last,
+    )
+    if isinstance(finished.matched, str):
+        message.stop_string = finished.matched
+    elif finished.matched is not None:
+        message.stop_token_id = finished.matched
+    return inference_pb2.GenerateResponse(finished=message)
+
+
+def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats:
+    """The attention statistics of a request."""
+    return inference_pb2.AttentionStats(
+        tokens=summary.tokens,
+        layers=[
+            inference_pb2.LayerAttentionStats(
+                entropy_nats=summary.entropy[layer],
+                normalized_entropy=summary.normalized_entropy[layer],
+                support_ratio=summary.support_ratio[layer],
+                inverse_temperature=summary.inverse_temperature[layer],
+                logit_spread=summary.logit_spread[layer],
+            )
+            for layer in range(len(summary.entropy))
+        ],
+    )
+
+
+def model_message(model: ModelFolder) -> control_pb2.GetModelInfoResponse:
+    """What a model is."""
+    manifest = model.manifest
+    norm, text = manifest.norm, manifest.tokenizer.file is not None
+    return control_pb2.GetModelInfoResponse(
+        name=manifest.name,
+        source=manifest.source.name,
+        architecture=manifest.source.architecture,
+        norm=control_pb2.Norm(
+            name=norm.name,
+            normalizer=norm.normalizer,
+            trained=norm.trained,
+            alpha=norm.alpha if norm.normalizer == "entmax" else None,
+            parameters=[
+                control_pb2.NormParameter(name=one.name, values=_values(one.value), origin=one.origin)
+                for one in norm.parameters
+            ],
+        ),
+        layers=manifest.layers,
+        q_heads=manifest.q_heads,
+        kv_heads=manifest.kv_heads,
+        head_dim=manifest.head_dim,
+        value_dim=manifest.value_dim,
+        vocab_size=manifest.vocab_size,
+        max_context=model.context_limit,
+        trained_context=manifest.trained_context,
+        positions=manifest.positions,
+        tokenizer=text,
+        eos_token_ids=manifest.tokenizer.eos_token_ids,
+        accepts=control_pb2.Accepts(
+            text=text,
+            guided=text and bool(manifest.tokenizer.eos_token_ids),
+            n=MAX_SAMPLES,
+            logprobs=MAX_LOGPROBS,
+            stop_strings=MAX_STOP_STRINGS if text else 0,
+            logit_bias=MAX_LOGIT_BIAS,
+        ),
+        sampling=inference_pb2.Sampling(**cast("Any", model.sampling)),
+    )
+
+
+def _values(value: NormValue) -> tuple[float, ...]:
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)

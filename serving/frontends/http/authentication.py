@@ -1,0 +1,41 @@
+"""Bearer tokens on the HTTP port."""
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sharp.serving.api.errors import UnauthenticatedError
+from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.observability.request_log import refusals_logged
+from sharp.serving.observability.request_record import Call
+from sharp.serving.server.tokens import Tokens
+
+PROTECTED = ("/v1/", "/tokenize", "/detokenize")  # not /health and /metrics, whose readers have no token
+
+
+def is_protected(scope: Scope) -> bool:
+    """Whether a request is for the model, also where that has a prefix of its own, as behind Ray Serve."""
+    if scope["type"] != "http":
+        return False
+    path, root = scope["path"], scope.get("root_path", "")
+    if path.startswith(f"{root}/"):  # as Starlette's routes read it
+        path = path.removeprefix(root)
+    return str(path).startswith(PROTECTED)
+
+
+class TokenMiddleware:
+    """Answers requests for the model without a good token with 401, before their body is read."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if is_protected(scope):
+            try:
+                with refusals_logged(Call("http"), None):
+                    self._tokens.check(Request(scope).headers.get("authorization"))
+            except UnauthenticatedError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,64 @@
+"""Our errors as HTTP statuses with the body that OpenAI's clients read."""
+
+import math
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from sharp.serving.api.errors import (
+    AlreadyExistsError,
+    DrainingError,
+    FieldError,
+    InputError,
+    NotFoundError,
+    QueueFullError,
+    SharpError,
+    SlowReaderError,
+    StalledError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+
+
+class TooLargeError(InputError):
+    """The body of a request has too many bytes."""
+
+
+# The first that fits.
+STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
+    (TooLargeError, 413, "invalid_request_error"),
+    (InputError, 400, "invalid_request_error"),
+    (NotFoundError, 404, "invalid_request_error"),
+    (AlreadyExistsError, 409, "invalid_request_error"),
+    (QueueFullError, 429, "rate_limit_error"),
+    (SlowReaderError, 429, "rate_limit_error"),
+    (DrainingError, 503, "server_error"),
+    (StalledError, 503, "server_error"),
+    (UnavailableError, 503, "server_error"),
+    (UnauthenticatedError, 401, "invalid_request_error"),
+)
+
+
+CODES = ((NotFoundError, "model_not_found"), (UnauthenticatedError, "invalid_api_key"))
+
+
+def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
+    """The status and the body of an error; 500 when it is not the client's."""
+    status, kind = next(
+        ((status, kind) for of, status, kind in STATUSES if isinstance(error, of)), (500, "server_error")
+    )
+    code = next((code for kind, code in CODES if isinstance(error, kind)), None)
+    param = error.field if isinstance(error, FieldError) else None
+    return status, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: SharpError) -> JSONResponse:
+    """The response of a request that failed before anything was sent."""
+    status, body = error_body(error)
+    return JSONResponse(body, status, _headers(error))
+
+
+def _headers(error: SharpError) -> dict[str, str] | None:
+    if isinstance(error, QueueFullError | UnavailableError):
+        return {"Retry-After": str(math.ceil(error.retry_after))}
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, UnauthenticatedError) else None

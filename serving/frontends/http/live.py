@@ -1,0 +1,96 @@
+"""What the page at `/` shows: the state of the server now, as JSON."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.serving.api.attention import json_numbers
+from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.observability.metrics import Metrics, ModelMetrics
+from sharp.serving.observability.metrics.attention import AttentionModel
+from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT
+
+PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+# The page is one file: nothing is loaded from elsewhere, and no text of a server can become a script in it.
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+}
+COUNTED = (
+    "sharp_requests_running",
+    "sharp_requests_waiting",
+    "sharp_kv_cache_usage_ratio",
+    "sharp_engine_step_running_seconds",
+    "sharp_prompt_tokens_total",
+    "sharp_generated_tokens_total",
+    "sharp_preemptions_total",
+    "sharp_time_to_first_token_seconds_sum",
+    "sharp_time_to_first_token_seconds_count",
+    "sharp_inter_token_latency_seconds_sum",
+    "sharp_inter_token_latency_seconds_count",
+)
+DIGITS = 4
+
+
+class LiveState:
+    """Reads the same numbers as `/metrics`. Attention is per head whatever the level of the series is."""
+
+    def __init__(self, model: ModelFolder, metrics: Metrics, model_metrics: ModelMetrics) -> None:
+        self._manifest = model.manifest
+        self._counted = metrics.registry.restricted_registry(COUNTED)
+        self._attention = model_metrics.attention
+
+    def read(self) -> dict[str, Any]:
+        """The state now; `time` is in seconds from some moment in the past."""
+        manifest = self._manifest
+        numbers = {
+            sample.name.removeprefix("sharp_"): sample.value
+            for family in self._counted.collect()
+            for sample in family.samples
+            if sample.labels["model"] == manifest.name and sample.name in COUNTED
+        }
+        return {
+            "time": time.monotonic(),
+            "model": {
+                "name": manifest.name,
+                "norm": manifest.norm.name,
+                "layers": manifest.layers,
+                "heads": manifest.q_heads,
+            },
+            "numbers": numbers,
+            "attention": None if self._attention is None else _attention(self._attention),
+        }
+
+
+def _attention(model: AttentionModel) -> dict[str, Any]:
+    snapshot = model.heads.snapshot()  # without a flush: a second later is soon enough for eyes
+    recent = snapshot.recent
+    state: dict[str, Any] = {
+        "tokens": 0 if recent is None else recent.tokens,
+        "window": model.config.attention_window,
+        "threshold": model.config.dispersion_threshold,
+        "dispersion_tokens": model.config.dispersion_tokens,
+        "least_context": LEAST_CONTEXT,
+        "smoothed": _rounded(snapshot.smoothed),
+        "crossing": _rounded(snapshot.crossing),
+        "dispersed": snapshot.dispersed.tolist(),
+        "drift": None if snapshot.drift is None else _rounded(snapshot.drift),
+    }
+    if recent is not None:
+        state |= {
+            "entropy_nats": _rounded(recent.entropy),
+            "normalized_entropy": _rounded(recent.normalized_entropy),
+            "support_ratio": _rounded(recent.support_ratio),
+            "inverse_temperature": _rounded(recent.inverse_temperature),
+            "logit_spread": _rounded(recent.logit_spread),
+        }
+    return state
+
+
+def _rounded(values: NDArray[np.float64]) -> list[Any]:
+    return json_numbers(values.round(DIGITS))

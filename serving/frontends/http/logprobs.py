@@ -1,0 +1,116 @@
+"""The field `logprobs` of OpenAI's choices."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.events import TokenLogprobs
+from sharp.serving.api.request import MAX_PROMPT_LOGPROBS, Request
+from sharp.serving.frontends.http.token_texts import TokenTexts
+
+# Of a token that cannot come: JSON has no infinity. vLLM's number.
+LOWEST_LOGPROB = -9999.0
+
+
+class LogprobLimit:
+    """Holds all logprobs of one response to the limit of one prompt's.
+
+    Every answer repeats those of its prompt, and a response that is no stream (`whole`) is held in memory until it is
+    complete. The new ones of a stream are bounded by what may wait for its reader.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._tokens = 0
+        self._numbers = 0
+
+    def add(self, request: Request) -> Request:
+        """Count what the answers to a prompt may have; one without `max_tokens` ends where the limit is.
+
+        Raises:
+            FieldError: with those before they are too many.
+        """
+        params = request.params
+        if params.prompt_logprobs is not None:
+            self._count(len(request.prompt_ids) * params.n, params.prompt_logprobs)
+        if params.logprobs is not None and self._whole:
+            if params.max_tokens is None:
+                room = (MAX_PROMPT_LOGPROBS - self._numbers) // (params.n * (1 + params.logprobs))
+                request = replace(request, max_new_tokens=min(request.max_new_tokens, max(room, params.min_tokens, 1)))
+            self._count(request.max_new_tokens * params.n, params.logprobs)
+        if self._numbers > MAX_PROMPT_LOGPROBS:
+            echo = " with echo" if params.prompt_logprobs is not None else ""
+            message = (
+                f"logprobs is {params.logprobs}, which{echo} makes {self._numbers} numbers for {self._tokens} tokens "
+                f"of all prompts and answers; the limit is {MAX_PROMPT_LOGPROBS}"
+            )
+            what = "; set a lower max_tokens, or ask for fewer answers or a stream" if self._whole else ""
+            raise FieldError("logprobs", message + what)
+        return request
+
+    def _count(self, tokens: int, top: int) -> None:
+        self._tokens += tokens
+        self._numbers += tokens * (1 + top)
+
+
+class TextLogprobs:
+    """Of a growing text of `/v1/completions`; `characters` are those that it has already."""
+
+    def __init__(self, texts: TokenTexts, characters: int = 0) -> None:
+        self._texts = texts
+        self._characters = characters
+
+    def of(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """Of the next tokens."""
+        entries = tuple(entries)
+        return {
+            "tokens": [self._texts.of(entry.token_id).name for entry in entries],
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [self._offset(entry.token_id) for entry in entries],
+        }
+
+    def of_prompt(self, first: int, entries: Iterable[TokenLogprobs], text: str) -> dict[str, Any]:
+        """Of a prompt; nothing predicts its `first` token."""
+        offset = self._offset(first)
+        others = self.of(entries)
+        # Some decoders leave out the space that a text begins with, which its first token has.
+        missing = self._characters - len(text)
+        return {
+            "tokens": [self._texts.of(first).name, *others["tokens"]],
+            "token_logprobs": [None, *others["token_logprobs"]],
+            "top_logprobs": [None, *others["top_logprobs"]],
+            "text_offset": [max(0, one - missing) for one in (offset, *others["text_offset"])],
+        }
+
+    def _offset(self, token_id: int) -> int:
+        token = self._texts.of(token_id)
+        offset = self._characters - (token.inside and self._characters > 0)
+        self._characters += token.characters
+        return offset
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The most likely tokens and the one that came. Several can have one text; the likeliest counts."""
+        top: dict[str, float] = {}
+        for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+            top.setdefault(self._texts.of(token).name, _finite(logprob))
+        return top
+
+
+def chat_logprobs(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+    """Of `/v1/chat/completions`."""
+
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        known = texts.of(token_id)
+        return {"token": known.text, "logprob": _finite(logprob), "bytes": known.utf8}
+
+    content = [
+        {**token(entry.token_id, entry.logprob), "top_logprobs": [token(*one) for one in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN is not greater, either

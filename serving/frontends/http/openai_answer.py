@@ -1,0 +1,289 @@
+"""The answers of OpenAI's API: whole, and as the chunks of a stream."""
+
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sharp.serving.api.attention import AttentionSummary, json_numbers
+from sharp.serving.api.completion import Completion
+from sharp.serving.api.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
+from sharp.serving.frontends.http.logprobs import TextLogprobs, chat_logprobs
+from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.text.tool_calls import ToolCall, ToolCallParser
+
+# The API knows no other way to say that a limit cut an answer short. One that was cancelled is an error.
+REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TIME_LIMIT: "length",
+}
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What an answer has besides its text.
+
+    Attributes:
+        token_ids: choices have the ids of their tokens.
+        prompts: the ids of each prompt, where they are wanted.
+        usage: chunks have the field `usage`, which only the last one fills.
+    """
+
+    token_ids: bool = False
+    prompts: Sequence[Sequence[int]] = ()
+    usage: bool = False
+
+
+class Answer(ABC):
+    """The shape of one request's answer. Choices are numbered through all answers to all prompts."""
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, request_id: str, model: str, texts: TokenTexts, extras: Extras) -> None:
+        self._base: dict[str, Any] = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
+        if extras.usage:
+            self._base["usage"] = None
+        self._texts = texts
+        self._extras = extras
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Everything at once; the completions of a request's prompts, each with its others."""
+        answers = [(prompt, one) for prompt, first in enumerate(completions) for one in (first, *first.others)]
+        choices = [
+            {
+                "index": index,
+                **self._whole(answer, prompt, completions[prompt].prompt_logprobs),
+                "stop_reason": answer.matched,
+                **self._token_ids(answer.token_ids),
+                **_attention(answer.attention),
+            }
+            for index, (prompt, answer) in enumerate(answers)
+        ]
+        return {
+            **self._base,
+            "object": self.whole_object,
+            "choices": choices,
+            "usage": usage_of([first.usage for first in completions], [answer.usage for _, answer in answers]),
+        }
+
+    def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream that was asked for it."""
+        return {**self._base, "object": self.chunk_object, "choices": [], "usage": usage}
+
+    def _chunk(
+        self,
+        choice: int,
+        text: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+        matched: str | int | None = None,
+        token_ids: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        entry = {"index": choice, **text, "logprobs": logprobs, "finish_reason": reason, **self._token_ids(token_ids)}
+        if reason:
+            entry["stop_reason"] = matched
+        return {**self._base, "object": self.chunk_object, "choices": [entry]}
+
+    def _token_ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        return {"token_ids": token_ids} if self._extras.token_ids else {}
+
+    def _prompt_token_ids(self, prompt: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self._extras.prompts[prompt]} if self._extras.prompts else {}
+
+    @abstractmethod
+    def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
+        """The chunks of a choice before its first token, once the prompt of that number is computed."""
+
+    @abstractmethod
+    def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
+        """The chunks of new tokens."""
+
+    @abstractmethod
+    def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
+        """The last chunks of a choice."""
+
+    @abstractmethod
+    def _whole(
+        self, answer: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
+    ) -> dict[str, Any]:
+        """Text, logprobs and end of an answer to the prompt of that number, as fields of a choice."""
+
+
+class TextAnswer(Answer):
+    """Of `/v1/completions`. With `echo` every choice begins with its prompt."""
+
+    prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(
+        self, request_id: str, model: str, texts: TokenTexts, extras: Extras, echo: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        """`echo` has text and first token of each prompt."""
+        super().__init__(request_id, model, texts, extras)
+        self._echo = echo
+        self._echoed: dict[int, dict[str, Any]] = {}  # the logprobs of prompts, made once for all their answers
+        self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # of choices
+
+    def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
+        """The prompt, if its text is to be repeated or its token ids are wanted."""
+        if not self._echo and not self._extras.prompts:
+            return []
+        text = self._echo[prompt][0] if self._echo else ""
+        self._logprobs[choice] = TextLogprobs(self._texts, len(text))
+        logprobs = None if prompt_logprobs is None else self._of_prompt(prompt, prompt_logprobs)
+        return [self._chunk(choice, {"text": text, **self._prompt_token_ids(prompt)}, logprobs)]
+
+    def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
+        """Text, once there is some, or token ids where they are wanted."""
+        if not event.text and not event.logprobs and not self._extras.token_ids:
+            return []
+        logprobs = None if event.logprobs is None else self._logprobs[choice].of(event.logprobs)
+        return [self._chunk(choice, {"text": event.text}, logprobs, token_ids=event.token_ids)]
+
+    def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
+        """The reason."""
+        text = {"text": "", **_attention(event.attention)}
+        return [self._chunk(choice, text, None, REASONS[event.reason], event.matched)]
+
+    def _whole(
+        self, answer: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
+    ) -> dict[str, Any]:
+        text = self._echo[prompt][0] if self._echo else ""
+        logprobs = None if answer.logprobs is None else TextLogprobs(self._texts, len(text)).of(answer.logprobs)
+        if self._echo and logprobs is not None:
+            before = self._of_prompt(prompt, prompt_logprobs or ())
+            logprobs = {name: [*before[name], *values] for name, values in logprobs.items()}
+        end = {"finish_reason": REASONS[answer.finish_reason], **self._prompt_token_ids(prompt)}
+        return {"text": text + answer.text, "logprobs": logprobs, **end}
+
+    def _of_prompt(self, prompt: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        if prompt not in self._echoed:
+            text, first = self._echo[prompt]
+            self._echoed[prompt] = TextLogprobs(self._texts).of_prompt(first, entries, text)
+        return self._echoed[prompt]
+
+
+class ChatAnswer(Answer):
+    """Of `/v1/chat/completions`. Where there are `tools`, calls of them are taken out of the text."""
+
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        texts: TokenTexts,
+        extras: Extras,
+        *,
+        tools: bool = False,
+        several: bool = True,
+    ) -> None:
+        """Unless `several` are wanted, an answer has one call at most."""
+        super().__init__(request_id, model, texts, extras)
+        self._tools = tools
+        self._several = several
+        self._parsers: defaultdict[int, ToolCallParser] = defaultdict(self._parser)
+
+    def _parser(self) -> ToolCallParser:
+        return ToolCallParser(several=self._several)
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """See `Answer`."""
+        return {**super().whole(completions), **self._prompt_token_ids(0)}
+
+    def start(
+        self,
+        choice: int,
+        prompt: int,
+        prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
+    ) -> list[dict[str, Any]]:
+        """The role."""
+        chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})
+        return [{**chunk, **self._prompt_token_ids(prompt)}]
+
+    def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
+        """Text and whole calls, once there are some."""
+        parser = self._parsers[choice]
+        known = len(parser.calls)
+        text, calls = parser.push(event.text) if self._tools else (event.text, [])
+        if not text and not calls and not event.logprobs and not self._extras.token_ids:
+            return []
+        delta: dict[str, Any] = {"content": text} if text or not calls else {}
+        if calls:
+            delta["tool_calls"] = [{"index": known + place, **_call(call)} for place, call in enumerate(calls)]
+        logprobs = None if event.logprobs is None else chat_logprobs(self._texts, event.logprobs)
+        return [self._chunk(choice, {"delta": delta}, logprobs, token_ids=event.token_ids)]
+
+    def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
+        """What was held back, and the reason."""
+        parser = self._parsers[choice]
+        rest = parser.end()
+        chunks = [self._chunk(choice, {"delta": {"content": rest}})] if rest else []
+        text = {"delta": {}, **_attention(event.attention)}
+        return [*chunks, self._chunk(choice, text, None, _reason(event.reason, parser.calls), event.matched)]
+
+    def _whole(
+        self,
+        answer: Completion,
+        prompt: int,  # noqa: ARG002
+        prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        calls: list[ToolCall] = []
+        if self._tools:
+            parser = self._parser()
+            text, calls = parser.push(answer.text)
+            text += parser.end()
+            message["content"] = text if text or not calls else None
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        return {
+            "message": message,
+            "logprobs": None if answer.logprobs is None else chat_logprobs(self._texts, answer.logprobs),
+            "finish_reason": _reason(answer.finish_reason, calls),
+        }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _reason(reason: FinishReason, calls: Sequence[ToolCall]) -> str:
+    return "tool_calls" if calls and reason is FinishReason.STOP else REASONS[reason]
+
+
+def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
+    """The field `attention_stats` of a choice, where it was asked for; names are those of `sharp.v1`."""
+    if summary is None:
+        return {}
+    columns = {
+        "entropy_nats": summary.entropy,
+        "normalized_entropy": summary.normalized_entropy,
+        "support_ratio": summary.support_ratio,
+        "inverse_temperature": summary.inverse_temperature,
+        "logit_spread": summary.logit_spread,
+    }
+    layers = [
+        {name: json_numbers(values[layer]) for name, values in columns.items()} for layer in range(len(summary.entropy))
+    ]
+    return {"attention_stats": {"tokens": summary.tokens, "layers": layers}}
+
+
+def usage_of(prompts: Iterable[Usage], answers: Iterable[Usage]) -> dict[str, Any]:
+    """The field `usage`: each prompt counts once, however many answers it has."""
+    prompts = tuple(prompts)
+    prompt = sum(usage.prompt_tokens for usage in prompts)
+    completion = sum(usage.completion_tokens for usage in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+    }

@@ -1,0 +1,206 @@
+"""The requests of OpenAI's API, checked, as prompts and `SamplingParams`."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict
+
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.guided import Guided
+from sharp.serving.api.request import Prompt
+from sharp.serving.api.sampling_fields import FAIL_FAST, Flag, SamplingFields, StrictMessage, one_of
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.http.conversation import Conversation
+from sharp.serving.frontends.http.tools import NamedTool, calls_only, calls_or_words
+from sharp.serving.text.tokenizer import Tokenizer
+
+# Where OpenAI's API has a limit of its own when the client says none.
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPTS = 256  # in one request
+# The tokens of fill-in-the-middle models: before the prompt, before the suffix, and before what is between.
+FILL_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+)
+
+
+class StreamOptions(StrictMessage):
+    """What a stream carries besides the answer."""
+
+    include_usage: Flag = False
+    include_obfuscation: Flag = False
+
+
+class GenerationRequest(SamplingFields):
+    """The fields of both APIs: OpenAI's, ours, and at the end those that mean something to OpenAI's servers only."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: Flag = False
+    attention_stats: Flag = False
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def params(self) -> SamplingParams:
+        """See `SamplingFields`."""
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
+        return super().params()
+
+    @property
+    def counts_stream(self) -> bool:
+        """Whether the last chunk of a stream has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def in_its_words(self, error: FieldError) -> FieldError:
+        """An error about a field that a field of this request was turned into, as one about that."""
+        return error
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `/v1/completions`."""
+
+    prompt: Annotated[
+        str
+        | Annotated[list[int], FAIL_FAST]
+        | Annotated[list[str], FAIL_FAST]
+        | Annotated[list[Annotated[list[int], FAIL_FAST]], FAIL_FAST],
+        one_of("a text, a list of token ids, or a list of texts or of such lists"),
+    ]
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    def prompts(self, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
+        """The prompts; the answers of each follow those of the one before."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise FieldError("best_of", f"best_of is {self.best_of}; only the value of n is supported")
+        if self.echo and tokenizer is None:
+            raise FieldError("echo", "echo is true, and the model has no tokenizer to write the prompt with")
+        if self.suffix:
+            return [self._to_fill(self.suffix, tokenizer)]
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise FieldError("prompt", "prompt is an empty list; give at least one text or token id")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise FieldError("prompt", f"prompt has {len(self.prompt)} prompts; the limit is {MAX_PROMPTS}")
+        return self.prompt
+
+    def in_its_words(self, error: FieldError) -> FieldError:
+        """See `GenerationRequest`."""
+        return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else error
+
+    def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
+        """The prompt whose answer stands between `prompt` and `suffix`."""
+        marks = next((marks for marks in FILL_MARKS if tokenizer and tokenizer.has(marks)), None)
+        if marks is None:
+            raise FieldError("suffix", "suffix is set, and the model has no tokens to fill in the middle; leave it out")
+        if not isinstance(self.prompt, str) or self.echo:
+            raise FieldError("suffix", "suffix needs one text as prompt, and echo to be false")
+        before, after, between = marks
+        return f"{before}{self.prompt}{after}{suffix}{between}"
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to generate."""
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """`SamplingParams.logprobs`."""
+        return self.logprobs
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """`SamplingParams.prompt_logprobs`."""
+        return self.logprobs if self.echo else None
+
+
+class ResponseFormat(StrictMessage):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class ChatRequest(GenerationRequest, Conversation):
+    """The body of `/v1/chat/completions`."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    parallel_tool_calls: Flag = True
+    modalities: list[str] | None = None
+
+    def params(self) -> SamplingParams:
+        """See `SamplingFields`."""
+        if self.modalities not in (None, ["text"]):
+            raise FieldError("modalities", f'modalities is {json.dumps(self.modalities)}; only ["text"] is supported')
+        return super().params()
+
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to generate."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """`SamplingParams.logprobs`."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise FieldError("top_logprobs", f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def in_its_words(self, error: FieldError) -> FieldError:
+        """See `GenerationRequest`."""
+        if self.top_logprobs is not None and error.field == "logprobs":
+            return _renamed(error, "top_logprobs")
+        if self.guided is not None or not error.field.startswith("guided"):
+            return error
+        if self.callable:
+            what = "required" if self._must_call else "strict"
+            return FieldError("tools", f"tools cannot be {what}: {error}")
+        return _renamed(error, "response_format")
+
+    def guide(self) -> Guided | None:
+        """What the answer must match: `guided`, OpenAI's own `response_format`, or calls of tools alone."""
+        form = self.response_format
+        tools = self.callable
+        if tools and (self.guided is not None or (form is not None and form.type != "text")):
+            raise FieldError("tools", "tools and a form of the answer are both set; with tool_choice none they can be")
+        if tools and self._must_call:
+            one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
+            return calls_only(tools, several=not one)
+        if any(tool.function.strict for tool in tools):
+            return calls_or_words(tools, several=self.parallel_tool_calls)
+        if form is None or form.type == "text":
+            return super().guide()
+        if self.guided is not None:
+            raise FieldError("response_format", "response_format and guided are both set; set one of them")
+        if form.type == "json_object":
+            return Guided(json={"type": "object"})
+        schema = (form.json_schema or {}).get("schema")
+        if schema is None:
+            raise FieldError("response_format", "response_format.json_schema has no schema")
+        return Guided(json=schema)
+
+
+def _renamed(error: FieldError, field: str) -> FieldError:
+    return FieldError(field, str(error).replace(error.field, field, 1))

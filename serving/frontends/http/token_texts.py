@@ -1,0 +1,116 @@
+"""`TokenTexts`: text and bytes of single tokens, as logprobs show them."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from sharp.serving.text.detokenizer import INCOMPLETE
+from sharp.serving.text.tokenizer import Tokenizer
+
+CACHED_TOKENS = 2**15
+PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """One token.
+
+    Attributes:
+        text: what it is inside a text; parts of characters are U+FFFD.
+        name: the text, or of a token that is not whole characters its bytes as OpenAI writes them, or its id.
+        utf8: its bytes; None where they are not known.
+        characters: how many characters of an answer's text begin in it.
+        inside: it begins inside a character that a token before it began.
+    """
+
+    text: str
+    name: str
+    utf8: list[int] | None
+    characters: int
+    inside: bool
+
+
+class TokenTexts:
+    """The tokens of a model. Safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        # A token takes three decodings, and logprobs name the same few again and again.
+        self.of: Callable[[int], TokenText] = lru_cache(CACHED_TOKENS)(self._read)
+
+    def load(self) -> None:
+        """Read the vocabulary now: it takes a while, so not in the event loop."""
+        _ = self._parts
+
+    @cached_property
+    def _parts(self) -> Mapping[int, bytes] | None:
+        return None if self._tokenizer is None else parts_of_characters(json.loads(self._tokenizer.to_json()))
+
+    def _read(self, token_id: int) -> TokenText:
+        if self._tokenizer is None:
+            return TokenText(name := f"token_id:{token_id}", name, None, 0, inside=False)
+        text = self._tokenizer.token(token_id)
+        utf8: bytes | None = text.encode()
+        if INCOMPLETE in text:
+            utf8 = None if self._parts is None else self._parts.get(token_id, utf8)
+        name = f"token_id:{token_id}" if utf8 is None else _name(utf8)
+        if not self._tokenizer.decode([token_id, token_id]):  # special: no text has it
+            return TokenText(text, name, None if utf8 is None else list(utf8), 0, inside=False)
+        if utf8 is None:
+            return TokenText(text, name, None, len(text), inside=False)
+        begins = [byte & 0xC0 != 0x80 for byte in utf8]
+        return TokenText(text, name, list(utf8), sum(begins), inside=not all(begins[:1]))
+
+
+def _name(utf8: bytes) -> str:
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + utf8.decode(errors="backslashreplace")
+
+
+def parts_of_characters(file: Mapping[str, Any]) -> Mapping[int, bytes] | None:
+    """The bytes of the tokens of a tokenizer file that are not whole characters.
+
+    None if its decoder is neither ByteLevel nor ByteFallback: no other is known to have such tokens.
+    """
+    decoder = file.get("decoder") or {}
+    kinds = {step["type"] for step in decoder.get("decoders", [decoder]) if step}
+    if "ByteLevel" in kinds:
+        read = _byte_level
+    elif "ByteFallback" in kinds:
+        read = _byte_fallback
+    else:
+        return None
+    vocabulary = file["model"]["vocab"]
+    if not isinstance(vocabulary, dict):  # Unigram's pairs of token and score, by id
+        vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
+    parts = {}
+    for token, token_id in vocabulary.items():
+        utf8 = read(token)
+        try:
+            utf8.decode()
+        except UnicodeDecodeError:
+            parts[token_id] = utf8
+    return parts
+
+
+# GPT-2's: a byte that is no printable character of Latin-1 is shown as one from U+0100 on.
+_BYTES = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + number): byte for number, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
+}
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(_BYTES[letter] for letter in token)
+    except KeyError:  # text, as added tokens are
+        return token.encode()
+
+
+def _byte_fallback(token: str) -> bytes:
+    byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+    return token.encode() if byte is None else bytes.fromhex(byte[1])

@@ -1,0 +1,101 @@
+"""vLLM's `/tokenize` and `/detokenize`."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.request import MOST_CHARACTERS, check_characters, check_token_ids, tokenize
+from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
+from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.frontends.http.body import parse, read_body
+from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
+from sharp.serving.frontends.service import GenerationService
+from sharp.serving.observability.request_log import refusals_logged
+from sharp.serving.observability.request_record import Call
+from sharp.serving.text.chat_template import ChatTemplate
+
+OF_MESSAGES = Conversation.model_fields.keys() - {"messages"}
+
+
+class Question(StrictMessage, ABC):
+    """The body of a request that the tokenizer answers alone."""
+
+    model: Annotated[str, NULL_IS_UNSET] = ""
+
+    @abstractmethod
+    def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
+        """The body of the response.
+
+        Raises:
+            FieldError: a field cannot be used with this model.
+        """
+
+
+class TokenizeRequest(Question, Conversation):
+    """A text, or a conversation as in `/v1/chat/completions`; the answer is what a completion of it would read."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], NULL_IS_UNSET] = Field(default_factory=list)
+    add_special_tokens: bool | None = None
+    return_token_strs: Flag = False
+
+    def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
+        """See `Question`."""
+        if (self.prompt is None) == (not self.messages):
+            raise FieldError("prompt", "give either prompt or messages")
+        if self.prompt is not None and (unused := self.model_fields_set & OF_MESSAGES):
+            raise FieldError(min(unused), f"{min(unused)} is for messages, and there is a prompt")
+        text = self.rendered(template) if self.prompt is None else self.prompt
+        check_characters(text, model.context_limit)
+        special = self.prompt is not None if self.add_special_tokens is None else self.add_special_tokens
+        token_ids = tokenize(text, model.manifest, model.tokenizer, special_tokens=special)
+        names = model.tokenizer.names(token_ids) if self.return_token_strs and model.tokenizer is not None else None
+        return {
+            "count": len(token_ids),
+            "max_model_len": model.context_limit,
+            "tokens": token_ids,
+            "token_strs": names,
+        }
+
+
+class DetokenizeRequest(Question):
+    """Token ids, whose text is wanted."""
+
+    tokens: Annotated[list[WholeNumber], FAIL_FAST]
+
+    def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:  # noqa: ARG002
+        """See `Question`."""
+        if model.tokenizer is None:
+            raise FieldError("tokens", f"tokens have no text, as {model.manifest.name} has no tokenizer")
+        limit = max(MOST_CHARACTERS, model.context_limit)
+        if len(self.tokens) > limit:
+            raise FieldError("tokens", f"tokens has {len(self.tokens)} entries; the limit is {limit}")
+        check_token_ids("tokens", self.tokens, model.manifest)
+        return {"prompt": model.tokenizer.decode(self.tokens, special_tokens=True)}
+
+
+def tokenization(
+    kind: type[Question], service: GenerationService, template: ChatTemplate | None, max_body_bytes: int
+) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint for questions of a kind."""
+
+    def respond(body: bytes) -> Response:
+        question = parse(kind, body)
+        service.check_model(question.model)
+        return JSONResponse(question.answer(service.model, template))
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = await read_body(request, max_body_bytes)
+        except ClientDisconnect:
+            return Response()  # nobody reads it
+        with refusals_logged(Call("http", dict(request.headers)), service.model.manifest.name):
+            return await asyncio.to_thread(respond, body)  # a long text takes a while, and the loop serves everyone
+
+    return endpoint

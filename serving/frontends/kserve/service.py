@@ -1,0 +1,263 @@
+"""`GRPCInferenceService`: Triton's clients, unchanged."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+from sharp.kserve import grpc_service_pb2 as messages
+from sharp.kserve import grpc_service_pb2_grpc
+from sharp.serving.api.errors import SERVER_FAILED, FieldError, NotFoundError, SharpError
+from sharp.serving.api.events import Delta, Finished
+from sharp.serving.api.request import Request
+from sharp.serving.frontends.kserve.answer import Answer
+from sharp.serving.frontends.kserve.statistics import Statistics
+from sharp.serving.frontends.kserve.tensors import (
+    FINISH_REASON,
+    INPUT_TYPES,
+    OUTPUT_TYPES,
+    STREAM,
+    TEXT_INPUT,
+    response,
+)
+from sharp.serving.frontends.kserve.wish import Wish, read_wish
+from sharp.serving.frontends.rpc.call import call_of
+from sharp.serving.frontends.rpc.status import Context, reports_errors, write
+from sharp.serving.frontends.service import GenerationService, new_request_id
+from sharp.serving.observability.request_log import refusals_logged
+from sharp.serving.observability.request_record import Call
+
+logger = logging.getLogger(__name__)
+Asked = TypeVar("Asked")
+Response = TypeVar("Response")
+
+VERSION = "1"
+# Requests of one ModelStreamInfer call that run together; the next is read when one of them is complete.
+MAX_TOGETHER = 64
+CONFIG_TYPES = {
+    "BYTES": messages.TYPE_STRING,
+    "BOOL": messages.TYPE_BOOL,
+    "FP32": messages.TYPE_FP32,
+    "UINT32": messages.TYPE_UINT32,
+}
+FINAL = "triton_final_response"
+
+
+class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Gives requests to the engine and answers in tensors."""
+
+    def __init__(self, service: GenerationService, version: str) -> None:
+        self._service = service
+        self._version = version
+        self._model = service.model.manifest.name
+        self._statistics = Statistics()
+
+    @reports_errors
+    async def ServerLive(  # noqa: N802
+        self, _request: messages.ServerLiveRequest, _context: Context
+    ) -> messages.ServerLiveResponse:
+        """The server runs."""
+        return messages.ServerLiveResponse(live=True)
+
+    @reports_errors
+    async def ServerReady(  # noqa: N802
+        self, _request: messages.ServerReadyRequest, _context: Context
+    ) -> messages.ServerReadyResponse:
+        """The server takes requests."""
+        return messages.ServerReadyResponse(ready=self._service.serving)
+
+    @reports_errors
+    async def ModelReady(  # noqa: N802
+        self, request: messages.ModelReadyRequest, _context: Context
+    ) -> messages.ModelReadyResponse:
+        """The model takes requests."""
+        self._check_model(request.name, request.version)
+        return messages.ModelReadyResponse(ready=self._service.serving)
+
+    @reports_errors
+    async def ServerMetadata(  # noqa: N802
+        self, _request: messages.ServerMetadataRequest, _context: Context
+    ) -> messages.ServerMetadataResponse:
+        """What the server is."""
+        return messages.ServerMetadataResponse(name="sharp", version=self._version)
+
+    @reports_errors
+    async def ModelMetadata(  # noqa: N802
+        self, request: messages.ModelMetadataRequest, _context: Context
+    ) -> messages.ModelMetadataResponse:
+        """The tensors of the model."""
+        self._check_model(request.name, request.version)
+        tensor = messages.ModelMetadataResponse.TensorMetadata
+        return messages.ModelMetadataResponse(
+            name=self._model,
+            versions=[VERSION],
+            platform="sharp",
+            inputs=[tensor(name=name, datatype=datatype, shape=[1]) for name, datatype in INPUT_TYPES.items()],
+            outputs=[tensor(name=name, datatype=datatype, shape=[1]) for name, datatype in OUTPUT_TYPES.items()],
+        )
+
+    @reports_errors
+    async def ModelConfig(  # noqa: N802
+        self, request: messages.ModelConfigRequest, _context: Context
+    ) -> messages.ModelConfigResponse:
+        """The tensors of the model, and that a request may have several responses."""
+        self._check_model(request.name, request.version)
+        config = messages.ModelConfig(
+            name=self._model,
+            platform="sharp",
+            backend="sharp",
+            input=[
+                messages.ModelInput(name=name, data_type=CONFIG_TYPES[kind], dims=[1], optional=name != TEXT_INPUT)
+                for name, kind in INPUT_TYPES.items()
+            ],
+            output=[
+                messages.ModelOutput(name=name, data_type=CONFIG_TYPES[kind], dims=[1])
+                for name, kind in OUTPUT_TYPES.items()
+            ],
+            model_transaction_policy=messages.ModelTransactionPolicy(decoupled=True),
+        )
+        return messages.ModelConfigResponse(config=config)
+
+    @reports_errors
+    async def ModelStatistics(  # noqa: N802
+        self, request: messages.ModelStatisticsRequest, _context: Context
+    ) -> messages.ModelStatisticsResponse:
+        """How many requests came by this protocol, and how long they took."""
+        self._check_model(request.name, request.version)
+        return messages.ModelStatisticsResponse(model_stats=[self._statistics.message(self._model, VERSION)])
+
+    @reports_errors
+    async def ModelInfer(  # noqa: N802
+        self, request: messages.ModelInferRequest, context: Context
+    ) -> messages.ModelInferResponse:
+        """Generate, and answer with the whole text."""
+        call = call_of(context, "kserve")
+        with self._statistics.measured():
+            with refusals_logged(call, self._model):
+                wish = self._wish(request)
+                if wish.stream:
+                    raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
+            return await self._whole(request, wish, call)
+
+    @reports_errors
+    async def ModelStreamInfer(  # noqa: N802
+        self, requests: AsyncIterator[messages.ModelInferRequest], context: Context
+    ) -> None:
+        """Generate for each request of the stream; an error is that of its request and ends no other."""
+        call = call_of(context, "kserve")
+        await answer_together(requests, lambda request: self._answered(request, call), partial(write, context))
+
+    async def _answered(
+        self, request: messages.ModelInferRequest, call: Call
+    ) -> AsyncGenerator[messages.ModelStreamInferResponse, None]:
+        """What a stream has for a request, its error included."""
+        try:
+            with self._statistics.measured():
+                async with aclosing(self._responses(request, call)) as responses:
+                    async for one in responses:
+                        yield messages.ModelStreamInferResponse(infer_response=one)
+        except Exception as error:
+            if not isinstance(error, SharpError):
+                logger.exception("a request of ModelStreamInfer failed")
+            yield stream_error(request, str(error) if isinstance(error, SharpError) else SERVER_FAILED, self._model)
+
+    async def _responses(
+        self, request: messages.ModelInferRequest, call: Call
+    ) -> AsyncGenerator[messages.ModelInferResponse, None]:
+        with refusals_logged(call, self._model):
+            wish = self._wish(request)
+        if not wish.stream:
+            whole = await self._whole(request, wish, call)
+            whole.parameters[FINAL].bool_param = True
+            yield whole
+            return
+        async with self._service.stream(call, lambda: self._prepare(wish)) as events:
+            await anext(events)  # accepted, or the error that says why not
+            answer = Answer(len(events.request.prompt_ids))
+            async for event in events:
+                if isinstance(event, Delta):
+                    answer.take(event)
+                    if event.text:
+                        yield response(self._model, request.id, answer.outputs(wish.outputs, event.text, None))
+                elif isinstance(event, Finished):
+                    yield self._last(request, wish, answer, "", event)
+
+    async def _whole(self, request: messages.ModelInferRequest, wish: Wish, call: Call) -> messages.ModelInferResponse:
+        text = [wish.text] if wish.with_input else []
+        async with self._service.stream(call, lambda: self._prepare(wish)) as events:
+            await anext(events)
+            answer = Answer(len(events.request.prompt_ids))
+            async for event in events:
+                if isinstance(event, Delta):
+                    answer.take(event)
+                    text.append(event.text)
+                elif isinstance(event, Finished):
+                    return self._last(request, wish, answer, "".join(text), event)
+        raise RuntimeError("the engine lost a request")
+
+    def _last(
+        self, request: messages.ModelInferRequest, wish: Wish, answer: Answer, text: str, finished: Finished
+    ) -> messages.ModelInferResponse:
+        self._statistics.take(finished)
+        last = response(self._model, request.id, answer.outputs(wish.outputs, text, finished.reason))
+        last.parameters[FINISH_REASON].string_param = str(finished.reason)
+        if wish.stream:
+            last.parameters[FINAL].bool_param = True
+        return last
+
+    def _prepare(self, wish: Wish) -> Request:
+        return self._service.model.prepare(
+            new_request_id(),  # the client's is its own affair: it may have several of one name
+            wish.text,
+            wish.params,
+            priority=wish.priority,
+            cache_salt=wish.cache_salt,
+        )
+
+    def _wish(self, request: messages.ModelInferRequest) -> Wish:
+        self._check_model(request.model_name, request.model_version)
+        return read_wish(request)
+
+    def _check_model(self, name: str, version: str) -> None:
+        self._service.check_model(name)
+        if version not in ("", VERSION):
+            raise NotFoundError(f"model {name!r} has no version {version!r}; it has version {VERSION!r}")
+
+
+async def answer_together(
+    requests: AsyncIterator[Asked],
+    answers: Callable[[Asked], AsyncGenerator[Response]],
+    write: Callable[[Response], Awaitable[None]],
+) -> None:
+    """Write what there is for each request of a stream as it comes; a client that goes cancels all of it.
+
+    Raises:
+        SharpError: one that `write` raised.
+    """
+    room = asyncio.Semaphore(MAX_TOGETHER)
+    writing = asyncio.Lock()
+
+    async def answer(request: Asked) -> None:
+        try:
+            async with aclosing(answers(request)) as responses:
+                async for one in responses:
+                    async with writing:  # one message at a time
+                        await write(one)
+        finally:
+            room.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                await room.acquire()
+                group.create_task(answer(request))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:
+    """The answer of a stream to a request that failed."""
+    failed = messages.ModelInferResponse(model_name=model, id=request.id)
+    return messages.ModelStreamInferResponse(error_message=message, infer_response=failed)

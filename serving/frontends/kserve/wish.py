@@ -1,0 +1,74 @@
+"""What a request of KServe's protocol asks for."""
+
+import json
+from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
+
+from sharp.kserve import grpc_service_pb2 as messages
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.sampling_fields import SamplingFields, first_error
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.kserve.tensors import (
+    CUMULATIVE_LOGPROB,
+    EXCLUDE_INPUT,
+    SAMPLING_PARAMETERS,
+    STREAM,
+    TEXT_INPUT,
+    TEXT_OUTPUT,
+    read_inputs,
+    read_outputs,
+)
+
+TIMEOUT = "timeout"  # of the clients' infer, in microseconds
+EMPTY_FINAL = "triton_enable_empty_final_response"  # a wish that is always fulfilled
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request, read; `outputs` are the names of the tensors that its responses have."""
+
+    text: str
+    params: SamplingParams
+    priority: int
+    cache_salt: str
+    stream: bool
+    with_input: bool
+    outputs: frozenset[str]
+
+
+def read_wish(request: messages.ModelInferRequest) -> Wish:
+    """What a request asks for.
+
+    Raises:
+        FieldError: a tensor or a parameter is missing, unknown, of another type or out of its range.
+    """
+    inputs = read_inputs(request)
+    outputs = read_outputs(request, inputs)
+    if TEXT_INPUT not in inputs:
+        raise FieldError(TEXT_INPUT, f"input {TEXT_INPUT!r} is missing")
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for name, value in request.parameters.items()
+        if name != EMPTY_FINAL
+    }
+    if (microseconds := parameters.pop(TIMEOUT, 0)) and isinstance(microseconds, int):
+        parameters["time_limit_ms"] = -(-microseconds // 1000)
+    try:
+        given = json.loads(str(inputs.get(SAMPLING_PARAMETERS) or "{}"))
+        fields = SamplingFields.model_validate({**given, **parameters})
+    except ValidationError as error:
+        raise first_error(error) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        message = f"input {SAMPLING_PARAMETERS!r} must be a JSON object: {error}"
+        raise FieldError(SAMPLING_PARAMETERS, message) from error
+    if fields.n not in (None, 1):
+        raise FieldError("n", f"n is {fields.n}; {TEXT_OUTPUT} holds one answer, ask several times")
+    stream = bool(inputs.get(STREAM))
+    with_input = not inputs.get(EXCLUDE_INPUT, stream)  # by default as in Triton's vLLM backend
+    if stream and with_input:
+        raise FieldError(EXCLUDE_INPUT, f"{EXCLUDE_INPUT} is false; a stream has new text only")
+    params = fields.params()
+    if CUMULATIVE_LOGPROB in outputs:
+        params = replace(params, logprobs=0)
+    return Wish(str(inputs[TEXT_INPUT]), params, fields.priority, fields.cache_salt, stream, with_input, outputs)

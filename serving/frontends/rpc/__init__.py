@@ -1,0 +1,1 @@
+"""What both gRPC APIs share: status codes, authentication, request metadata."""

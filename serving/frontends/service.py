@@ -1,0 +1,218 @@
+"""`GenerationService`: what every edge does with a request, whatever protocol it came by."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from sharp.serving.api.errors import (
+    DrainingError,
+    EngineError,
+    NotFoundError,
+    SharpError,
+    SlowReaderError,
+    StalledError,
+)
+from sharp.serving.api.events import Event, Failed, Finished
+from sharp.serving.api.request import Request
+from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.engine.report import EngineReport
+from sharp.serving.engine.thread import EngineThread
+from sharp.serving.observability.request_log import log_prompt, log_request
+from sharp.serving.observability.request_record import Call, ServedRequest
+from sharp.serving.observability.tracing import Tracing
+
+# A client that takes nothing of what waits for it has gone, whatever its connection says: its call is ended.
+UNREAD_SECONDS = 60.0
+DRAINING = "the server ends and takes no more requests; ask another one"
+
+
+class EventStream:
+    """A request in the engine, and its events on their way to the event loop.
+
+    It is bounded: when the client does not read, the request fails instead of filling the memory.
+    """
+
+    def __init__(
+        self, request: Request, engine: EngineThread, limit: int, served: ServedRequest, headers: Mapping[str, str]
+    ) -> None:
+        """`headers` are for the answer: the trace context of the request."""
+        self.request = request
+        self.headers = headers
+        self._served = served
+        self._engine = engine
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._overflowed = False
+        self._ended = False
+
+    def start(self) -> None:
+        """Give the request to the engine."""
+        self._engine.submit(self.request, self._receive)
+
+    def stop(self) -> None:
+        """End the request, if it still runs, and free its blocks."""
+        if not self._ended:
+            self._engine.abort(self.request.request_id, self._receive)
+
+    def _receive(self, event: Event) -> None:
+        """Add an event; called in the engine's thread."""
+        self._loop.call_soon_threadsafe(self._put, event, time.perf_counter())
+
+    def _put(self, event: Event, now: float) -> None:
+        self._served.take(event, now)
+        if self._overflowed:
+            return
+        if self._events.qsize() >= self._limit:
+            self._overflowed = True
+            self.stop()  # now: whoever reads this stream may wait for the client for ever
+            error = SlowReaderError(f"the client left {self._limit} messages unread; the request was stopped")
+            event = Failed(self.request.request_id, error)
+            self._served.take(event, now)
+        self._events.put_nowait(event)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event; the last answer's Finished is the last, and Failed is raised as its error."""
+        if self._ended:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self._ended = isinstance(event, Failed) or (isinstance(event, Finished) and event.last)
+        if isinstance(event, Failed):
+            raise event.error
+        return event
+
+
+class GenerationService:
+    """Takes requests for one model and streams what the engine says of them; lives in one event loop."""
+
+    def __init__(
+        self,
+        model: ModelFolder,
+        engine: EngineThread,
+        max_unread_messages: int,
+        stall_seconds: float,
+        tracing: Tracing | None = None,
+        log_prompts: bool = False,
+    ) -> None:
+        self.model = model
+        self._tracing = tracing
+        self._log_prompts = log_prompts
+        self.engine = engine
+        self._stall_seconds = stall_seconds
+        self.draining = False
+        self._time_is_over = False  # of what ran when draining began
+        self.load: EngineReport | None = None
+        self._max_unread_messages = max_unread_messages
+        self._open = 0
+        self._streams: set[EventStream] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def observe(self, report: EngineReport) -> None:
+        """Take a report of the engine, in the engine's thread."""
+        self.load = report
+
+    def check_serving(self) -> None:
+        """Find out whether a request would be answered now; health and every new request ask this.
+
+        Raises:
+            DrainingError: the server takes no more requests.
+            EngineError: the engine has ended.
+            StalledError: the engine is stuck in a step.
+        """
+        if self.draining:
+            raise DrainingError(DRAINING)
+        if self.engine.ended.done():
+            raise EngineError("the engine has ended; the server's log says why")
+        if self.engine.seconds_in_step > self._stall_seconds:
+            raise StalledError(
+                f"the engine has been in one step for over {self._stall_seconds:g} s; ask another server"
+            )
+
+    @property
+    def serving(self) -> bool:
+        """`check_serving` finds nothing."""
+        try:
+            self.check_serving()
+        except SharpError:
+            return False
+        return True
+
+    def check_model(self, name: str) -> None:
+        """Raise NotFoundError unless `name` is the served model or not set."""
+        served = self.model.manifest.name
+        if name and name != served:
+            raise NotFoundError(f"model {name!r} is not served here; the server has {served!r}")
+
+    @asynccontextmanager
+    async def stream(self, call: Call, prepare: Callable[[], Request]) -> AsyncIterator[EventStream]:
+        """Run the request that `prepare` gives. However the block is left, the request ends and its blocks are free.
+
+        Its end is logged and traced.
+
+        Raises:
+            SharpError: what `check_serving` and `prepare` raise.
+        """
+        served = ServedRequest(call)
+        span = None if self._tracing is None else self._tracing.start(call, served.arrived)
+        try:
+            async with self._run(served, prepare, {} if span is None else span.headers) as stream:
+                yield stream
+        except Exception as error:
+            served.error = str(error) or type(error).__name__
+            raise
+        finally:
+            served.ended = time.perf_counter()
+            name = self.model.manifest.name
+            log_request(served, name, None if span is None else span.trace_id)
+            if self._log_prompts:
+                log_prompt(served, self.model.tokenizer)
+            if span is not None:
+                span.end(served, name)
+
+    @asynccontextmanager
+    async def _run(
+        self, served: ServedRequest, prepare: Callable[[], Request], headers: Mapping[str, str]
+    ) -> AsyncIterator[EventStream]:
+        self.check_serving()
+        self._open += 1
+        self._idle.clear()
+        try:
+            # Tokenizing a long text takes a while, and the event loop serves everyone.
+            served.request = await asyncio.to_thread(prepare)
+            if self._time_is_over:
+                raise DrainingError(DRAINING)
+            stream = EventStream(served.request, self.engine, self._max_unread_messages, served, headers)
+            self._streams.add(stream)
+            served.submitted = time.perf_counter()
+            stream.start()
+            try:
+                yield stream
+            finally:
+                self._streams.discard(stream)
+                # Also when the client has gone: this task is cancelled then, and the blocks must not stay taken.
+                stream.stop()
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, and wait until those that run are complete; what takes longer is cancelled."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            self._time_is_over = True
+            for stream in self._streams:
+                stream.stop()  # its client gets what there is, and that it was cancelled
+
+
+def new_request_id() -> str:
+    """An id for a request whose client gave none."""
+    return uuid.uuid4().hex

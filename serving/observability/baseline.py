@@ -1,0 +1,84 @@
+"""The command `sharp baseline`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.output_file import check_can_write
+from sharp.serving.api.errors import InputError
+from sharp.serving.api.events import Failed
+from sharp.serving.api.request import tokenize
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine.model_folder import load_model_folder
+from sharp.serving.observability.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
+from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT
+from sharp.serving.processors import available_cpus
+
+CHARACTERS_PER_TOKEN = 8  # of a text that is longer than this, the rest is not read
+
+
+@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("text", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@click.option("--tokens", default=16384, show_default=True, type=click.IntRange(min=1), help="Most tokens to read.")
+@click.option(
+    "--context",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(min=LEAST_CONTEXT + 1),
+    help="Tokens of each sequence.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads.  [default: one per processor that it may use]")
+def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, threads: int | None) -> None:
+    """Record how the attention entropy of every head of the model FOLDER is distributed on TEXT.
+
+    `sharp-serve --attention-baseline FILE` compares what it serves with it: sharp_attention_drift_psi. Take a text like
+    those that the server will see, and --context as long as theirs: longer contexts are not compared.
+    """
+    check_can_write(output)
+    backend = BackendConfig(threads=threads or available_cpus())
+    # One sequence at a time, all of it in one step; nothing comes from a cache, so every token is collected.
+    config = EngineConfig(max(context, 64), max(context, 64), 1, 1, prefix_cache=False, prefill_chunk_tokens=context)
+    model, _, engine = load_model_folder(folder, backend, config)
+    if model.tokenizer is None:
+        raise InputError(f"{folder} has no tokenizer, so no text can be read; export it from a checkpoint with one")
+    length = min(context, model.context_limit)
+    try:
+        start = text.read_text(encoding="utf-8")[: tokens * CHARACTERS_PER_TOKEN]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{text} is not text in UTF-8") from error
+    ids = tokenize(start, model.manifest, model.tokenizer)[:tokens]
+
+    def sequences() -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+        for number, first in enumerate(range(0, len(ids), length)):
+            params = SamplingParams(max_tokens=0)
+            engine.add(model.prepare(str(number), ids[first : first + length], params))
+            while engine.has_work:
+                for event in engine.step():
+                    if isinstance(event, Failed):
+                        raise event.error
+                for rows in engine.report().attention:
+                    yield ranged(rows)
+
+    parts = list(sequences())
+    empty = np.zeros((model.manifest.layers, 0, model.manifest.q_heads))
+    values = np.concatenate([empty, *(part for part, _ in parts)], axis=1)
+    ranges = np.concatenate([np.zeros(0, np.int64), *(part for _, part in parts)])
+    if not np.isfinite(values).all():
+        raise InputError(f"{folder} gives entropies on {text} that are not finite")
+    made = make_baseline(model.manifest, text.name, values, ranges)
+    if made is None:
+        raise InputError(
+            f"{text} has {values.shape[1]} tokens that see over {LEAST_CONTEXT} keys; a baseline needs "
+            f"{LEAST_RANGE_TOKENS} of similar context"
+        )
+    made.write(output)
+    click.echo(f"{output}: entropy of {values.shape[0]} x {values.shape[2]} heads on {made.tokens} tokens of {text}")
+    click.echo(f"Contexts of up to {made.contexts[-1]} tokens; longer ones are not compared")
+    click.echo(f"Compare with it: sharp-serve {folder} --attention-baseline {output}")

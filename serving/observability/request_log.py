@@ -1,0 +1,90 @@
+"""The log of requests: one line for each, when it has ended."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pythonjsonlogger.json import JsonFormatter
+
+from sharp.serving.api.errors import SharpError
+from sharp.serving.observability.request_record import Call, ServedRequest
+from sharp.serving.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("sharp.requests")
+
+MOST_ERROR_CHARACTERS = 1000  # it may repeat what a client sent
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def set_up_logging(log_format: str) -> None:
+    """Write the log to stderr, as lines of text or of one JSON object each."""
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        names = {"asctime": "time", "levelname": "level", "name": "logger"}
+        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
+    else:
+        handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+
+
+def log_request(served: ServedRequest, model: str | None, trace_id: str | None) -> None:
+    """Write the line of a request that has ended; JSON has each of its fields by name."""
+    fields = _fields(served, model, trace_id)
+    line = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+    logger.info("request %s", line, extra=fields)
+
+
+@contextmanager
+def refusals_logged(call: Call, model: str | None) -> Iterator[None]:
+    """Write the line of a request that is refused inside, before a `GenerationService` has it.
+
+    `model` is None where it is not known yet.
+    """
+    try:
+        yield
+    except SharpError as error:
+        log_request(ServedRequest(call, error=str(error)), model, None)
+        raise
+
+
+def log_prompt(served: ServedRequest, tokenizer: Tokenizer | None) -> None:
+    """Write the prompt of a request, for those who ask for it: it may hold what nobody else should read."""
+    if served.request is not None:
+        ids = served.request.prompt_ids
+        prompt: Any = list(ids) if tokenizer is None else tokenizer.decode(ids)
+        fields = {"request_id": served.request.request_id, "prompt": prompt}
+        logger.info("prompt of %s: %r", served.request.request_id, prompt, extra=fields)
+
+
+def _fields(served: ServedRequest, model: str | None, trace_id: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"protocol": served.call.protocol, "outcome": served.outcome}
+    if model is not None:
+        fields["model"] = model
+    if served.request is not None:
+        fields = {"request_id": served.request.request_id, **fields}
+        fields["prompt_tokens"] = len(served.request.prompt_ids)
+        fields["cached_tokens"] = served.cached_tokens
+        fields["generated_tokens"] = served.generated_tokens
+    if served.timing is not None:
+        fields["queue_seconds"] = _seconds(served.timing.queue)
+        fields["first_token_seconds"] = _seconds(served.timing.time_to_first_token)
+    if served.ended is not None:
+        fields["total_seconds"] = _seconds(served.ended - served.arrived)
+    if trace_id is not None:
+        fields["trace_id"] = trace_id
+    if served.error is not None:
+        fields["error"] = served.error[:MOST_ERROR_CHARACTERS]
+    return fields
+
+
+def _plain(value: Any) -> str:
+    """A value as one word: ids and messages may hold what clients wrote, and must not look like lines of their own."""
+    text = str(value)
+    return text if re.fullmatch(r"[\w.,:/-]+", text, re.ASCII) else json.dumps(text)
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

@@ -1,0 +1,140 @@
+"""OpenTelemetry traces: a span for every request, and in it one for each thing that took time.
+
+W3C trace context is read from the headers of a request and returned with its answer. Spans are made when a request has
+ended, from times that were noted anyway, so a step of the engine knows nothing of them.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sharp.serving.api.errors import InputError
+from sharp.serving.observability.request_record import Call, ServedRequest
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Span
+
+MISSING = "traces need OpenTelemetry; install it with: pip install 'sharp-attention[tracing]'"
+EXPORT_SECONDS = 2  # a server that ends waits so long for a collector that is away
+# The same moment on both clocks: spans are in nanoseconds since 1970.
+EPOCH_NANOSECONDS = time.time_ns() - time.perf_counter_ns()
+
+
+class Tracing:
+    """Makes spans and sends them on."""
+
+    def __init__(self, processor: "SpanProcessor", version: str) -> None:
+        """Hand spans to `processor`.
+
+        Raises:
+            InputError: OpenTelemetry is not installed.
+        """
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise InputError(MISSING) from error
+        resource = Resource.create({"service.name": "sharp", "service.version": version})
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("sharp.serving", version)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def start(self, call: Call, arrived: float) -> "RequestSpan":
+        """The span of a request that has arrived, within the trace that its headers name."""
+        from opentelemetry.trace import SpanKind
+
+        parent = self._propagator.extract(dict(call.headers))
+        span = self._tracer.start_span("sharp.request", parent, SpanKind.SERVER, start_time=_nanoseconds(arrived))
+        return RequestSpan(self, span)
+
+    def headers(self, span: "Span") -> dict[str, str]:
+        """W3C trace context of a span."""
+        from opentelemetry.trace import set_span_in_context
+
+        found: dict[str, str] = {}
+        self._propagator.inject(found, set_span_in_context(span))
+        return found
+
+    def part(self, parent: "Span", name: str, began: float, ended: float, attributes: Mapping[str, int]) -> None:
+        """A span inside another one."""
+        from opentelemetry.trace import set_span_in_context
+
+        span = self._tracer.start_span(
+            name, set_span_in_context(parent), attributes=dict(attributes), start_time=_nanoseconds(began)
+        )
+        span.end(_nanoseconds(ended))
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+
+class RequestSpan:
+    """The span of one request."""
+
+    def __init__(self, tracing: Tracing, span: "Span") -> None:
+        self._tracing = tracing
+        self._span = span
+        self.headers = tracing.headers(span)
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits."""
+        return format(self._span.get_span_context().trace_id, "032x")
+
+    def end(self, served: ServedRequest, model: str) -> None:
+        """End it, with a span for every part of the request."""
+        from opentelemetry.trace import StatusCode
+
+        ended = served.ended if served.ended is not None else time.perf_counter()
+        span, part = self._span, self._tracing.part
+        # Names of OpenTelemetry's conventions for generative models, where they have one.
+        span.set_attributes(
+            {
+                "gen_ai.response.model": model,
+                "gen_ai.response.finish_reasons": [*served.reasons.values()],
+                "gen_ai.usage.output_tokens": served.generated_tokens,
+                "sharp.protocol": served.call.protocol,
+                "sharp.outcome": served.outcome,
+            }
+        )
+        if served.request is not None:
+            span.set_attribute("gen_ai.response.id", served.request.request_id)
+            span.set_attribute("gen_ai.usage.input_tokens", len(served.request.prompt_ids))
+            span.set_attribute("sharp.cached_tokens", served.cached_tokens)
+        if served.error is not None:
+            span.set_status(StatusCode.ERROR, served.error)
+        part(span, "prepare", served.arrived, served.submitted or ended, {})
+        if served.submitted is not None:
+            computed = served.computed or ended
+            part(span, "queue", served.submitted, served.chunks[0].began if served.chunks else computed, {})
+            for chunk in served.chunks:
+                part(span, "prefill", chunk.began, chunk.ended, {"sharp.tokens": chunk.tokens})
+            if served.chunks and served.generated_tokens:
+                part(span, "decode", served.chunks[-1].ended, computed, {"sharp.tokens": served.generated_tokens})
+            if served.computed is not None:
+                part(span, "send", computed, ended, {})
+        span.end(_nanoseconds(ended))
+
+
+def otlp_tracing(endpoint: str, version: str) -> Tracing:
+    """Traces that are sent over OTLP (gRPC) to `endpoint`, such as http://127.0.0.1:4317.
+
+    Raises:
+        InputError: OpenTelemetry is not installed, or the endpoint is no address.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise InputError(MISSING) from error
+    if not endpoint.startswith(("http://", "https://")):
+        raise InputError(f"otlp_traces_endpoint is {endpoint!r}; it must be as http://127.0.0.1:4317")
+    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=EXPORT_SECONDS)), version)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return EPOCH_NANOSECONDS + round(seconds * 1e9)

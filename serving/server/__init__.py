@@ -1,0 +1,1 @@
+"""The server process: settings, TLS, health, start and stop."""

@@ -1,0 +1,144 @@
+"""The gRPC server: our services, health and reflection on one port."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
+from sharp.serving.api.errors import InputError
+from sharp.serving.config import ServerConfig
+from sharp.serving.frontends.grpc.control import ControlService
+from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.frontends.kserve.service import KServeService
+from sharp.serving.frontends.rpc.authentication import TokenInterceptor
+from sharp.serving.frontends.rpc.status import Context
+from sharp.serving.frontends.service import GenerationService
+from sharp.serving.server.address import join
+from sharp.serving.server.tls import Tls
+from sharp.serving.server.tokens import Tokens
+from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
+    grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
+)
+
+LAST_MESSAGES_SECONDS = 3
+HEALTH_SECONDS = 1.0
+# A connection on which nothing happens is kept alive through proxies, and one whose client has gone is found out.
+# Clients may ask every 10 s whether the server is there; gRPC's own default cuts them off for asking that often.
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
+
+
+class _Health(health.HealthServicer):  # type: ignore[misc]
+    """Answers with what a request would meet just then; who watches hears of a change within `HEALTH_SECONDS`.
+
+    What was known before the event loop was busy for a while is no answer: the engine may have ended meanwhile.
+    """
+
+    def __init__(self, update: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._update = update
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """See `grpc.health.v1`."""
+        await self._update()
+        return await super().Check(request, context)
+
+
+class GrpcServer:
+    """Serves one model; lives in one event loop."""
+
+    def __init__(
+        self,
+        service: GenerationService,
+        info: control_pb2.GetServerInfoResponse,
+        config: ServerConfig,
+        tls: Tls | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
+        """Bind the port; `tls` None is plain text, `tokens` None lets everyone ask.
+
+        Raises:
+            InputError: the address cannot be bound.
+        """
+        self._service = service
+        self._serving: bool | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(
+            interceptors=() if tokens is None else (TokenInterceptor(tokens),),
+            options=(
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", config.max_message_bytes),
+                # Otherwise a second server would take a share of the first one's connections and nobody would know.
+                ("grpc.so_reuseport", 0),
+                *KEEPALIVE,
+            ),
+        )
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            InferenceService(service), self._server
+        )
+        control_pb2_grpc.add_ControlServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            ControlService(service, info), self._server
+        )
+        grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            KServeService(service, info.version), self._server
+        )
+        self._health = _Health(self._update_health)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
+            self._server,
+        )
+        address = join(config.host, config.grpc_port)
+        try:
+            self.port = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, tls.grpc_credentials())
+            )
+        except RuntimeError as error:
+            raise InputError(f"cannot listen on {address}; choose another --grpc-port") from error
+
+    async def start(self) -> None:
+        """Begin to answer and say so in health."""
+        await self._server.start()
+        await self._update_health()
+        self._watch = asyncio.create_task(self._watch_health())
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            await self._update_health()
+
+    async def _update_health(self) -> None:
+        """Say in health what a request would meet now."""
+        serving = self._service.serving
+        if serving != self._serving:
+            status = health_pb2.HealthCheckResponse
+            for service in ("", *SERVICES):
+                await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
+            self._serving = serving  # now: a probe that is given up meanwhile leaves it to the next one
+
+    async def announce_end(self) -> None:
+        """Say in health that it ends."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """End, and cancel what still runs after the last messages had a moment to leave."""
+        await self._server.stop(LAST_MESSAGES_SECONDS)

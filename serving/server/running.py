@@ -1,0 +1,105 @@
+"""A model whose engine runs, before any port is open: what every edge is made of, here and in `sharp.ray`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from sharp.serving.config import Settings
+from sharp.serving.engine.model_folder import ModelFolder, load_model_folder
+from sharp.serving.engine.report import EngineReport
+from sharp.serving.engine.thread import EngineThread
+from sharp.serving.frontends.http.app import make_app
+from sharp.serving.frontends.http.live import LiveState
+from sharp.serving.frontends.service import GenerationService
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.tracing import otlp_tracing
+from sharp.serving.server.tokens import Tokens
+from sharp.serving.server.version import sharp_version
+from sharp.serving.text.chat_template import load_chat_template
+from sharp.v1 import control_pb2
+
+
+@dataclass(frozen=True)
+class RunningModel:
+    """A model, its engine and the service in front of it.
+
+    Attributes:
+        model: the loaded folder.
+        chat: it has a chat template.
+        engine: its thread.
+        service: takes requests.
+        info: what gRPC says of the server.
+        app: OpenAI's API for this model, with the metrics of the whole server.
+    """
+
+    model: ModelFolder
+    chat: bool
+    engine: EngineThread
+    service: GenerationService
+    info: control_pb2.GetServerInfoResponse
+    app: Starlette
+
+
+@asynccontextmanager
+async def run_model(
+    path: Path, settings: Settings, metrics: Metrics, tokens: Tokens | None = None
+) -> AsyncIterator[RunningModel]:
+    """Load the model folder at `path` and run its engine until the block is left; requests that are left then fail.
+
+    Raises:
+        NotFoundError: there is no model folder.
+        InputError: the folder cannot be used.
+    """
+    config = settings.server
+    endpoint = config.otlp_traces_endpoint
+    tracing = None if endpoint is None else otlp_tracing(endpoint, sharp_version())
+    template = load_chat_template(path)
+    engine_config = settings.engine
+    if settings.metrics.attention_metrics == "off":
+        engine_config = replace(engine_config, attention_interval=0)
+    # In a thread, or a signal would find nobody to hear it.
+    model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
+    if not config.model_sampling:
+        model = replace(model, sampling={})
+    info = control_pb2.GetServerInfoResponse(
+        version=sharp_version(),
+        models=[model.manifest.name],
+        backend=f"{settings.backend.name} ({backend.device})" if backend.device != "cpu" else settings.backend.name,
+        kernels=backend.kernels,
+        threads=settings.backend.threads,
+        cache_tokens=model.cache_tokens,
+        block_size=model.manifest.cache.block_size,
+        max_batch_tokens=settings.engine.max_batch_tokens,
+        max_sequences=settings.engine.max_sequences,
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        prefix_cache=settings.engine.prefix_cache,
+        max_waiting_requests=settings.engine.max_waiting_requests,
+        max_waiting_tokens=settings.engine.max_waiting_tokens,
+        speculative_tokens=engine.speculative_tokens,
+    )
+    model_metrics = metrics.add_model(model.manifest, settings.metrics)
+
+    def observe(report: EngineReport) -> None:
+        model_metrics.observe(report)
+        service.observe(report)
+
+    thread = EngineThread(engine, observe)
+    model_metrics.watch_step(lambda: thread.seconds_in_step)
+    service = GenerationService(
+        model, thread, config.max_unread_messages, config.stall_seconds, tracing, config.log_prompts
+    )
+    live = LiveState(model, metrics, model_metrics)
+    app = make_app(service, template, metrics, live, config.max_message_bytes, tokens)
+    thread.start()
+    try:
+        yield RunningModel(model, template is not None, thread, service, info, app)
+    finally:
+        # Not in the event loop: the last step may take a while, and its events are delivered to this loop.
+        await asyncio.to_thread(thread.stop)
+        metrics.remove_model(model_metrics)
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)

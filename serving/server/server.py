@@ -1,0 +1,84 @@
+"""A whole server: engine, gRPC, HTTP and metrics, from start to stop."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharp.serving.api.errors import EngineError
+from sharp.serving.config import Settings
+from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.frontends.http.server import HttpServer
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.server.address import check_can_listen, join
+from sharp.serving.server.grpc_server import GrpcServer
+from sharp.serving.server.running import run_model
+from sharp.serving.server.tls import Tls
+from sharp.serving.server.tokens import Tokens
+from sharp.v1 import control_pb2
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that answers: what it serves and where."""
+
+    model: ModelFolder
+    chat: bool
+    settings: Settings
+    info: control_pb2.GetServerInfoResponse
+    grpc_address: str
+    http_address: str
+
+
+async def run_server(
+    path: Path, settings: Settings, on_start: Callable[[Started], None], stop: asyncio.Event | None = None
+) -> None:
+    """Serve the model folder at `path` until SIGTERM or SIGINT, or until `stop` is set where one is given.
+
+    Raises:
+        NotFoundError: there is no model folder.
+        InputError: the folder cannot be used or a port cannot be bound.
+        EngineError: the engine ended by a defect of its own; a server without one is of no use.
+    """
+    config = settings.server
+    check_can_listen(config.host, config.grpc_port, "--grpc-port")
+    check_can_listen(config.host, config.http_port, "--http-port")
+    stop = stop or _signal()
+    tls = None if config.tls is None else Tls(config.tls)
+    tokens = None if config.token_file is None else Tokens(config.token_file)
+    async with run_model(path, settings, Metrics(), tokens) as running:
+        if stop.is_set():
+            return
+        grpc_server = GrpcServer(running.service, running.info, config, tls, tokens)
+        http_server = HttpServer(running.app, config.host, config.http_port, tls)
+        await grpc_server.start()
+        await http_server.start()
+        on_start(
+            Started(
+                running.model,
+                running.chat,
+                settings,
+                running.info,
+                join(config.host, grpc_server.port),
+                join(config.host, http_server.port),
+            )
+        )
+        stopping = asyncio.create_task(stop.wait())
+        either: set[asyncio.Future[Any]] = {stopping, asyncio.wrap_future(running.engine.ended)}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await grpc_server.announce_end()
+        await running.service.drain(config.grace_seconds)
+        await asyncio.gather(grpc_server.stop(), http_server.stop())
+        if not stopping.done():
+            raise EngineError("the engine has ended; the log says why")
+
+
+def _signal() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event

@@ -1,0 +1,76 @@
+"""What a server prints when it starts: everything that was decided."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.config import MIB, ServerConfig
+from sharp.serving.engine.cache_size import bytes_per_block
+from sharp.serving.server.server import Started
+
+
+def print_startup(started: Started) -> None:
+    """Print one block: the model, its norm, the cache, the threads and the addresses."""
+    manifest, info, settings = started.model.manifest, started.info, started.settings
+    norm = manifest.norm
+    cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest)
+    engine, metrics = settings.engine, settings.metrics
+    interval = engine.attention_interval
+    scheme = "http" if settings.server.tls is None else "https"
+    every = f"every {interval} steps" if interval > 1 else "every step" if interval else "never"
+    attention = (
+        f"statistics {every}, series per {metrics.attention_metrics}, of at most {metrics.attention_series_limit} heads"
+    )
+    sampling = {"temperature": SamplingParams().temperature, **started.model.sampling}
+    precision = manifest.dtype if manifest.quantization is None else f"{manifest.quantization} weights"
+    rows = {
+        "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {precision})",
+        "norm": norm.name + ("" if norm.trained else " (the checkpoint was not trained with it)"),
+        "context": f"{started.model.context_limit} tokens"
+        + (f" (the model takes {manifest.max_context})" if started.model.context_limit < manifest.max_context else "")
+        + f", trained on {manifest.trained_context}",
+        "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
+        f"{cache_bytes / MIB:.0f} MiB",
+        "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} answers together",
+        "sampling": ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+        + " unless a request says otherwise",
+        "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
+        + ("on" if engine.prefix_cache else "off"),
+        "guesses": f"up to {info.speculative_tokens} tokens a step where a text repeats itself"
+        if info.speculative_tokens
+        else "none",
+        "queue": f"at most {engine.max_waiting_requests} answers and {engine.max_waiting_tokens} prompt tokens",
+        "backend": f"{info.backend}, {info.threads} threads, attention by "
+        + ("our kernels" if info.kernels else "standard ops (slow)")
+        + (", decode steps as CUDA graphs" if settings.backend.cuda_graphs else ""),
+        "attention": "no statistics" if metrics.attention_metrics == "off" else attention,
+        "log": f"a line of {settings.server.log_format} for every request, "
+        + ("with" if settings.server.log_prompts else "without")
+        + " its prompt; traces "
+        + (f"to {settings.server.otlp_traces_endpoint}" if settings.server.otlp_traces_endpoint else "off"),
+        "security": _security(settings.server),
+        "gRPC": started.grpc_address,
+        "OpenAI": f"{scheme}://{started.http_address}/v1"
+        + ("" if started.chat else " (no chat template: completions only)"),
+        "metrics": f"{scheme}://{started.http_address}/metrics",
+        "page": f"{scheme}://{started.http_address}/",
+    }
+    table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    # A pipe has no width: lines stay whole for who reads them.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _security(server: ServerConfig) -> str:
+    tls = (
+        "plain text"
+        if server.tls is None
+        else "TLS"
+        if server.tls.client_ca is None
+        else "TLS with client certificates"
+    )
+    tokens = "everyone may ask" if server.token_file is None else f"bearer tokens of {server.token_file}"
+    return f"{tls}, {tokens}"

@@ -1,0 +1,142 @@
+"""TLS from files that are read again when they change: a renewed certificate needs no restart."""
+
+import logging
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from sharp.serving.api.errors import InputError
+from sharp.serving.server.watched_files import signature
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    """The server's certificate chain and key, PEM; with `client_ca` every client must show a certificate of that CA."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of them."""
+        return (self.cert, self.key, *(() if self.client_ca is None else (self.client_ca,)))
+
+
+@dataclass(frozen=True)
+class _Material:
+    cert: bytes
+    key: bytes
+    client_ca: bytes | None
+    context: ssl.SSLContext
+
+
+class Tls:
+    """What both ports encrypt with. New connections get what the files hold now, unless that cannot be used."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        """Read the files.
+
+        Raises:
+            InputError: a file is missing or no PEM, or certificate and key do not belong together.
+        """
+        self.config = config
+        self._lock = threading.Lock()
+        self._signature = signature(config.files)
+        self._material = _read(config)
+
+    def http_context(self) -> ssl.SSLContext:
+        """A context that hands each new connection over to the newest one."""
+        context = _context(self.config)
+
+        def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = self._newest().context
+
+        context.sni_callback = choose  # called for every handshake, with or without a name
+        return context
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Credentials that take a new certificate at the next handshake."""
+        served = self._material
+
+        def fetch() -> Any | None:
+            nonlocal served
+            newest = self._newest()
+            if newest is served:
+                return None
+            served = newest
+            return _grpc_configuration(newest)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _grpc_configuration(served),
+            fetch,  # type: ignore[arg-type]  # None is "as before", which the stubs do not know
+            require_client_authentication=self.config.client_ca is not None,
+        )
+
+    def _newest(self) -> _Material:
+        with self._lock:
+            now = signature(self.config.files)
+            if now != self._signature:
+                self._signature = now
+                self._reload()
+            return self._material
+
+    def _reload(self) -> None:
+        try:
+            self._material = _read(self.config)
+            logger.info("TLS: %s was read again", self.config.cert)
+        except InputError as error:  # half-written, perhaps: the next change tells
+            logger.warning("TLS: %s; new connections still get the old certificate", error)
+
+
+def _read(config: TlsConfig) -> _Material:
+    context = _context(config)
+    return _Material(
+        config.cert.read_bytes(),
+        config.key.read_bytes(),
+        None if config.client_ca is None else config.client_ca.read_bytes(),
+        context,
+    )
+
+
+def _context(config: TlsConfig) -> ssl.SSLContext:
+    for file in config.files:
+        if not file.is_file():
+            raise InputError(f"the TLS file {file} does not exist")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.cert, config.key, password=_no_password)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise InputError(
+            f"{config.cert} and {config.key} cannot be used: they must be a PEM certificate chain and its key, without "
+            f"a password ({_reason(error)})"
+        ) from error
+    if config.client_ca is not None:
+        try:
+            context.load_verify_locations(config.client_ca)
+        except (ssl.SSLError, OSError) as error:
+            raise InputError(
+                f"{config.client_ca} cannot be used: it must hold PEM certificates ({_reason(error)})"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")  # otherwise OpenSSL asks the terminal
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error)
+
+
+def _grpc_configuration(material: _Material) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(material.key, material.cert)], root_certificates=material.client_ca
+    )

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, chat templates, stop strings, tool calls."""

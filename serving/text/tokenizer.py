@@ -1,0 +1,76 @@
+"""Text to token ids and back, with the tokenizer file of a model folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as FileTokenizer
+
+from sharp.plugins.manifest import Manifest
+from sharp.serving.api.errors import FieldError, InputError
+
+
+class Tokenizer:
+    """The tokenizer of a model. Safe to share between threads."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._tokenizer = FileTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise InputError(f"{path} is not a tokenizer file: {error}; export the model again") from error
+        # The file may pad or cut to the training length; a server does neither.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self._alone: dict[int, str] = {}  # the texts of single tokens, at most all of the vocabulary
+        self._special = {token.content: token_id for token_id, token in added if token.special}
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """The token ids of a prompt, with the special tokens that the tokenizer file puts around it if wanted."""
+        try:
+            # A batch of one: `encode` would keep Python's lock, and with it every other thread, for all of a long text.
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:  # the library's word for half a surrogate pair is TypeError
+            raise FieldError("prompt", "prompt is not valid text: it has half of a surrogate pair") from error
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
+        """The text of token ids, without special tokens unless they are wanted."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
+
+    def decode_one(self, token_id: int) -> str:
+        """The text of one token alone, without special tokens."""
+        if (text := self._alone.get(token_id)) is None:
+            text = self._alone[token_id] = self.decode([token_id])
+        return text
+
+    def token(self, token_id: int) -> str:
+        """The text of one token inside a text, special or not; parts of characters are U+FFFD."""
+        # After itself: some decoders leave out the space that a text begins with.
+        once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+        return twice[len(once) :]
+
+    def names(self, token_ids: Sequence[int]) -> list[str | None]:
+        """What the vocabulary calls each token; None where it has no such id, as a model may have more of them."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
+
+    def has(self, tokens: Sequence[str]) -> bool:
+        """Whether each of these texts is a token."""
+        return all(self._tokenizer.token_to_id(token) is not None for token in tokens)
+
+    def special_tokens(self, texts: Sequence[str]) -> dict[int, str]:
+        """Those of the texts that are special tokens, which `decode` leaves out, by their ids."""
+        return {self._special[text]: text for text in texts if text in self._special}
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer file."""
+        return str(self._tokenizer.to_str())
+
+
+def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
+    """The tokenizer of a model folder, or None for a model that has none.
+
+    Raises:
+        InputError: the file is not a tokenizer.
+    """
+    return None if manifest.tokenizer.file is None else Tokenizer(folder / manifest.tokenizer.file)
