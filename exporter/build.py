@@ -67,12 +67,12 @@ def build(
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         if compute_capability is None:
-            from sharp.exporter.tensorrt.tensorrt import tensorrt
+            from sharp.exporter.tensorrt import tensorrt
 
             cache = timing_cache or folder / "model.timing-cache"
             engine = tensorrt.build(folder, manifest, limits, cache, progress)
         else:
-            from sharp.exporter.tensorrt.tensorrt import tensorrt_rtx
+            from sharp.exporter.tensorrt import tensorrt_rtx
 
             engine = tensorrt_rtx.build(folder, manifest, compute_capability, limits, progress)
     engine.write(path)

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sharp.exporter.evaluation import (
+from sharp.exporter.forms.uncached.scoring import (
     RUNTIMES,
     ExportedModel,
     RuntimeRow,

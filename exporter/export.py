@@ -25,6 +25,7 @@ from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, Grap
 from sharp.exporter.graph.half_precision import weights_as, widen_bfloat16
 from sharp.exporter.graph.quantization import quantize
 from sharp.exporter.plan import Plan, make_plan
+from sharp.exporter.verification.comparison import WIDENED, Runtime, runtimes_of
 from sharp.exporter.verification.perplexity import (
     MOST_TOKENS,
     QUANTIZED_TOKENS,
@@ -36,7 +37,6 @@ from sharp.exporter.verification.perplexity import (
 )
 from sharp.exporter.verification.report import REPORT_FILE, summary, verification_report
 from sharp.exporter.verification.tolerance import tolerance_of
-from sharp.exporter.verification.verification import WIDENED, Runtime, runtimes_of
 from sharp.exporter.verification.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest

@@ -13,9 +13,9 @@ from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.export import Export
 from sharp.exporter.plan import Plan
+from sharp.exporter.verification.comparison import WIDENED, Comparison
 from sharp.exporter.verification.greedy_decoding import Continuation
 from sharp.exporter.verification.perplexity import Perplexity
-from sharp.exporter.verification.verification import WIDENED, Comparison
 from sharp.exporter.verification.verifier import ROUNDING_FACTOR
 from sharp.plugins.manifest import HeadNorm
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharp.serving.api.errors import InputError
-from sharp.serving.processors import available_cpus
+from sharp.serving.machine import available_cpus
 from sharp.serving.server.tls import TlsConfig
 
 MIB = 2**20

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.hook import HOOK, check_uncapped
-from sharp.exporter.forms.uncached.inputs import UncachedModel
+from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import SsaParameters

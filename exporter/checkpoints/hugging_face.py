@@ -25,13 +25,12 @@ from transformers import (
 
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.digest import sha256
 from sharp.exporter.checkpoints.gguf_file import one_reader
 from sharp.exporter.checkpoints.hook import HeadShape, probe_heads
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
-from sharp.exporter.checkpoints.source import Source
-from sharp.exporter.forms.uncached.inputs import UncachedDecoder, UncachedModel
+from sharp.exporter.checkpoints.source import Source, sha256
+from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
 from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm

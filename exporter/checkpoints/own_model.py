@@ -9,10 +9,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.digest import sha256
 from sharp.exporter.checkpoints.norm_options import NormOptions, check_alpha
-from sharp.exporter.checkpoints.source import Source
-from sharp.exporter.forms.uncached.inputs import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
+from sharp.exporter.checkpoints.source import Source, sha256
+from sharp.exporter.checkpoints.uncached_model import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
 from sharp.exporter.graph.key_bounds import key_bounds
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.byte_tokenizer import save_byte_tokenizer

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from sharp.exporter.checkpoints.hugging_face import read_hugging_face
-from sharp.exporter.checkpoints.kinds import KINDS, check_exists
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.own_model import read_own_model
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
-from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.checkpoints.source import KINDS, Source, check_exists
 from sharp.models.checkpoint import is_sharp_folder
 from sharp.plugins.errors import InputError
 

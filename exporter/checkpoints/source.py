@@ -1,13 +1,19 @@
 """A checkpoint that was read, whatever it was read from."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.forms.uncached.inputs import UncachedModel
+from sharp.exporter.checkpoints.uncached_model import UncachedModel
+from sharp.plugins.errors import NotFoundError
 from sharp.plugins.manifest import Sampling
+
+KINDS = (
+    "a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of Sharp's own"
+)
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,19 @@ class Source:
             self.write_tokenizer(folder)
         except Exception as error:  # tokenizers raises nothing narrower
             raise OSError(f"tokenizer.json: {error}") from error
+
+
+def check_exists(path: Path) -> None:
+    """Raises NotFoundError if nothing is at `path`."""
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist; give {KINDS}")
+
+
+def sha256(files: Iterable[Path]) -> str:
+    """The SHA-256 of the files' contents, one after the other, in hexadecimal: it ties a folder to its checkpoint."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()

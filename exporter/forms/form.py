@@ -5,12 +5,12 @@ from typing import Protocol, get_args
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
 from sharp.exporter.forms.contiguous.cases import ContiguousVerifier
 from sharp.exporter.forms.contiguous.model import contiguous_ports, trace_contiguous
 from sharp.exporter.forms.paged.cases import PagedVerifier
 from sharp.exporter.forms.paged.model import trace_paged
 from sharp.exporter.forms.uncached.cases import UncachedVerifier
-from sharp.exporter.forms.uncached.inputs import UncachedDecoder, UncachedModel
 from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS, trace_uncached
 from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, GraphOptions
 from sharp.exporter.graph.lowering import Tracing

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sharp.exporter.verification.verification import Floats, Tokens
+from sharp.exporter.verification.comparison import Floats, Tokens
 
 DRAFT_TOKENS = 16  # read at a time
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.verification.comparison import Tokens
 from sharp.exporter.verification.greedy_decoding import Append
-from sharp.exporter.verification.verification import Tokens
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError, NotFoundError

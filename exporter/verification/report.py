@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.forms.form import Form
+from sharp.exporter.verification.comparison import Comparison, Shape
 from sharp.exporter.verification.perplexity import Perplexity
 from sharp.exporter.verification.tolerance import Tolerance
-from sharp.exporter.verification.verification import Comparison, Shape
 from sharp.exporter.verification.verifier import ROUNDING_FACTOR, Verification
 from sharp.plugins import manifest
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sharp.exporter.graph.graph_options import GraphOptions
-from sharp.exporter.verification.verification import FLOAT32, Difference
+from sharp.exporter.verification.comparison import FLOAT32, Difference
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.verification.verification import Answer, Floats, Tokens
+from sharp.exporter.verification.comparison import Answer, Floats, Tokens
 from sharp.models.attention import EagerAttention
 from sharp.models.normalizers import entropy
 

@@ -12,6 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor, nn
 
+from sharp.exporter.verification.comparison import (
+    Answer,
+    Comparison,
+    Difference,
+    Floats,
+    Runtime,
+    Shape,
+    Tokens,
+    compare,
+)
 from sharp.exporter.verification.float64 import in_float64
 from sharp.exporter.verification.greedy_decoding import (
     Append,
@@ -23,16 +33,6 @@ from sharp.exporter.verification.greedy_decoding import (
 from sharp.exporter.verification.parked_weights import parked
 from sharp.exporter.verification.perplexity import TextPrediction, perplexity, runtime_losses, window_of
 from sharp.exporter.verification.tolerance import PLAIN, Tolerance
-from sharp.exporter.verification.verification import (
-    Answer,
-    Comparison,
-    Difference,
-    Floats,
-    Runtime,
-    Shape,
-    Tokens,
-    compare,
-)
 from sharp.models.config import SharpConfig
 
 CONTINUATION_TOKENS = 64

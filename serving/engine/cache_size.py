@@ -6,7 +6,7 @@ from pathlib import Path
 from sharp.plugins.cache_tensors import CacheTensor, cache_tensors
 from sharp.plugins.manifest import Manifest
 from sharp.serving.api.errors import InputError
-from sharp.serving.control_groups import groups
+from sharp.serving.machine import groups
 
 # By default there is room for the longest request, or for this many tokens where the context is short.
 DEFAULT_TOKENS = 16 * 2048

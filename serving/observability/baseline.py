@@ -15,9 +15,9 @@ from sharp.serving.api.request import tokenize
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.model_folder import load_model_folder
+from sharp.serving.machine import available_cpus
 from sharp.serving.observability.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT
-from sharp.serving.processors import available_cpus
 
 CHARACTERS_PER_TOKEN = 8  # of a text that is longer than this, the rest is not read
 

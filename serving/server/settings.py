@@ -25,7 +25,7 @@ from sharp.serving.config import (
     ServerConfig,
     Settings,
 )
-from sharp.serving.processors import available_cpus
+from sharp.serving.machine import available_cpus
 from sharp.serving.server.tls import TlsConfig
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from sharp import LLM
 from sharp.exporter.evaluate import main
-from sharp.exporter.evaluation import RUNTIMES, ExportedModel, TorchModel, find_task
+from sharp.exporter.forms.uncached.scoring import RUNTIMES, ExportedModel, TorchModel, find_task
 from sharp.models.checkpoint import read_checkpoint
 from sharp.models.objective import Batch
 from sharp.models.tasks.scoring import Scorable, score

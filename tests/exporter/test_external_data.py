@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from sharp import LLM
-from sharp.exporter.evaluation import read_uncached
+from sharp.exporter.forms.uncached.scoring import read_uncached
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 

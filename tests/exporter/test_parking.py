@@ -5,8 +5,8 @@ import torch
 
 from sharp.exporter.export import ExportSettings, export
 from sharp.exporter.forms.paged.cases import PagedVerifier
+from sharp.exporter.verification import parked_weights as parking
 from sharp.exporter.verification.parked_weights import parked
-from sharp.exporter.verification.verification import parked_weights as parking
 from sharp.exporter.verification.verifier import verify as verify_unparked
 from sharp.models.checkpoint import save_checkpoint
 from tests.exporter.conftest import tiny_model

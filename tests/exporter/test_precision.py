@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from sharp import LLM, SamplingParams
-from sharp.exporter.evaluation import ExportedModel
+from sharp.exporter.forms.uncached.scoring import ExportedModel
 from sharp.exporter.graph.lowering import OPSETS
 from sharp.exporter.graph.quantization import choose_packings
 from sharp.models.checkpoint import save_checkpoint

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export
+from sharp.exporter.verification.comparison import Answer, compare
 from sharp.exporter.verification.perplexity import TextPrediction
-from sharp.exporter.verification.verification import Answer, compare
 
 
 @pytest.mark.parametrize(("cache", "cases"), [("paged", 7), ("contiguous", 6), ("none", 5)])

@@ -122,7 +122,7 @@ class Recorder:
 
     def install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "tensorrt", self.module())
-        for user in ("plugins.tensorrt.package", "exporter.tensorrt"):
+        for user in ("plugins.tensorrt.package", "exporter.tensorrt.tensorrt"):
             monkeypatch.setattr(f"sharp.{user}.library_path", lambda runtime: f"/lib/{runtime}.so")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from onnx import inliner
 
-from sharp.exporter.evaluation import ExportedModel, TorchModel
+from sharp.exporter.forms.uncached.scoring import ExportedModel, TorchModel
 from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.models.checkpoint import Model, save_checkpoint
 from sharp.models.hugging_face import to_hugging_face

@@ -11,14 +11,14 @@ from sharp.exporter.checkpoints.hooked_model import HookedDecoder
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
 from sharp.exporter.checkpoints.own_model import OwnDecoder
 from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.forms.contiguous import cases as contiguous_verification
 from sharp.exporter.forms.contiguous.session import ContiguousSession
-from sharp.exporter.forms.form.contiguous import cases as contiguous_verification
 from sharp.exporter.forms.paged.cases import PagedVerifier
 from sharp.exporter.forms.paged.session import PagedSession
+from sharp.exporter.verification.comparison import INLINED, KERNELS, Answer, compare
 from sharp.exporter.verification.float64 import in_float64
 from sharp.exporter.verification.greedy_decoding import check_continuation, continue_as_drafted, continue_greedily
 from sharp.exporter.verification.torch_outputs import torch_logits
-from sharp.exporter.verification.verification import INLINED, KERNELS, Answer, compare
 from sharp.exporter.verification.verifier import against_float64, verify
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Cache, read_manifest

@@ -23,7 +23,7 @@ from sharp.serving.frontends.http import generation
 from sharp.serving.frontends.http.openai_answer import ChatAnswer, Extras
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.service import GenerationService
-from sharp.serving.server.server import grpc_server as server
+from sharp.serving.server import grpc_server as server
 from tests.serving.grpc_client import status
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

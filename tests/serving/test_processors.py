@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from sharp.serving import processors
-from sharp.serving.control_groups import groups
+from sharp.serving import machine
 from sharp.serving.engine import cache_size
+from sharp.serving.machine import groups
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def limited(contained, monkeypatch):
     def count(own, files):
         contained(own, files)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(64)))
-        return processors.available_cpus()
+        return machine.available_cpus()
 
     return count
 
@@ -94,4 +94,4 @@ def test_the_cache_is_given_what_a_container_leaves(contained, tmp_path, monkeyp
 
 def test_without_control_groups_the_affinity_counts(tmp_path):
     assert list(groups("cpu", tmp_path, tmp_path / "missing")) == []
-    assert 1 <= processors.available_cpus() <= len(os.sched_getaffinity(0))
+    assert 1 <= machine.available_cpus() <= len(os.sched_getaffinity(0))

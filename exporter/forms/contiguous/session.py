@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sharp.exporter.forms.session import open_session
 from sharp.exporter.forms.uncached.model import COLLECT_STATS
-from sharp.exporter.verification.verification import Floats
+from sharp.exporter.verification.comparison import Floats
 
 Tokens = NDArray[np.int64]
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.forms.paged.session import PagedSession
+from sharp.exporter.verification.comparison import Answer, Floats, Shape, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.perplexity import LOGITS_ROWS
 from sharp.exporter.verification.torch_outputs import torch_answer, torch_logits
-from sharp.exporter.verification.verification import Answer, Floats, Shape, Tokens
 from sharp.plugins.manifest import Cache
 
 CASES = {

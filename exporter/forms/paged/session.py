@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from sharp.exporter.forms.session import open_session
-from sharp.exporter.verification.verification import Floats
+from sharp.exporter.verification.comparison import Floats
 from sharp.models.config import SharpConfig
 from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.manifest import Cache

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sharp.exporter.forms.uncached.inputs import ANY_NUMBER_OF_ITEMS, UncachedDecoder, UncachedModel
+from sharp.exporter.checkpoints.uncached_model import ANY_NUMBER_OF_ITEMS, UncachedDecoder, UncachedModel
 from sharp.exporter.forms.uncached.session import UncachedSession
+from sharp.exporter.verification.comparison import Answer, Floats, Shape, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.torch_outputs import torch_logits
-from sharp.exporter.verification.verification import Answer, Floats, Shape, Tokens
 from sharp.models.normalizers import entropy
 
 # A batch is of one length; in an encoder's there is padding.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from sharp.exporter.forms.uncached.inputs import UncachedModel
+from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.exporter.graph.head_parts import attend_in_parts
 from sharp.exporter.graph.lowering import Tracing
 from sharp.exporter.graph.op_attributes import op_attributes

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sharp.exporter.forms.session import open_session
 from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS
-from sharp.exporter.verification.verification import Floats
+from sharp.exporter.verification.comparison import Floats
 
 
 class UncachedSession:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from sharp.exporter.checkpoints.norm_options import options_of
 from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.exporter.forms.form import make_form
-from sharp.exporter.forms.uncached.inputs import UncachedModel
 from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.models.evaluation import Row, measure
 from sharp.models.tasks.recipe import with_parameters, with_stored_parameters
