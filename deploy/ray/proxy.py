@@ -23,7 +23,7 @@ from sharp.kserve import grpc_service_pb2
 from sharp.ray.handover import unpacked
 from sharp.ray.request import model_of, prefix_key
 from sharp.serving.api.errors import NotFoundError, QueueFullError, SharpError, SlowReaderError, UnavailableError
-from sharp.serving.frontends.kserve.service import answer_together, stream_error
+from sharp.serving.frontends.kserve.service import respond_concurrently, stream_error
 from sharp.serving.frontends.rpc.status import abort, write
 from sharp.v1 import control_pb2, inference_pb2
 
@@ -94,7 +94,7 @@ class _Handlers(grpc.GenericRpcHandler):
                     why = str(_error(own) or own.details())
                     yield stream_error(request, why, request.model_name).SerializeToString()
 
-            await answer_together(requests, answers, partial(_write, context))
+            await respond_concurrently(requests, answers, partial(_write, context))
 
         return handler._replace(unary_unary=unary, unary_stream=stream, stream_stream=streams)
 

@@ -12,7 +12,7 @@ from sharp.v1 import control_pb2
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import Client
 
-MESSAGE = "the server ended or the request was aborted before the answer was complete; ask again"
+MESSAGE = "the server ended or the request was aborted before the completion was done; ask again"
 
 
 def ask(started, stream, n=1):

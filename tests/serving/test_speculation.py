@@ -12,7 +12,7 @@ from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.engine.token_history import TokenHistory
+from sharp.serving.engine.prompt_lookup import PromptLookup
 from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import GREEDY
 
@@ -44,10 +44,10 @@ def by_definition(tokens, most):
     st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(1, 9)
 )
 def test_what_followed_the_longest_match_is_guessed(prompt, answer, most):
-    history = TokenHistory(prompt)
+    history = PromptLookup(prompt)
     for token in answer:
         history.append(token)
-    assert history.guess(most) == by_definition([*prompt, *answer], most)
+    assert history.draft(most) == by_definition([*prompt, *answer], most)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_followed_the_longest_match_is_guessed(prompt, answer, most):
     ],
 )
 def test_guesses(tokens, guess):
-    assert TokenHistory(tokens).guess(4) == guess
+    assert PromptLookup(tokens).draft(4) == guess
 
 
 def test_right_guesses_save_steps(start_engine):
@@ -157,7 +157,7 @@ def test_guesses_are_shared_out_and_prompts_come_first(start_engine):
 
 
 def test_nobody_gives_up_blocks_for_a_guess(start_engine, monkeypatch):
-    monkeypatch.setattr(TokenHistory, "guess", lambda _history, most: [0] * most)  # all wrong
+    monkeypatch.setattr(PromptLookup, "draft", lambda _history, most: [0] * most)  # all wrong
     running = start_engine(blocks=7, speculative_tokens=8)  # of 4 tokens
     running.add("a", [5] * 9, 12)
     running.add("b", [9] * 11, 3)

@@ -197,7 +197,7 @@ def test_results_of_tools_come_back_as_messages(client):
         ({"tools": [tool("w"), tool("w")]}, "tools", "tools has two functions of the same name"),
         ({"tools": [tool("a b")]}, "tools", "tools.0.function.name cannot be used"),
         ({"tools": [tool("w")] * 129}, "tools", "tools has 129 entries; the limit is 128"),
-        ({"response_format": {"type": "json_object"}}, "tools", "tools and a form of the answer are both set"),
+        ({"response_format": {"type": "json_object"}}, "tools", "tools and response_format are both set"),
         (
             {"tools": [tool("w", {"type": "nonsense"})], "tool_choice": "required"},
             "tools",

@@ -16,7 +16,7 @@ from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts
-from sharp.serving.frontends.http.tokenization import DetokenizeRequest, Question, TokenizeRequest, tokenization
+from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, TokenizerRequest, tokenization
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.server.tokens import Tokens
@@ -77,7 +77,7 @@ def make_app(
     def generation(path: str, kind: type[CompletionRequest] | type[ChatRequest]) -> Route:
         return Route(path, Generation(service, kind, template, texts, max_body_bytes), methods=["POST"])
 
-    def question(path: str, kind: type[Question]) -> Route:
+    def question(path: str, kind: type[TokenizerRequest]) -> Route:
         return Route(path, tokenization(kind, service, template, max_body_bytes), methods=["POST"])
 
     return Starlette(
