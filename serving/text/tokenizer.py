@@ -29,7 +29,7 @@ class Tokenizer:
         self._special = {token.content: token_id for token_id, token in added if token.special}
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """The token ids of a prompt, with the special tokens that the tokenizer file puts around it if wanted."""
+        """The token ids of a prompt, with the tokenizer file's special tokens around it if `special_tokens`."""
         try:
             # A batch of one: `encode` would keep Python's lock, and with it every other thread, for all of a long text.
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
@@ -39,7 +39,7 @@ class Tokenizer:
         return token_ids
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
-        """The text of token ids, without special tokens unless they are wanted."""
+        """The text of token ids, without special tokens unless requested."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 
     def decode_one(self, token_id: int) -> str:

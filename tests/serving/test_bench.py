@@ -62,7 +62,7 @@ def test_the_command_prints_and_writes_the_figures(address, tmp_path):
     options = ["--requests", "12", "--prompt-tokens", "8", "--answer-tokens", "4", "--concurrency", "3"]
     result = bench(address, *options, "--output", output)
     assert result.exit_code == 0, result.output
-    assert "12 of 12 requests answered" in result.stdout
+    assert "12 of 12 requests completed" in result.stdout
     assert "time to first token" in result.stdout
     figures = json.loads(output.read_text())["figures"]
     assert (figures["answered"], figures["failed"]) == (12, 0)
@@ -76,7 +76,7 @@ def test_refused_requests_are_counted(connect, counting, steps):
         next(running)  # it runs, so that one of the six can wait
         result = bench(address, "--requests", 6, "--prompt-tokens", 4, "--answer-tokens", 8)
     assert result.exit_code == 0, result.output
-    assert "1 of 6 requests answered" in result.stdout
+    assert "1 of 6 requests completed" in result.stdout
     assert "(5 refused, 0 failed)" in result.stdout
 
 
@@ -88,7 +88,7 @@ def test_an_answer_that_is_cut_short_is_none(connect, counting, steps, monkeypat
         wait_for(lambda: len(steps) > 2)
         client.abort("known")
         result = load.result(20)
-    assert "0 of 1 requests answered" in result.stdout
+    assert "0 of 1 requests completed" in result.stdout
     assert "1 x the server ended, or the request was aborted" in result.stderr
 
 

@@ -111,7 +111,7 @@ def test_requests_of_a_stream_run_together_and_fail_alone(got):
         ("bad_value", "INVALID_ARGUMENT", "top_p is 2.0; it must be a number more than 0 and at most 1"),
         ("bad_name", "INVALID_ARGUMENT", "beam_width is not known here"),
         ("bad_json", "INVALID_ARGUMENT", "input 'sampling_parameters' must be a JSON object: "),
-        ("bad_stream", "INVALID_ARGUMENT", "stream is true; only ModelStreamInfer can answer in parts"),
+        ("bad_stream", "INVALID_ARGUMENT", "stream is true; only ModelStreamInfer can stream"),
         ("no_text", "INVALID_ARGUMENT", "input 'text_input' is missing"),
         (
             "not_returned",

@@ -132,13 +132,13 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(  # noqa: N802
         self, request: messages.ModelInferRequest, context: Context
     ) -> messages.ModelInferResponse:
-        """Generate, and answer with the whole text."""
+        """Generate, and respond with the whole text."""
         call = call_of(context, "kserve")
         with self._statistics.measured():
             with refusals_logged(call, self._model):
                 inference = self._read(request)
                 if inference.stream:
-                    raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
+                    raise FieldError(STREAM, "stream is true; only ModelStreamInfer can stream")
             return await self._whole(request.id, inference, call)
 
     @reports_errors
