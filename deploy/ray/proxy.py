@@ -108,7 +108,7 @@ async def _write(context: Any, message: bytes) -> None:
 
 
 async def _messages(serving: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """What comes from a replica; no more is read before it is asked for."""
+    """What comes from a replica; nothing is read ahead."""
     try:
         async for batch in serving:
             for message in unpacked(batch):

@@ -55,7 +55,7 @@ class TokenLogprobs:
     Attributes:
         token_id: the token that stands there.
         logprob: its own.
-        top: (token id, logarithm) of the most likely tokens, best first, as many as were asked for.
+        top: (token id, logarithm) of the most likely tokens, best first, as many as requested.
     """
 
     token_id: int
@@ -80,7 +80,7 @@ class PromptComputed:
         request_id: the request.
         cached_tokens: tokens of the prompt that the prefix cache had.
         chunks: the steps that computed the others.
-        logprobs: one entry per token of the prompt after the first, when asked for. Nothing predicts the first.
+        logprobs: one entry per token of the prompt after the first, if requested. Nothing predicts the first.
     """
 
     request_id: str
@@ -98,7 +98,7 @@ class Delta:
         text: whole characters that cannot be part of a stop string; often empty.
         token_ids: the tokens.
         index: which of the request's `n` completions.
-        logprobs: one entry per token, when asked for.
+        logprobs: one entry per token, if requested.
     """
 
     request_id: str

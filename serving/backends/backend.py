@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step computed; `stats` is None unless the batch asked for it.
+    """What a step computed; `stats` is None unless the batch requested it.
 
     The logits are the caller's, who may write into them, until the next step.
     """

@@ -49,8 +49,8 @@ def bench() -> None:
 def serve(address: str, attempts: int, connection: dict[str, Any], output: Path | None, **load: Any) -> None:
     """Send requests of random tokens to the server at ADDRESS and print its throughput and latencies.
 
-    Prompts are random token ids, so the prefix cache has only what --shared-tokens says; completions are greedy and as long
-    as they are told. Times are the client's, so they contain the network.
+    Prompts are random token ids, so the prefix cache has only what --shared-tokens says. Completions are greedy, of the
+    requested length. Times are the client's and include the network.
     """
     chosen = Load(**load)
     if output is not None:

@@ -63,8 +63,8 @@ class Load:
 class Sample:
     """One request; times are seconds from the start of the load.
 
-    `times` has the arrival of every message with tokens and `counts` its tokens; `error` says why there was no completion,
-    and `refused` that the server was full and said so.
+    `times` has the arrival of every message with tokens and `counts` its tokens. `error` says why the request failed,
+    and `refused` that the server was full.
     """
 
     arrival: float

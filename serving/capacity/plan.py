@@ -97,8 +97,8 @@ def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price
     """How many servers `load` needs.
 
     Raises:
-        InputError: the context is longer than the model's, the completion than the context, or one request does not fit; or
-            rate or price is no number that one can plan with.
+        InputError: the context is longer than the model's, the completion is longer than the context, one request does
+            not fit, or rate or price is out of range.
     """
     if not 0 < load.rate <= MOST_REQUESTS:
         raise InputError(f"rate is {load.rate}; it must be above 0 and at most {MOST_REQUESTS:g} requests a second")
