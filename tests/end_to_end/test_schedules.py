@@ -1,4 +1,4 @@
-"""Greedy tokens under any schedule, with preemption, prefix hits and guesses, are those of the PyTorch model."""
+"""Greedy tokens under any schedule, with preemption, prefix hits and draft tokens, are those of the PyTorch model."""
 
 from collections import Counter
 

@@ -35,7 +35,7 @@ def make_model(hashing: int) -> onnx.ModelProto:
     """Next token = (last + 1 + hashing * sum of (position + 1) * token) mod VOCAB, all read from the paged cache.
 
     A cache value is the token. With `hashing` 0 the model counts; with 1 a token in the wrong slot, a stale block or a
-    wrong block table changes the answer. The statistics are those of uniform attention, scaled per head.
+    wrong block table changes the tokens. The statistics are those of uniform attention, scaled per head.
     """
     nodes, constants = [], []
 

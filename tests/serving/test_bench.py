@@ -116,4 +116,4 @@ def test_where_no_figures_can_be_written_nothing_is_sent(tmp_path):
 
 def test_without_a_server():
     result = bench("127.0.0.1:1", "--requests", 1)
-    assert (result.exit_code, "does not answer" in result.output) == (2, True)
+    assert (result.exit_code, "does not respond" in result.output) == (2, True)

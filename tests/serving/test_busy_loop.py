@@ -31,7 +31,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 @pytest.fixture
 def started(start_server, counting, monkeypatch):
-    monkeypatch.setattr(server, "HEALTH_SECONDS", 3600)  # so that no probe owes its answer to an update just in time
+    monkeypatch.setattr(server, "HEALTH_SECONDS", 3600)  # so that no probe depends on an update just in time
     return start_server(counting)
 
 
@@ -123,7 +123,7 @@ def test_a_probe_that_is_given_up_leaves_no_old_news():
 
 
 MANY = 4000
-FEW = 8  # turns of a loop that is held up all the time; Python's threads take turns every 5 ms
+FEW = 8  # turns of a loop that is held up all the time; Python's threads switch every 5 ms
 LOGPROBS = (TokenLogprobs(97, -1.0, tuple((97 + place, -1.0) for place in range(20))),) * MANY
 
 

@@ -102,7 +102,7 @@ def test_generate_without_a_server():
         address = f"127.0.0.1:{free.getsockname()[1]}"
     result = run(generate, address, "a")
     assert result.exit_code == 2
-    assert result.stderr == f"Error: the server at {address} does not answer; start one with sharp-serve\n"
+    assert result.stderr == f"Error: the server at {address} does not respond; start one with sharp-serve\n"
 
 
 def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_path):

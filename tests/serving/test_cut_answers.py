@@ -16,7 +16,7 @@ MESSAGE = "the server ended or the request was aborted before the completion was
 
 
 def ask(started, stream, n=1):
-    """The error that ends a long answer."""
+    """The error that ends a long completion."""
     with (
         openai.OpenAI(base_url=f"http://{started.http_address}/v1", api_key="none", max_retries=0) as client,
         pytest.raises(openai.APIError) as caught,

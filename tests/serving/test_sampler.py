@@ -27,10 +27,10 @@ def sequence(prompt=(0,), eos=(), **params):
 
 
 def shares(**params) -> np.ndarray:
-    """How often each token is drawn."""
+    """How often each token is sampled."""
     places = [SamplingRow(sequence(seed=seed, **params)) for seed in range(DRAWS)]
-    drawn = sample(np.tile(LOGITS, (DRAWS, 1)), places)
-    return np.bincount(drawn, minlength=5) / DRAWS
+    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), places)
+    return np.bincount(sampled, minlength=5) / DRAWS
 
 
 @pytest.mark.parametrize(
@@ -79,29 +79,29 @@ PARAMS = st.fixed_dictionaries(
 def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, seed):
     logits = np.random.default_rng(seed).normal(0, 3, (3, len(params), vocab)).astype(np.float32)
 
-    def draw(rows):
+    def offset(rows):
         several = [sequence(eos=(5,), **params[row]) for row in rows]
-        drawn = []
+        sampled = []
         for step in logits:
-            drawn.append(sample(step[rows], [SamplingRow(one) for one in several]).tolist())
-            for one, token in zip(several, drawn[-1], strict=True):
+            sampled.append(sample(step[rows], [SamplingRow(one) for one in several]).tolist())
+            for one, token in zip(several, sampled[-1], strict=True):
                 one.append(token)
-        return drawn
+        return sampled
 
-    together = draw(list(range(len(params))))
+    together = offset(list(range(len(params))))
     for row in range(len(params)):
-        assert draw([row]) == [[step[row]] for step in together]
+        assert offset([row]) == [[step[row]] for step in together]
 
 
 @settings(max_examples=100, deadline=None)
 @given(PARAMS, st.lists(st.integers(6, 30), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_a_token_behind_guesses_is_drawn_as_if_they_had_been_drawn(params, guesses, seed):
-    logits = np.random.default_rng(seed).normal(0, 3, (len(guesses) + 1, 40)).astype(np.float32)
+def test_a_token_behind_draft_tokens_is_sampled_as_if_they_had_been_sampled(params, drafts, seed):
+    logits = np.random.default_rng(seed).normal(0, 3, (len(drafts) + 1, 40)).astype(np.float32)
     one, other = sequence(eos=(5,), **params), sequence(eos=(5,), **params)
-    ahead = sample(logits.copy(), [SamplingRow(one, tuple(guesses[:place])) for place in range(len(logits))])
-    for row, guess in zip(range(len(logits)), [*guesses, 0], strict=True):
+    ahead = sample(logits.copy(), [SamplingRow(one, tuple(drafts[:place])) for place in range(len(logits))])
+    for row, draft in zip(range(len(logits)), [*drafts, 0], strict=True):
         assert sample(logits[row : row + 1].copy(), [SamplingRow(other)]).tolist() == [ahead[row]]
-        other.append(guess)
+        other.append(draft)
 
 
 def by_definition(logits, temperature, top_k, top_p, min_p):
@@ -126,15 +126,16 @@ def by_definition(logits, temperature, top_k, top_p, min_p):
     st.sampled_from([0.3, 0.9, 1]),
     st.sampled_from([0, 0.01, 0.3]),
 )
-def test_only_tokens_that_the_limits_keep_are_drawn(seed, spread, temperature, top_k, top_p, min_p):
+def test_only_tokens_that_the_limits_keep_are_sampled(seed, spread, temperature, top_k, top_p, min_p):
     logits = np.random.default_rng(seed).normal(0, spread, 3000).astype(np.float32)
     expected = by_definition(logits, temperature, top_k, top_p, min_p)
     params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    drawn = sample(np.tile(logits, (64, 1)), [SamplingRow(sequence(seed=seed + draw, **params)) for draw in range(64)])
+    rows = [SamplingRow(sequence(seed=seed + number, **params)) for number in range(64)]
+    sampled = sample(np.tile(logits, (64, 1)), rows)
     # At a limit the last bit may decide: the share of what is next to it is all that may differ.
     allowed = expected > 0
     allowed[np.argsort(-logits, kind="stable")[: allowed.sum() + 1]] = True
-    assert allowed[drawn].all()
+    assert allowed[sampled].all()
 
 
 def test_penalties_by_their_formulas():
@@ -142,7 +143,7 @@ def test_penalties_by_their_formulas():
     one = sequence(prompt=(0, 1), temperature=0, repetition_penalty=2, presence_penalty=0.25, frequency_penalty=0.125)
     for token in (3, 3, 1):
         one.append(token)
-    # Repetition: prompt and answer. Presence and frequency: the answer only.
+    # Repetition: prompt and completion. Presence and frequency: the completion only.
     expected = [2 / 2, -2 * 2 - 0.25 - 0.125, 1, 1 / 2 - 0.25 - 2 * 0.125, 1]
     apply(logits, [SamplingRow(one)])
     np.testing.assert_allclose(logits[0], expected)

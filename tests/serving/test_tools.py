@@ -112,7 +112,7 @@ LOOSE = {"type": "function", "function": {"name": "loose", "parameters": CITY}}
 
 @pytest.fixture(scope="module", params=[(), ("<tool_call>", "</tool_call>", "<think>")], ids=["text", "tokens"])
 def refused_at(request, counting, tmp_path_factory):
-    """`refused_at(text, **fields)`: how much of a text an answer to such a request may begin with; None for all.
+    """`refused_at(text, **fields)`: how much of a text a completion of such a request may begin with; None for all.
 
     The vocabulary has bytes only, or a token for each mark, too.
     """

@@ -32,7 +32,7 @@ def make_app(
     max_body_bytes: int,
     tokens: Tokens | None = None,
 ) -> Starlette:
-    """The application; `template` is None for a model that has no chat template, `tokens` where everyone may ask."""
+    """The application; `template` is None for a model that has no chat template, `tokens` without authentication."""
     name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
     entry = {
         "id": name,

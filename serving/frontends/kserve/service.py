@@ -23,8 +23,7 @@ from sharp.serving.frontends.kserve.tensors import (
     TEXT_INPUT,
     response,
 )
-from sharp.serving.frontends.rpc.call import call_of
-from sharp.serving.frontends.rpc.status import Context, reports_errors, write
+from sharp.serving.frontends.rpc.status import Context, call_of, reports_errors, write
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
