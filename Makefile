@@ -2,9 +2,10 @@
 PYTHON ?= python3
 MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
+PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test sanitize kernels gpu-wheel lint format typing clean
+.PHONY: setup demo test test-full sanitize kernels gpu-wheel lint format typing clean
 
 setup: .venv/installed
 
@@ -25,8 +26,12 @@ setup: .venv/installed
 demo: setup
 	.venv/bin/python -m sharp.serving.demo $(MODEL)
 
+# What a change can break, in under 5 minutes on two cores; tests/full has what is slow or needs a tool.
 test: setup
-	OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --ignore tests/full
+
+test-full: setup
+	$(PYTEST)
 
 # The kernels' own tests with a library that stops at the first wrong access or undefined operation, on every instruction set.
 sanitize: setup
@@ -36,9 +41,9 @@ sanitize: setup
 	.venv/bin/cmake --build build/sanitize
 	SHARP_LIBRARY_FOLDER=build/sanitize ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  .venv/bin/python -m pytest -q tests/conformance/test_kernel.py tests/conformance/test_kernel_types.py \
-	  tests/conformance/test_kernel_edges.py tests/conformance/test_kernel_reach.py tests/unit/test_plugins_bad_input.py \
-	  tests/unit/test_plugins_sampling.py
+	  .venv/bin/python -m pytest -q tests/plugins/conformance/test_kernel.py tests/plugins/conformance/test_kernel_types.py \
+	  tests/plugins/conformance/test_kernel_edges.py tests/plugins/conformance/test_kernel_reach.py tests/plugins/test_bad_input.py \
+	  tests/plugins/test_sampling.py
 
 # The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them, for example
 # make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128".

@@ -1,6 +1,6 @@
 """README's table of supported models, made from what a test run has just seen working.
 
-SHARP_UPDATE_README=1 .venv/bin/python -m pytest tests/exporter/test_architectures.py
+SHARP_UPDATE_README=1 .venv/bin/python -m pytest tests/exporter/checkpoints/test_architectures.py
 
 writes it; without the variable, the run fails where README says something else.
 """

@@ -1,0 +1,315 @@
+"""`sharp build --backend tensorrt`: TensorRT cannot be installed here, so TensorRT-RTX or a fake stands in for it."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from rich.progress import Progress
+
+from sharp.exporter.build import build
+from sharp.exporter.cli import export
+from sharp.exporter.tensorrt.engine import progress_monitor
+from sharp.models.checkpoint import save_checkpoint
+from tests.exporter.conftest import tiny_model
+
+trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
+
+
+def run(*arguments):
+    return CliRunner().invoke(build, [str(argument) for argument in arguments], prog_name="sharp build")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Exports a model of the norm with these options, once."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def make(norm: str, *options: str) -> Path:
+        key = (norm, *options)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("made")
+            save_checkpoint(folder / "tiny.safetensors", tiny_model(norm))
+            arguments = [str(folder / "tiny.safetensors"), "--norm", norm, *options, "-o", str(folder / "out")]
+            result = CliRunner().invoke(export, arguments)
+            assert result.exit_code == 0, result.output
+            made[key] = folder / "out"
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def paged(folders, tmp_path):
+    return shutil.copytree(folders("ssa"), tmp_path / "paged")
+
+
+class Recorder:
+    """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`.
+
+    10.15's parser has the flag that lets plugins have names of ONNX's ops.
+    """
+
+    def __init__(self, version="10.14.1"):
+        self.loaded, self.model, self.features, self.profiles, self.timing = [], None, [], [], []
+        self.version, self.parser_flags, self.built = version, [], b"engine"
+
+    def module(self):
+        module = ModuleType("tensorrt")
+        module.__version__ = self.version
+        flags = {} if self.version == "10.14.1" else {"ENABLE_PLUGIN_OVERRIDE": "override"}
+        module.OnnxParserFlag = SimpleNamespace(**flags)
+        module.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, level: None})
+        module.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=0)
+        module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliasing")
+        module.IProgressMonitor = object
+        module.OnnxParser = lambda network, logger: self
+        module.Builder = lambda logger: self
+        module.get_plugin_registry = lambda: self
+        return module
+
+    def load_library(self, path):
+        self.loaded.append(path)
+        return "handle"
+
+    def set_flag(self, flag):
+        self.parser_flags.append(flag)
+
+    def parse(self, content, path):
+        self.model = content
+        return True
+
+    def create_network(self, flags):
+        assert flags == 1
+        return "network"
+
+    def create_builder_config(self):
+        return self
+
+    def create_optimization_profile(self):
+        self.profiles.append({})
+        return self
+
+    def set_preview_feature(self, feature, on):
+        self.features.append((feature, on))
+
+    def create_timing_cache(self, content):
+        self.timing.append(content)
+        return None if content == b"damaged" else SimpleNamespace(serialize=lambda: content + b"+measured")
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        assert not ignore_mismatch
+        self.cache = cache
+        return True
+
+    def get_timing_cache(self):
+        return self.cache
+
+    def set_shape(self, name, smallest, usual, largest):
+        self.profiles[-1][name] = [smallest, usual, largest]
+
+    def add_optimization_profile(self, profile):
+        assert profile is self
+
+    def build_serialized_network(self, network, config):
+        return self.built
+
+    def install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorrt", self.module())
+        for user in ("plugins.tensorrt.package", "exporter.tensorrt.tensorrt"):
+            monkeypatch.setattr(f"sharp.{user}.library_path", lambda runtime: f"/lib/{runtime}.so")
+
+
+def test_without_tensorrt_it_says_what_to_install(paged):
+    result = run(paged, "--backend", "tensorrt")
+    assert (result.exit_code, "the Python package tensorrt is not installed" in result.output) == (2, True)
+    assert "Traceback" not in result.output and not list(paged.glob("*.engine*"))
+
+
+def test_without_the_plugin_it_says_how_to_build_it(paged, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", Recorder().module())
+    monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
+    result = run(paged, "--backend", "tensorrt")
+    assert (result.exit_code, "run `make kernels`" in result.output) == (2, True)
+
+
+def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_path):
+    recorder = Recorder()
+    recorder.install(monkeypatch)
+    cache = tmp_path / "measured"
+    options = ("--backend", "tensorrt", "--max-sequences", 4, "--max-tokens", 32, "--max-context", 64)
+    result = run(paged, *options, "--timing-cache", cache)
+    assert result.exit_code == 0, result.output
+    model = onnx.load_from_string(recorder.model)
+    attention = [node for node in model.graph.node if node.op_type == "PagedAttention"]
+    assert attention and not model.functions
+    # TensorRT promises no bool inputs to plugins.
+    assert {node.input[11] for node in attention} == {"collect_stats.int32"}
+    casts = [node for node in model.graph.node if "collect_stats" in node.input]
+    assert [(cast.op_type, list(cast.output), cast.attribute[0].i) for cast in casts] == [
+        ("Cast", ["collect_stats.int32"], onnx.TensorProto.INT32)
+    ]
+    assert recorder.loaded == ["/lib/tensorrt.so"]
+    assert recorder.features == [("aliasing", True)] and recorder.parser_flags == []
+    decode, every = recorder.profiles
+    assert every["block_table"] == decode["block_table"] == [(1, 1), (2, 2), (4, 4)]
+    assert every["key_cache.0"][2][0] == decode["key_cache.0"][2][0] == 4 * 4
+    assert (decode["input_ids"], every["input_ids"]) == ([(1,), (2,), (4,)], [(1,), (16,), (32,)])
+    assert (paged / "model.engine").read_bytes() == b"engine"
+    written = json.loads((paged / "model.engine.json").read_text())
+    assert written["backend"] == "TensorRT" and written["version"] == "10.14.1" and written["plugin"] == "tensorrt.so"
+    assert written["sha256"] == hashlib.sha256(b"engine").hexdigest()
+    assert written["limits"] == {"sequences": 4, "tokens": 32, "context": 64}
+    assert [profile["input_ids"][2] for profile in written["profiles"]] == [[4], [32]]
+    assert written["profiles"][1]["block_table"] == [[1, 1], [2, 2], [4, 4]]
+    # The next build starts from what this one has measured.
+    assert cache.read_bytes() == b"+measured"
+    assert run(paged, *options, "--timing-cache", cache).exit_code == 0
+    assert recorder.timing == [b"", b"+measured"]
+    cache.write_bytes(b"damaged")
+    result = run(paged, *options, "--timing-cache", cache)
+    assert (result.exit_code, "is not a timing cache of TensorRT 10.14.1" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
+@pytest.mark.parametrize("cache", ["contiguous", "none"])
+def test_other_forms_keep_their_nodes_for_the_plugin(folders, monkeypatch, tmp_path, cache, target):
+    out = folders("ssa", "--cache", cache, "--target", target)
+    recorder = Recorder("10.15.1")
+    recorder.install(monkeypatch)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    assert "standard ops" not in result.output
+    model = onnx.load_from_string(recorder.model)
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    assert nodes and {node.op_type for node in nodes} == {"Attention"} and not model.functions
+    for node in nodes:
+        # The parser refuses a node with fewer names than its plugin has outputs.
+        assert len(node.output) == 4 and all(node.output)
+        assert node.input[9] == "collect_stats.int32"
+        assert list(node.input[3:6]) == (
+            ["ai.sharp.absent", "ai.sharp.absent", "ai.sharp.absent.int32"]
+            if cache == "none"
+            else [*node.input[3:5], "ai.sharp.absent.int32"]
+        )
+    assert recorder.parser_flags == ["override"]
+    assert recorder.loaded == ["/lib/tensorrt.so"]
+    assert recorder.features == [("aliasing", True)]
+    [profile] = recorder.profiles
+    if cache == "contiguous":
+        assert [shape[2] for shape in profile["past_key_values.0.key"]] == [0, 32, 64]
+    assert json.loads((tmp_path / "engine.json").read_text())["plugin"] == "tensorrt.so"
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "none"])
+def test_the_real_parser_takes_what_it_is_given_for_the_plugin(folders, monkeypatch, tmp_path, cache):
+    out = shutil.copytree(folders("ssa", "--cache", cache), tmp_path / "out")
+    recorder = Recorder("10.15.1")
+    recorder.install(monkeypatch)
+    assert run(out, "--backend", "tensorrt", "--max-context", 64).exit_code == 0
+    (out / "model.onnx").write_bytes(recorder.model)
+    command = [sys.executable, "-m", "tests.full.cuda.read_fields", out / "model.onnx", "override"]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
+    assert (given["op"], given["values"]["normalizer"]) == ("Attention", "ssa\0")
+
+
+@pytest.mark.parametrize("obstacle", ["parser", "library", "softcap"])
+def test_what_the_plugin_cannot_do_becomes_standard_ops(folders, monkeypatch, tmp_path, obstacle):
+    out = folders("ssa", "--cache", "contiguous")
+    recorder = Recorder("10.14.1" if obstacle == "parser" else "10.15.1")
+    recorder.install(monkeypatch)
+    said = "attention becomes standard ops: the parser of TensorRT 10.14.1 takes a node Attention for ONNX's own"
+    if obstacle == "library":
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
+        monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
+        said = "run `make kernels`"
+    if obstacle == "softcap":
+        out = shutil.copytree(out, tmp_path / "out")
+        model = onnx.load(out / "model.onnx", load_external_data=False)
+        next(one for node in model.graph.node for one in node.attribute if one.name == "softcap").f = 2.0
+        onnx.save(model, out / "model.onnx")
+        said = "layers have a soft cap"
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert (result.exit_code, said in result.output) == (0, True), result.output
+    model = onnx.load_from_string(recorder.model)
+    assert {node.domain for node in model.graph.node} == {""} and not model.functions
+    assert (recorder.loaded, recorder.parser_flags, recorder.features) == ([], [], [])
+    assert json.loads((tmp_path / "engine.json").read_text())["plugin"] is None
+
+
+def test_a_model_without_its_body_needs_the_plugin(folders, monkeypatch, tmp_path):
+    out = folders("ssa", "--cache", "none", "--target", "tensorrt")
+    Recorder().install(monkeypatch)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 2
+    assert "needs the plugin, but the parser of TensorRT 10.14.1 takes a node Attention for ONNX's own" in result.output
+    assert "export the model again with --target portable" in result.output
+
+
+def test_a_build_that_fails_says_what_needs_no_plugin(folders, monkeypatch, tmp_path):
+    recorder = Recorder("10.15.1")
+    recorder.install(monkeypatch)
+    recorder.built = None
+    out = folders("ssa", "--cache", "none")
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert (result.exit_code, "with --target portable, the model needs no plugin" in result.output) == (2, True)
+
+
+def test_the_standard_ops_become_an_engine(folders, tmp_path, monkeypatch):
+    class Builder(trt.Builder):
+        """TensorRT-RTX builds for a GPU that is not there when it is told which."""
+
+        def create_builder_config(self):
+            config = super().create_builder_config()
+            config.num_compute_capabilities = 1
+            config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+            return config
+
+    module = ModuleType("tensorrt")
+    # As TensorRT 10.14: TensorRT-RTX has the flag for plugins, but takes none.
+    module.__dict__.update({**vars(trt), "Builder": Builder, "OnnxParserFlag": SimpleNamespace()})
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    out = folders("softmax", "--cache", "contiguous")
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "engine").stat().st_size > 1000
+    assert json.loads((tmp_path / "engine.json").read_text())["plugin"] is None
+    assert (out / "model.timing-cache").is_file()
+
+
+def test_the_builders_phases_are_bars():
+    with Progress(disable=True) as progress:
+        monitor = progress_monitor(trt, progress)
+        monitor.phase_start("Building", None, 4)
+        monitor.phase_start("Measuring", "Building", 10)
+        assert monitor.step_complete("Measuring", 2)
+        assert [(task.description, task.completed, task.total) for task in progress.tasks] == [
+            ("Building", 0, 4),
+            ("  Measuring", 3, 10),
+        ]
+        monitor.phase_finish("Measuring")
+        monitor.phase_finish("Building")
+        monitor.phase_finish("Building")
+        assert monitor.step_complete("Building", 3)
+        assert not progress.tasks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--backend", "tensorrt-rtx"),
+        ("--backend", "tensorrt-rtx", "--compute-capability", 89, "--timing-cache", "cache"),
+        ("--backend", "tensorrt", "--compute-capability", 89),
+    ],
+)
+def test_options_of_the_other_backend_are_refused(tmp_path, options):
+    result = run(tmp_path, *options)
+    assert (result.exit_code, "--compute-capability" in result.output) == (2, True)

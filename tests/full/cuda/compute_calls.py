@@ -1,0 +1,57 @@
+"""Cases of bench/gpu_library.py on a GPU that is interpreted, with memory accesses checked as in tests/triton.
+
+python -m tests.full.cuda.compute_calls FOLDER: cases as JSON on stdin, its rows for each on stdout. The first case of
+an op is called in every way, the others through the library.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.full.cuda.computing import Device, Memory
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
+
+import gpu_library
+import torch
+
+
+class Caller(gpu_library.Caller):
+    """Scratch memory holds NaN at first."""
+
+    @staticmethod
+    def memory(like: torch.Tensor, size: int) -> torch.Tensor:
+        return torch.full((size,), 255, dtype=torch.uint8)
+
+
+def rows(
+    caller: Caller, op: gpu_library.Op, case: dict[str, Any], device: Device, every_way: bool
+) -> list[dict[str, Any]]:
+    """What the ways to call the op have computed for the case."""
+    case = {name: getattr(torch, value) if "dtype" in name else value for name, value in case.items()}
+    call = op.make_call(device="cpu", **case)
+    wanted = op.expected(gpu_library.to_numpy(call.tensors), call.normalizer, call.attributes)
+    found = []
+    for how in op.ways(case)[: None if every_way else 1]:
+        call = op.make_call(device="cpu", **case)
+        row = op.compare(call, wanted, lambda call, how=how: op.run(caller, call, how))
+        found.append({"how": how, **row, "launches": device.launches, "failures": device.failures})
+        device.launches, device.failures = [], []
+    return found
+
+
+def main() -> None:
+    caller = Caller(Path(sys.argv[1]))
+    ops = {op.name: op for op in gpu_library.OPS}
+    found, called = [], set()
+    with Memory() as memory:
+        device = Device(memory)
+        for name, case in json.load(sys.stdin):
+            found.append(rows(caller, ops[name], case, device, name not in called))
+            called.add(name)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Generates with `LLM` once by the CPU's kernels and once by those of a GPU that is interpreted.
+
+python -m tests.full.cuda.compute_text FOLDER OPS: what came of both as JSON on stdout; OPS is what hands ONNX Runtime
+the CUDA ops as ops of the CPU.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sharp import LLM, SamplingParams
+from sharp.serving.backends import onnxruntime as backends
+from sharp.serving.config import BackendConfig, EngineConfig
+from tests.full.cuda.computing import Device
+
+# Together they are prompts of several chunks, a shared beginning, decoding beside prompts, and tokens guessed ahead.
+PROMPTS = ("abc abc abc abc abc abc abc ", "abc abc abc abc abc abc then another one", "short", "x" * 70)
+SAMPLING = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
+
+
+def generate(folder: str) -> dict[str, Any]:
+    """Tokens and log probabilities, and statistics of every step."""
+    backend = BackendConfig(threads=1, device="cpu")
+    engine = EngineConfig(cache_tokens=640, attention_interval=1, max_batch_tokens=64, max_sequences=8)
+    llm = LLM(folder, backend=backend, engine=engine)
+    used, stats = llm._engine._backend, []
+
+    def recorded(batch: Any) -> Any:
+        output = step(batch)
+        stats.append(output.stats.tolist())
+        return output
+
+    step, used.step = used.step, recorded
+    answers = llm.generate(list(PROMPTS), SAMPLING)
+    return {"answers": [(a.token_ids, [t.logprob for t in a.logprobs]) for a in answers], "stats": stats}
+
+
+def main() -> None:
+    folder, ops = sys.argv[1:]
+    device = Device()
+    on_cpu = generate(folder)
+    assert not device.launches
+    backends.kernel_library = lambda: Path(ops)
+    on_gpu = generate(folder)
+    json.dump({"cpu": on_cpu, "gpu": on_gpu, "launches": device.launches, "failures": device.failures}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

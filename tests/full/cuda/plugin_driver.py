@@ -1,0 +1,37 @@
+"""Runs a driver of TensorRT's plugins and reads what it has printed."""
+
+import os
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+from tests.full.cuda.native import compile_program, headers
+
+
+def run_driver(source: str, libraries: Path) -> dict[str, list[str]]:
+    """The rests of the driver's lines by their first word; `source` is a C++ file of this folder."""
+    program = libraries / f"{Path(source).stem}-{os.getpid()}"  # xdist's workers run it at the same time
+    compile_program(source, program, *headers(libraries))
+    finished = subprocess.run(
+        [program, libraries / "libsharp_trt.so"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = defaultdict(list)
+    for line in finished.stdout.splitlines():
+        word, _, rest = line.partition(" ")
+        lines[word].append(rest)
+    lines["stderr"] = finished.stderr.splitlines()
+    return lines
+
+
+def events(lines: list[str]) -> list[str]:
+    """What the CUDA driver was asked for, among the lines of a call."""
+    return [line.removeprefix("event ") for line in lines if line.startswith("event ")]
+
+
+def values(event: str) -> dict[str, str]:
+    """The values of a launch by the names of the kernel's parameters."""
+    return dict(word.split("=") for word in event.split()[1:] if "=" in word)

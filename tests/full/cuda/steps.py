@@ -1,0 +1,191 @@
+"""Calls of the CUDA ops in plain values, and what came of them in the process of run_op.py."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from sharp.plugins.ops.schema import ATTENTION, PAGED_ATTENTION, OpDefinition
+from tests.full.cuda.native import ROOT
+
+HEADS, KV_HEADS, DIM = 4, 2, 64
+BLOCKS, BLOCK = 9, 16
+OPTIONAL = ("head_params", "alibi_slopes", "collect_stats")
+
+Described = dict[str, tuple[str, list[int]]]  # types and shapes by name
+
+
+@dataclass
+class Call:
+    """A call of an op. `absent` are inputs and outputs that the node leaves out; `shapes` and `dtypes` of inputs are
+    those that are other than usual.
+
+    `in_place` binds outputs to the memory of their inputs; with `between_nodes` those are values between nodes instead.
+    One session makes the call `runs` times; `graph` is the CUDA provider's option to replay the first one.
+    """
+
+    normalizer: str = "softmax"
+    dtype: str = "float16"
+    attributes: dict[str, Any] = field(default_factory=lambda: {"scale": 0.125})
+    in_place: bool = True
+    between_nodes: bool = False
+    absent: list[str] = field(default_factory=lambda: list(OPTIONAL))
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    provider: str = "cpu"
+    graph: bool = False
+    runs: int = 1
+
+    definition: ClassVar[OpDefinition]
+
+    def inputs(self) -> Described:
+        """Every input that is given."""
+        usual = self.usual_inputs() | {
+            "head_params": ("float32", [HEADS, 2]),
+            "alibi_slopes": ("float32", [HEADS]),
+            "collect_stats": ("bool", []),
+        }
+        given = {name: described for name, described in usual.items() if name not in self.absent}
+        return {n: (self.dtypes.get(n, dtype), self.shapes.get(n, shape)) for n, (dtype, shape) in given.items()}
+
+    def outputs(self) -> Described:
+        """Every output that is given."""
+        return {name: described for name, described in self.usual_outputs().items() if name not in self.absent}
+
+    def usual_inputs(self) -> Described:
+        raise NotImplementedError
+
+    def usual_outputs(self) -> Described:
+        raise NotImplementedError
+
+    def updated(self) -> dict[str, str]:
+        """Inputs by the name of the output that may have their memory."""
+        raise NotImplementedError
+
+    def input_names(self) -> list[str]:
+        """The node's inputs in order, empty names where it leaves them out."""
+        names = (*self.definition.input_names, *(beside.name for beside in self.definition.beside))
+        return _trimmed(names, self.inputs())
+
+    def output_names(self) -> list[str]:
+        """The node's outputs in order."""
+        names = (*self.definition.output_names, *(f"{beside.name}_out" for beside in self.definition.beside))
+        return _trimmed(names, self.outputs())
+
+
+@dataclass
+class Step(Call):
+    """A call of PagedAttention."""
+
+    cache_dtype: str = "float16"
+    tokens: int = 20
+    sequences: int = 2
+
+    definition = PAGED_ATTENTION
+
+    def usual_inputs(self) -> Described:
+        tokens, sequences = self.tokens, self.sequences
+        found = {
+            "query": (self.dtype, [tokens, HEADS, DIM]),
+            "key": (self.dtype, [tokens, KV_HEADS, DIM]),
+            "value": (self.dtype, [tokens, KV_HEADS, DIM]),
+            "key_cache": (self.cache_dtype, [BLOCKS, KV_HEADS, DIM, BLOCK]),
+            "value_cache": (self.cache_dtype, [BLOCKS, KV_HEADS, BLOCK, DIM]),
+            "slot_mapping": ("int32", [tokens]),
+            "block_table": ("int32", [sequences, 20]),
+            "query_start": ("int32", [sequences + 1]),
+            "context_lens": ("int32", [sequences]),
+        }
+        scales = {name: ("float32", [BLOCKS, KV_HEADS]) for name in ("key_scale", "value_scale")}
+        # Another cache may be given scales to see that it refuses them.
+        return found | {
+            name: scale for name, scale in scales.items() if self.cache_dtype == "int8" or name in self.shapes
+        }
+
+    def usual_outputs(self) -> Described:
+        inputs = self.usual_inputs()
+        return {
+            "output": (self.dtype, [self.tokens, HEADS, DIM]),
+            **{output: inputs[name] for output, name in self.updated().items()},
+            "stats": ("float32", [self.tokens, HEADS, 4]),
+        }
+
+    def updated(self) -> dict[str, str]:
+        names = ("key_cache", "value_cache", *(("key_scale", "value_scale") if self.cache_dtype == "int8" else ()))
+        return {f"{name}_out": name for name in names}
+
+
+@dataclass
+class AttentionStep(Call):
+    """A call of Attention in the form "none", "concatenating" or "shared"; `past` is the capacity of the last."""
+
+    form: str = "none"
+    batch: int = 2
+    queries: int = 3
+    new_keys: int = 3
+    past: int = 40
+    counted: bool = False  # whether total_lens is given
+
+    definition = ATTENTION
+
+    def usual_inputs(self) -> Described:
+        found = {
+            "query": (self.dtype, [self.batch, HEADS, self.queries, DIM]),
+            "key": (self.dtype, [self.batch, KV_HEADS, self.new_keys, DIM]),
+            "value": (self.dtype, [self.batch, KV_HEADS, self.new_keys, DIM]),
+            "past_key": (self.dtype, [self.batch, KV_HEADS, self.past, DIM]),
+            "past_value": (self.dtype, [self.batch, KV_HEADS, self.past, DIM]),
+            "past_lens": ("int32", [self.batch]),
+            "total_lens": ("int32", [self.batch]),
+        }
+        left_out = {"none": ("past_key", "past_value", "past_lens"), "concatenating": ("past_lens",), "shared": ()}
+        names = {*left_out[self.form], *(() if self.counted else ("total_lens",))}
+        # An input that the form leaves out may still be given in another shape: empty, that is absent.
+        return {name: described for name, described in found.items() if name not in names or name in self.shapes}
+
+    def usual_outputs(self) -> Described:
+        places = {"none": self.new_keys, "concatenating": self.past + self.new_keys, "shared": self.past}[self.form]
+        present = self.dtype, [self.batch, KV_HEADS, places, DIM]
+        return {
+            "output": (self.dtype, [self.batch, HEADS, self.queries, DIM]),
+            "present_key": present,
+            "present_value": present,
+            "stats": ("float32", [self.batch, HEADS, self.queries, 4]),
+        }
+
+    def updated(self) -> dict[str, str]:
+        return {"present_key": "past_key", "present_value": "past_value"} if self.form == "shared" else {}
+
+
+CALLS = {call.definition.name: call for call in (Step, AttentionStep)}
+
+
+def make_steps(libraries, wanted, fails=False, environment=None):
+    """What came of calls, all made in one process."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.full.cuda.run_op", libraries],
+        input=json.dumps([[call.definition.name, asdict(call)] for call in wanted]),
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver"), **(environment or {})},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    results = json.loads(finished.stdout)
+    assert fails or [result["error"] for result in results] == [None] * len(wanted)
+    return results
+
+
+def launches(result):
+    """Name without target, and values, of every launch."""
+    lines = [event.split() for event in result["events"] if event.startswith("launch ")]
+    return [(line[1].split("@")[0], dict(word.split("=") for word in line[2:])) for line in lines]
+
+
+def _trimmed(names, given) -> list[str]:
+    found = [name if name in given else "" for name in names]
+    while not found[-1]:
+        found.pop()
+    return found

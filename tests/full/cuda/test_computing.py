@@ -1,0 +1,98 @@
+"""What the GPU libraries compute, on a GPU that is interpreted: the whole way from a call to its results.
+
+Elsewhere launches are compared with those that are expected, and kernels with the reference; here nothing is between.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from sharp.exporter.cli import export
+from sharp.models.checkpoint import save_checkpoint
+from sharp.plugins.ops.attributes import NORMALIZERS
+from tests.exporter.conftest import tiny_model
+from tests.full.cuda.native import ROOT
+
+# Decoding over several splits and over no context, a chunk behind a context, a prompt.
+SEQUENCES = [[150, 1], [0, 1], [37, 5], [0, 40]]
+QUESTION = [[4200, 9]]  # whose keys are split
+
+
+def paged(normalizer, dtype="float32", sequences=SEQUENCES, **options):
+    sizes = {"q_heads": 4, "kv_heads": 2, "head_dim": 64}
+    options = {**sizes, "dtype": dtype, "sequences": sequences, "statistics": True, **options}
+    return ["PagedAttention", {"normalizer": normalizer, **options}]
+
+
+def attention(normalizer, form, queries, new_keys, dtype="float32"):
+    shape = {"form": form, "queries": queries, "new_keys": new_keys, "past": 60}
+    return ["Attention", {"normalizer": normalizer, "dtype": dtype, **shape}]
+
+
+CASES = {
+    name: [
+        paged(name),
+        paged(name, "float16", [[30, 1], [0, 20]], alibi=True, softcap=5.0, window=20, head_dim=128),
+        paged(name, sequences=[[20, 1], [20, 5]], cache_dtype="int8"),
+        attention(name, "shared", 20, 20),
+        attention(name, "concatenating", 1, 1, "float16"),
+    ]
+    for name in NORMALIZERS
+}
+CASES["softmax"] += [attention("softmax", "none", 4, 120), attention("softmax", "shared", 1, 1)]
+CASES["ssa"] += [paged("ssa", "float16", QUESTION, q_heads=2, kv_heads=1, statistics=None)]
+CASES["entmax"] += [paged("entmax", alpha=alpha, sequences=[[30, 1], [0, 20]]) for alpha in (1.25, 2.0)]
+
+
+def run(module, libraries, *arguments, given=None):
+    finished = subprocess.run(
+        [sys.executable, "-m", f"tests.full.cuda.{module}", *arguments],
+        input=json.dumps(given),
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver"), "TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_library_and_plugins_agree_with_float64(libraries, normalizer):
+    launched, ways = set(), set()
+    cases = CASES[normalizer]
+    for case, rows in zip(cases, run("compute_calls", libraries, libraries, given=cases), strict=True):
+        for row in rows:
+            ways.add((case[0], row["how"]))
+            assert not row["failures"], (case, row)
+            assert row["holds"], (case, row)
+            launched.update(name.split()[0] for name in row["launches"])
+    assert len(ways) == 6  # both ops by the library, a plugin in place and one that copies
+    decoding = {"decode_stream"}
+    if normalizer in ("adaptive_softmax", "entmax"):
+        decoding = {"decode_observe", "decode_solve", "decode_settled"}
+    question = {"merge_prompts"} if normalizer == "ssa" else set()
+    assert launched == {"write_cache", "write_int8_cache", "write_present", "prefill", "merge", *decoding, *question}
+
+
+@pytest.mark.parametrize(("norm", "options"), [("ssa", ()), ("asentmax", ("--kv-dtype", "int8"))])
+def test_a_text_is_that_of_the_cpu(libraries, tmp_path, norm, options):
+    save_checkpoint(tmp_path / "tiny.safetensors", tiny_model(norm, head_dim=64))
+    folder = tmp_path / "model"
+    arguments = [str(tmp_path / "tiny.safetensors"), "--norm", norm, "-o", str(folder), *options]
+    result = CliRunner().invoke(export, arguments)
+    assert result.exit_code == 0, result.output
+    said = run("compute_text", libraries, folder, libraries / "host_provider.so")
+    assert not said["failures"]
+    assert any("prefill" in name for name in said["launches"]) and any("decode" in name for name in said["launches"])
+    cpu, gpu = said["cpu"], said["gpu"]
+    for (tokens, logprobs), (others, their_logprobs) in zip(cpu["answers"], gpu["answers"], strict=True):
+        assert tokens == others
+        np.testing.assert_allclose(their_logprobs, logprobs, atol=1e-4)
+    for stats, others in zip(cpu["stats"], gpu["stats"], strict=True):
+        np.testing.assert_allclose(others, stats, atol=1e-3)

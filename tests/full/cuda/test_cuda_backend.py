@@ -1,0 +1,230 @@
+"""A model on ONNX Runtime's CUDA provider, whose GPU is a fake one; and what of its decode steps a CPU can check."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from sharp.exporter.cli import export
+from sharp.models.checkpoint import save_checkpoint
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.api.errors import InputError
+from sharp.serving.backends import Batch, load_backend
+from sharp.serving.backends.decode_graphs import graph_size, is_decode, padded
+from sharp.serving.config import BackendConfig
+from tests.exporter.conftest import tiny_model
+from tests.full.cuda.native import ROOT
+
+LAYERS, HEADS, VOCAB = 2, 6, 257
+
+
+def exported(out, *options):
+    """The folder of a model with heads of 64, which the fake package of kernels has."""
+    save_checkpoint(out / "tiny.safetensors", tiny_model("ssa", head_dim=64, layers=2))
+    arguments = [str(out / "tiny.safetensors"), "--norm", "ssa", "-o", str(out / "ssa"), *options]
+    result = CliRunner().invoke(export, arguments)
+    assert result.exit_code == 0, result.output
+    return out / "ssa"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def int8_folder(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("int8"), "--kv-dtype", "int8")
+
+
+@pytest.fixture(scope="module")
+def generate(libraries, cuda_provider, folder):
+    def run(how, folder=folder):
+        environment = {"SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
+        finished = subprocess.run(
+            [sys.executable, "-m", "tests.full.cuda.generate", folder, how],
+            env={**os.environ, **environment},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert finished.returncode == 0, finished.stderr
+        return json.loads(finished.stdout)
+
+    return run
+
+
+def launched(events):
+    return [dict(word.split("=") for word in e.split()[2:]) for e in events if e.startswith("launch ")]
+
+
+def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
+    said = generate("plain")
+    assert (said["device"], said["free"]) == ("cuda", 6 << 30)
+    # Uninitialized memory would be NaN to whoever reads it.
+    sizes = [40 * 2 * 64 * 16 * 4] * (2 * LAYERS)
+    cleared = [event.split() for event in said["started"] if event.startswith("clear ")]
+    assert [(word, int(size.removeprefix("bytes="))) for word, _, size in cleared] == [("clear", s) for s in sizes]
+    assert sorted(int(address) for _, address, _ in cleared) == sorted(said["addresses"].values())
+    assert said["answers"] == [[0] * 4] * 3
+    # Every kernel was loaded at start, by a step that stores nothing.
+    assert {"write_cache", "decode_stream", "merge", "prefill", "merge_prompts"} == {
+        event.split()[1] for event in said["started"] if event.startswith("kernel ")
+    }
+    assert not [event for step in said["steps"] for event in step["driver"] if event.startswith("kernel ")]
+
+    prompt, *decode = said["steps"]
+    assert prompt["tokens"] > 3 and [step["tokens"] for step in decode] == [3, 3, 3]
+    for step in said["steps"]:
+        used = [value for values in launched(step["driver"]) for value in [values.get("key_cache")] if value]
+        assert set(used) == {str(said["addresses"][f"key_cache.{layer}"]) for layer in range(LAYERS)}
+        assert not [event for event in step["driver"] if event.startswith("copy ")]
+        to_device = [event for event in step["runtime"] if event.startswith("copy 1 ")]
+        to_host = [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")]
+        assert len(to_device) == 8  # the inputs of a step
+        # Statistics come to the host in steps that collect them only.
+        statistics = [] if step["stats"] is None else [LAYERS * step["tokens"] * HEADS * 4 * 4]
+        assert sorted(to_host) == sorted([3 * VOCAB * 4, *statistics])
+    assert {step["stats"] is None for step in said["steps"]} == {True, False}
+
+
+def test_decode_steps_are_replayed_as_one_graph(generate):
+    said = generate("graphs")
+    assert said["answers"] == [[0] * 4] * 3
+    prompt, first, *others = said["steps"]
+    assert launched(prompt["driver"]) and "replay" not in prompt["runtime"]
+    assert "capture" in first["runtime"] and "replay" in first["runtime"]
+    assert {values["grid"].split(",")[0] for values in launched(first["driver"]) if "splits" in values} == {"4"}
+    for step in others:
+        assert not step["driver"] and step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
+    for step in (first, *others):  # a graph of four sequences for three
+        assert step["logits"] == [3, VOCAB] and step["stats"] in (None, [LAYERS, 3, HEADS, 4])
+
+
+def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
+    said = generate("graphs", int8_folder)
+    assert (said["device"], said["answers"]) == ("cuda", [[0] * 4] * 3)
+    sizes = {
+        "key_cache": 40 * 2 * 64 * 16,
+        "value_cache": 40 * 2 * 64 * 16,
+        "key_scale": 40 * 2 * 4,
+        "value_scale": 320,
+    }
+    cleared = dict(event.split()[1:] for event in said["started"] if event.startswith("clear "))
+    assert cleared == {str(at): f"bytes={sizes[name.partition('.')[0]]}" for name, at in said["addresses"].items()}
+    prompt, first, *others = said["steps"]
+    for step in (prompt, first):
+        for name in sizes:
+            used = {values[name] for values in launched(step["driver"]) if name in values}
+            assert used == {str(said["addresses"][f"{name}.{layer}"]) for layer in range(LAYERS)}
+        assert not [event for event in step["driver"] if event.startswith("copy ")]
+    assert all(not step["driver"] and step["runtime"].count("replay") == 1 for step in others)
+
+
+def decode_batch(contexts, pages=3, **changes):
+    """One token for each sequence, in blocks of its own."""
+    count = len(contexts)
+    table = np.arange(count * pages, dtype=np.int32).reshape(count, pages)
+    values = {
+        "input_ids": np.arange(1, count + 1),
+        "positions": np.array(contexts),
+        "slot_mapping": np.array([table[i, n // 16] * 16 + n % 16 for i, n in enumerate(contexts)], np.int32),
+        "block_table": table,
+        "query_start": np.arange(count + 1, dtype=np.int32),
+        "context_lens": np.array(contexts, np.int32),
+        "logits_indices": np.arange(count),
+        "collect_stats": True,
+    }
+    return Batch(**{**values, **changes})
+
+
+def test_padding_changes_nothing_but_the_shapes(folder):
+    # The CPU's kernels do what the GPU's are to do with tokens that see nothing.
+    def stepped(pad):
+        backend = load_backend(folder, read_manifest(folder), BackendConfig(threads=1, device="cpu"))
+        backend.allocate_cache(9)
+        prompt = decode_batch([0, 0, 0], input_ids=np.arange(40) % 200)
+        prompt = Batch(
+            **{
+                **vars(prompt),
+                "positions": np.concatenate([np.arange(17), np.arange(3), np.arange(20)]),
+                "slot_mapping": np.concatenate([np.arange(17), 48 + np.arange(3), 96 + np.arange(20)]).astype(np.int32),
+                "query_start": np.array([0, 17, 20, 40], np.int32),
+                "logits_indices": np.array([39]),
+            }
+        )
+        assert not is_decode(prompt)
+        backend.step(prompt)
+        batch = decode_batch([17, 3, 20])
+        assert is_decode(batch)
+        output = backend.step(padded(batch, *graph_size(batch)) if pad else batch)
+        return output, [value.numpy().copy() for value in backend._current]
+
+    (plain, caches), (more, same_caches) = stepped(False), stepped(True)
+    assert plain.logits.shape == (3, VOCAB) and more.logits.shape == (4, VOCAB)
+    np.testing.assert_allclose(more.logits[:3], plain.logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(more.stats[:, :3], plain.stats, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(more.logits).all() and not more.stats[:, 3].any()
+    for cache, same in zip(caches, same_caches, strict=True):
+        np.testing.assert_allclose(same, cache, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "pages", "size"), [(1, 1, (1, 64)), (3, 64, (4, 64)), (4, 65, (4, 128)), (33, 4000, (64, 4096))]
+)
+def test_sizes_of_graphs(sequences, pages, size):
+    batch = decode_batch([0] * sequences)
+    assert graph_size(Batch(**{**vars(batch), "block_table": np.zeros((sequences, pages), np.int32)})) == size
+
+
+def test_graphs_need_a_gpu_and_the_kernels(folder):
+    with pytest.raises(InputError, match="cuda_graphs is on, which needs a GPU and our kernels"):
+        load_backend(folder, read_manifest(folder), BackendConfig(threads=1, device="cpu", cuda_graphs=True))
+
+
+def test_a_gpu_without_kernels_of_its_own_is_refused_at_start(libraries, cuda_provider, folder):
+    environment = {**os.environ, "SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
+    finished = subprocess.run(
+        [sys.executable, "-c", "from sharp.plugins.cli import main; main()", "serve", folder, "--cache-tokens", "64"],
+        env={**environment, "SHARP_FAKE_CAPABILITY": "75"},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 2, finished.stderr
+    said = finished.stderr.splitlines()[-1]
+    assert said.startswith("Error: the model does not run on this GPU: ") and said.endswith("; --device cpu runs it")
+    assert "has no kernel write_cache float32 float32 64 64 16 for compute capability 7.5" in said
+
+
+def run_doctor(libraries, cuda_provider, *command):
+    finished = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    said = json.loads(finished.stdout)
+    assert said["machine"]["GPU"] == "a fake GPU, compute capability 9.0, 8 GiB, a driver for CUDA 13.1"
+    found = {backend["name"]: backend for backend in said["backends"]}
+    assert found["ONNX Runtime on the CPU, our kernels"]["status"] == "agrees"
+    return finished, found["ONNX Runtime on a GPU, our kernels"]
+
+
+def test_the_doctor_sees_that_this_gpu_computes_nothing(libraries, cuda_provider):
+    command = "from sharp.plugins.cli import main; main()"
+    finished, on_gpu = run_doctor(libraries, cuda_provider, "-c", command, "doctor", "--json")
+    assert finished.returncode == 1
+    assert "ONNX Runtime on a GPU, our kernels: wrong here. Please open an issue" in finished.stderr
+    assert on_gpu["status"] == "differs" and len(on_gpu["comparisons"]) == 8
+
+
+def test_the_doctor_agrees_with_a_gpu_that_is_interpreted(libraries, cuda_provider):
+    computing = {**cuda_provider, "TRITON_INTERPRET": "1"}
+    finished, on_gpu = run_doctor(libraries, computing, "-m", "tests.full.cuda.compute_doctor")
+    assert finished.returncode == 0, finished.stderr
+    assert on_gpu["status"] == "agrees" and len(on_gpu["comparisons"]) == 8

@@ -1,0 +1,322 @@
+"""What libsharp_cuda.so launches, written down by a fake driver, against the description that Triton's wrapper uses."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from sharp.plugins.triton.options import Options, power_name
+from sharp.plugins.triton.variants import Shapes, kernels, prompt_options, scratch
+from tests.full.cuda.native import OTHER_SHARED, PREFILL_SHARED
+from tests.full.cuda.process import ABSENT, BUFFERS, CONTIGUOUS, Call
+
+MULTIPROCESSORS = 132
+ADDRESSES = {name: 4096 * (index + 1) for index, name in enumerate(BUFFERS)}
+
+
+def options_of(call: Call) -> Options:
+    return Options(
+        call.normalizer,
+        call.dtype,
+        call.cache_dtype or call.dtype,
+        call.head_dim,
+        call.head_dim,
+        16,
+        statistics=True,
+        alibi="alibi_slopes" not in call.absent,
+        softcap=call.softcap != 0,
+        contiguous=call.contiguous,
+        power=power_name(call.alpha) if call.normalizer == "entmax" else "",
+    )
+
+
+def shapes_of(call: Call) -> Shapes:
+    if not call.contiguous:
+        return Shapes(call.tokens, call.sequences, call.max_blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS)
+    tokens, blocks = call.tokens * call.sequences, -(-places_of(call) // 16)
+    return Shapes(tokens, call.sequences, blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS, call.new_keys)
+
+
+def places_of(call: Call) -> int:
+    return call.past if "past_lens" not in call.absent else call.past + call.new_keys
+
+
+def launches(result: dict) -> list[tuple[str, dict[str, str]]]:
+    """Name and values of every launch of a call that went well."""
+    assert result["error"] is None, result["error"]
+    lines = [event.split() for event in result["events"] if event.startswith("launch ")]
+    return [(line[1], dict(word.split("=") for word in line[2:])) for line in lines]
+
+
+def drawn_calls(count: int) -> list[Call]:
+    draw = random.Random(7)
+    calls = []
+    for _ in range(count):
+        normalizer = draw.choice(["softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"])
+        kv_heads = draw.choice([1, 2, 8])
+        absent = [name for name in ("alibi_slopes", "collect_stats") if draw.random() < 0.5]
+        calls.append(
+            Call(
+                normalizer,
+                *draw.choice([("float16", ""), ("float32", ""), ("float32", "int8")]),
+                alpha=draw.choice([1.5, 2.0, 1.25]),
+                softcap=draw.choice([0.0, 30.0]),
+                window=draw.choice([-1, 64]),
+                tokens=draw.choice([1, 2, 17, 300, 8192]),
+                sequences=draw.choice([1, 3, 32]),
+                max_blocks=draw.choice([1, 64, 5000]),
+                q_heads=kv_heads * draw.choice([1, 4, 20]),
+                kv_heads=kv_heads,
+                head_dim=draw.choice([64, 128]),
+                parameters=2 if normalizer == "ssa" else 0,
+                absent=absent + ([] if normalizer == "ssa" else ["head_params"]),
+            )
+        )
+    return calls
+
+
+FORMS = {
+    "none": [*ABSENT, "past_key", "past_value", "past_lens"],
+    "concatenating": [*ABSENT, "past_lens"],
+    "shared": [*ABSENT],
+}
+
+
+def drawn_contiguous_calls(count: int) -> list[Call]:
+    """Calls of op Attention, of all forms; half of them decode."""
+    draw = random.Random(8)
+    calls = []
+    for call in drawn_calls(count):
+        form = draw.choice(list(FORMS))
+        changes = {
+            "dtype": draw.choice(["float16", "float32"]),
+            "cache_dtype": "",
+            "tokens": draw.choice([1, 1, 2, 300]),
+            "contiguous": True,
+            "new_keys": draw.choice([0, 1, 17, 1500]),
+            "past": 0 if form == "none" else draw.choice([0, 3, 5000]),
+            "absent": [name for name in FORMS[form] if name not in ABSENT] + call.absent,
+        }
+        calls.append(replace(call, **changes))
+    return calls
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90])
+def test_every_call_launches_what_the_variants_say(launch, capability):
+    calls = drawn_calls(60) + drawn_contiguous_calls(60)
+    for call, result in zip(calls, launch(calls, capability), strict=True):
+        expected = [kernel for kernel in kernels(options_of(call), capability) if kernel.needed(shapes_of(call))]
+        found = launches(result)
+        assert [name for name, _ in found] == [
+            f"{kernel.name}@sm_{capability}{'a' * (capability >= 90)}" for kernel in expected
+        ]
+        for kernel, (_, values) in zip(expected, found, strict=True):
+            assert values["grid"] == ",".join(map(str, kernel.grid(shapes_of(call)))), (call, kernel.name)
+            assert values["threads"] == str(32 * kernel.warps)
+            assert values["shared"] == str(PREFILL_SHARED if kernel.name == "prefill" else OTHER_SHARED)
+            assert values["stream"] == "77"
+
+
+def test_arguments_are_those_of_the_problem(launch):
+    present = Call("adaptive_softmax", "float32", "int8", softcap=20.0, window=9, parameters=3, absent=[])
+    [result] = launch([present])
+    for _, values in launches(result):
+        for name in set(values) & set(ADDRESSES):
+            assert values[name] == str(ADDRESSES[name]), name
+        numbers = {"tokens": 5, "sequences": 2, "q_heads": 8, "kv_heads": 2, "max_blocks": 20, "parameters": 3}
+        numbers |= {"window": 9, "causal": 1, "scale": 0.125, "softcap": 20, "entropy_threshold": 0.5}
+        # Two coefficients, highest power first: the polynomial's last two terms.
+        numbers |= dict.fromkeys(("t0", "t1", "t2", "t3", "t4", "t5"), 0) | {"t6": 0.5, "t7": 0.25}
+        for name in set(values) & set(numbers):
+            assert float(values[name]) == numbers[name], name
+        # What Triton hides behind a kernel's own parameters.
+        assert values["global_scratch"] == values["profile_scratch"] == "0"
+    assert any("t7" in values for _, values in launches(result))
+    assert not any(event.startswith("set ") for event in result["events"])
+
+
+def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
+    calls = drawn_calls(60) + [call for call in drawn_contiguous_calls(40) if call.tokens == 1]
+    calls = [call for call in calls if call.tokens == 1 or call.sequences > 1]  # others are all prompt
+    for call, result in zip(calls, launch(calls), strict=True):
+        prompt = prompt_options(kernels(options_of(call), 90))
+        sizes = {name: 4 * count for name, count in scratch(options_of(call), shapes_of(call), prompt).items()}
+        places = {}
+        for _, values in launches(result):
+            places.update({name: int(values[name]) for name in sizes if sizes[name] and name in values})
+        if call.contiguous:
+            arrays = {"query_start": call.sequences + 1, "context_lens": call.sequences, "block_table": call.sequences}
+            sizes |= {name: 4 * count for name, count in arrays.items()}
+            places |= {name: int(launches(result)[0][1][name]) for name in arrays}
+        assert {"sums", "outputs"} <= set(places)
+        regions = sorted((place, place + sizes[name]) for name, place in places.items())
+        if "collect_stats" in call.absent:
+            flag = call.workspace
+            assert f"set to={flag} value=0 bytes=1" in result["events"]
+            regions.insert(0, (flag, flag + 1))
+        assert regions[0][0] >= call.workspace and regions[-1][1] <= call.workspace + result["bytes"]
+        assert all(place % 256 == 0 for place, _ in regions)
+        assert all(end <= start for (_, end), (start, _) in pairwise(regions))
+
+
+@pytest.mark.parametrize(("normalizer", "tokens"), [("entmax", 64), ("softmax", 64), ("ssa", 2048)])
+def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch, normalizer, tokens):
+    largest = Call(normalizer, tokens=tokens, sequences=64, max_blocks=5000, only="workspace")
+    smaller = [
+        replace(largest, tokens=fewer, sequences=sequences, max_blocks=blocks)
+        for fewer in {1, 4, 33, 64, tokens // 2, tokens}
+        for sequences in (1, 2, 3, 5, 8, 13, 31, 63)
+        for blocks in (1, 16, 17, 100, 500, 1000, 5000)
+    ]
+    most, *others = (result["bytes"] for result in launch([largest, *smaller]))
+    assert max(others) <= most
+    for call in smaller:
+        launched = kernels(options_of(call), 90)
+        assert 4 * sum(scratch(options_of(call), shapes_of(call), prompt_options(launched)).values()) <= most
+
+
+def attention(form: str, **changes) -> Call:
+    return Call(contiguous=True, absent=FORMS[form], **changes)
+
+
+def row_copies(result: dict) -> list[dict[str, str]]:
+    lines = [event.split() for event in result["events"] if event.startswith("copy rows ")]
+    return [dict(word.split("=") for word in line[2:]) for line in lines]
+
+
+def test_keys_of_attention_are_read_where_they_lie(launch):
+    plain, given = launch(
+        [attention("none", new_keys=9), replace(attention("none", new_keys=9), absent=[*FORMS["none"], *CONTIGUOUS])]
+    )
+    for result in (plain, given):
+        first, *rest = launches(result)
+        assert first[1]["stored"] == "0" and first[1]["past"] == "0"
+        assert all(values["key_cache"] == str(ADDRESSES["key"]) for _, values in rest)
+        assert all(values["value_cache"] == str(ADDRESSES["value"]) for _, values in rest)
+    # A present that somebody wants is a copy.
+    keys, values = row_copies(plain)
+    assert keys["from"] == str(ADDRESSES["key"]) and keys["to"] == str(ADDRESSES["present_key"])
+    assert values["from"] == str(ADDRESSES["value"]) and values["to"] == str(ADDRESSES["present_value"])
+    assert not row_copies(given)
+
+
+def test_a_past_is_joined_with_the_new_keys(launch):
+    wanted = attention("concatenating", past=40, new_keys=3, tokens=3)
+    [result, unwanted] = launch([wanted, replace(wanted, absent=[*wanted.absent, "present_key", "present_value"])])
+    keys, values = row_copies(result)
+    row = 64 * 2  # bytes of a key
+    assert keys == {
+        "to": str(ADDRESSES["present_key"]),
+        "from": str(ADDRESSES["past_key"]),
+        "bytes": str(40 * row),
+        "rows": "4",  # sequences times KV heads
+        "pitches": f"{40 * row},{43 * row}",
+        "stream": "77",
+    }
+    assert values["to"] == str(ADDRESSES["present_value"]) and values["from"] == str(ADDRESSES["past_value"])
+    first, second, *_ = launches(result)
+    assert (first[1]["past"], first[1]["stored"], first[1]["places"], first[1]["new_keys"]) == ("40", "1", "43", "3")
+    assert second[1]["key_cache"] == str(ADDRESSES["present_key"])
+    # Presents that nobody wants are scratch memory.
+    starts = [int(copy["to"]) for copy in row_copies(unwanted)]
+    assert wanted.workspace <= starts[0] and starts[0] + 4 * 43 * row <= starts[1]
+    assert starts[1] + 4 * 43 * row <= wanted.workspace + unwanted["bytes"]
+
+
+def test_a_shared_buffer_is_written_in_place(launch):
+    apart = attention("shared", past=64, new_keys=1, tokens=1)
+    [result] = launch([apart])
+    assert [copy["bytes"] for copy in row_copies(result)] == [str(64 * 64 * 2)] * 2  # of a present that is not the past
+    first = launches(result)[0][1]
+    assert (first["past"], first["counted"], first["places"]) == ("-1", "1", "64")
+    assert first["past_lens"] == str(ADDRESSES["past_lens"]) and first["total_lens"] == str(ADDRESSES["total_lens"])
+    [whole] = launch([replace(apart, absent=[*apart.absent, "total_lens"])])
+    assert launches(whole)[0][1]["counted"] == "0"
+
+
+def test_statistics_that_nobody_wants_are_not_touched(launch):
+    wanted = attention("none", tokens=4, new_keys=4)
+    with_output, without = launch([wanted, replace(wanted, absent=[*FORMS["none"], "stats"])])
+    cleared = f"set to={ADDRESSES['stats']} value=0 bytes={2 * 8 * 4 * 4 * 4}"
+    assert cleared in with_output["events"]
+    assert [event for event in without["events"] if event.startswith("set ")] == [
+        f"set to={wanted.workspace} value=0 bytes=1"  # the flag that says so to the kernels
+    ]
+
+
+def test_a_call_without_queries_or_keys_still_writes_what_it_holds(launch):
+    none, no_keys, no_batch = launch(
+        [attention("concatenating", tokens=0, past=4), attention("none", new_keys=0), attention("none", sequences=0)]
+    )
+    assert [name.split("@")[0] for name, _ in launches(none)] == ["write_present"]
+    assert [name.split("@")[0] for name, _ in launches(no_keys)] == ["write_present", "prefill"]
+    assert not launches(no_batch)
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [
+        (80, "sm_80"),
+        (86, "sm_86"),
+        (87, "sm_86"),  # the newest of the same major version that it can run
+        (89, "sm_86"),
+        (90, "sm_90a"),
+        (100, "sm_100a"),
+        (103, "compute_80"),  # sm_100a is for 10.0 only
+        (121, "compute_80"),
+    ],
+)
+def test_the_device_decides_which_image_is_loaded(launch, capability, target):
+    [result] = launch([Call()], capability)
+    assert {name.split("@")[1] for name, _ in launches(result)} == {target}
+    assert [event for event in result["events"] if event.startswith("shared ")] == [
+        f"shared {PREFILL_SHARED} for " + next(e for e in result["events"] if "kernel prefill" in e).split(" of ")[1]
+    ]
+
+
+def test_kernels_are_loaded_once_and_before_the_call_when_prepared(launch):
+    prepared, called, again = launch([Call(tokens=1, only="prepare"), Call(), Call(tokens=9)])
+    loaded = [event.split()[1] for event in prepared["events"] if event.startswith("kernel ")]
+    assert loaded == ["write_cache", "decode_stream", "merge", "prefill"]
+    assert not [event for event in called["events"] + again["events"] if event.startswith("kernel ")]
+    [long] = launch([Call(tokens=1, max_blocks=5000, only="prepare")])
+    assert [event.split()[1] for event in long["events"] if event.startswith("kernel ")] == [*loaded, "merge_prompts"]
+    assert len(launches(called)) == len(launches(again)) == 4
+
+
+def test_nothing_is_launched_for_nothing(launch):
+    none, no_sequences = launch([Call(tokens=0), Call(tokens=3, sequences=0)])
+    assert none["error"] is None and not launches(none)
+    assert [name.split("@")[0] for name, _ in launches(no_sequences)] == ["write_cache"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (Call(head_dim=72), "has no kernel write_cache float16 float16 72 72 16 for compute capability 9.0"),
+        (Call(dtype="float32", cache_dtype="float16"), '`make kernels KERNELS="--model FOLDER"`'),
+        (Call(q_heads=7), "kv_heads must divide q_heads"),
+        (Call("ssa"), "ssa needs head_params"),
+        (Call(scale=-1.0), "scale must be positive and finite on a GPU"),
+        (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
+        (Call(absent=["output"]), "a buffer is null that every call needs"),
+        (Call(tokens=1 << 40, sequences=1), "max_blocks * block_size and tokens must together fit 32 bits"),
+        (Call(workspace=0), "the workspace is null"),
+        (Call(dtype="int8"), "there is no such type"),
+        (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
+        (attention("none", dtype="int8"), "Attention has no int8 keys"),
+        (attention("none", past=5), "without a past it has neither places nor lengths"),
+        (replace(attention("concatenating", past=5), absent=[*FORMS["concatenating"], "past_value"]), "says otherwise"),
+        (replace(attention("none"), absent=[*FORMS["none"], "output"]), "a buffer is null that is not empty"),
+        (attention("none", sequences=70_000, tokens=1), "which is more than CUDA has"),
+    ],
+)
+def test_what_cannot_be_launched_is_said_in_a_sentence(launch, call, words):
+    [result] = launch([call])
+    assert words in result["error"]
+
+
+def test_without_a_driver_the_library_loads_and_says_so(launch):
+    [result] = launch([Call()], driver=False)
+    assert "libcuda.so.1" in result["error"]

@@ -1,0 +1,99 @@
+"""TensorRT's parser takes our nodes for plugins and hands them their attributes; TensorRT-RTX has the same parser."""
+
+import json
+import subprocess
+import sys
+
+import onnx
+import pytest
+
+from sharp.exporter.graph.lowering import leave_to_plugin
+from sharp.exporter.tensorrt.tensorrt import flag_as_int32
+from sharp.plugins.ops.schema import ATTENTION
+from tests.full.cuda.native import ROOT
+from tests.plugins.conformance import attention_cases
+from tests.plugins.conformance.cases import Shape, make_case, make_model
+
+trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
+
+
+def read_fields(model, folder, *flags):
+    """What the first creator is given that the parser asks, and all that the parser says."""
+    onnx.save(model, folder / "model.onnx")
+    command = [sys.executable, "-m", "tests.full.cuda.read_fields", folder / "model.onnx", *flags]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    said = finished.stdout + finished.stderr
+    given = [json.loads(line) for line in said.splitlines() if line.startswith('{"op"')]
+    return given[0] if given else None, said
+
+
+def attention_model(form, outputs=ATTENTION.output_names, **attributes):
+    shape = attention_cases.Shape(form, past=16, head_dim=8, value_dim=8)
+    return attention_cases.make_model(attention_cases.make_case("entmax", shape, **attributes), outputs)
+
+
+@pytest.mark.parametrize("body", [False, True])
+def test_the_fields_that_the_creator_is_given(tmp_path, body):
+    model = make_model(make_case("adaptive_softmax", Shape(sequences=((3, 2),), head_dim=8, value_dim=8), window=5))
+    if not body:  # as `sharp-export --target tensorrt` writes it, for parsers that look for a local function first
+        del model.functions[:]
+    given, said = read_fields(model, tmp_path)
+    assert given, said
+    assert given["op"] == "PagedAttention"
+    node = model.graph.node[0]
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    # The plugin's reader counts on the zero at the end of a string, and on INT attributes as 32 bits.
+    assert given["values"]["normalizer"] == attributes["normalizer"].decode() + "\0" == "adaptive_softmax\0"
+    assert given["types"]["normalizer"] == "CHAR"
+    assert given["values"]["window"] == [5] == [attributes["window"]] and given["types"]["window"] == "INT32"
+    assert given["values"]["causal"] == [1] and given["types"]["causal"] == "INT32"
+    for name in ("scale", "alpha", "entropy_threshold", "softcap"):
+        assert given["values"][name] == [pytest.approx(attributes[name])] and given["types"][name] == "FLOAT32"
+    assert given["values"]["temperature_coefficients"] == pytest.approx(list(attributes["temperature_coefficients"]))
+
+
+@pytest.mark.parametrize("flags", [(), ("override",)])
+@pytest.mark.parametrize("body", [False, True])
+@pytest.mark.parametrize("form", attention_cases.FORMS)
+def test_a_node_attention_becomes_the_plugin_and_not_onnxs_own(tmp_path, form, body, flags):
+    # A soft cap is what TensorRT's own Attention refuses.
+    model = attention_model(form, softcap=4.0, alpha=1.25)
+    if not body:
+        del model.functions[:]
+    given, said = read_fields(model, tmp_path, *flags)
+    assert given, said
+    assert given["op"] == "Attention"
+    assert given["values"]["normalizer"] == "entmax\0" and given["values"]["softcap"] == [4.0]
+
+
+@pytest.mark.parametrize(("flags", "taken"), [((), False), (("override",), True)])
+def test_without_the_attribute_plugin_namespace_the_flag_decides(tmp_path, flags, taken):
+    model = attention_model("concatenating")
+    for node in model.graph.node:
+        kept = [attribute for attribute in node.attribute if attribute.name != "plugin_namespace"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    given, said = read_fields(model, tmp_path, *flags)
+    assert (given is not None) == taken
+    assert ("TensorRT only supports Attention nodes with one output" in said) != taken
+
+
+def test_what_the_build_gives_the_parser_becomes_the_plugin(tmp_path):
+    model = attention_model("concatenating", ("output", "stats"))
+    leave_to_plugin(model)
+    flag_as_int32(model)
+    assert [node.op_type for node in model.graph.node] == ["Cast", "Attention"]
+    given, said = read_fields(model, tmp_path, "override")
+    assert given and given["op"] == "Attention", said
+
+
+@pytest.mark.parametrize(("outputs", "taken"), [(ATTENTION.output_names, True), (("output", "stats"), False)])
+def test_a_node_must_name_every_output(outputs, taken):
+    """Of a local function it is seen here: TensorRT-RTX aborts at a plugin that is there."""
+    model = attention_model("concatenating", outputs)
+    for named in (*model.graph.node, *model.functions):
+        setattr(named, "op_type" if isinstance(named, onnx.NodeProto) else "name", "Ours")
+    network = trt.Builder(trt.Logger(trt.Logger.INTERNAL_ERROR)).create_network(0)
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.INTERNAL_ERROR))
+    assert parser.parse(model.SerializeToString()) == taken
+    assert taken or "Node has more output tensors than TRT expected" in parser.get_error(0).desc()

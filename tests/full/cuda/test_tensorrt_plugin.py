@@ -1,0 +1,137 @@
+"""libsharp_trt.so, driven as TensorRT would: its registry, expression builder and the CUDA driver are fakes."""
+
+import subprocess
+
+import pytest
+
+from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, REQUIRED_ATTRIBUTES
+from tests.full.cuda.plugin_driver import events, run_driver, values
+
+ATTRIBUTES = (
+    "adaptive_softmax scale=0.125 alpha=2 threshold=0.75 softcap=0 window=4096 causal=1 coefficients=-0.5,0.25,1.5"
+)
+
+
+@pytest.fixture(scope="module")
+def said(libraries):
+    return run_driver("tensorrt_driver.cc", libraries)
+
+
+def test_the_creators_are_found_by_name_version_and_namespace(said):
+    assert said["creator"] == ["Attention/1/ PLUGIN CREATOR_V3ONE 1.0", "PagedAttention/1/ PLUGIN CREATOR_V3ONE 1.0"]
+    assert said["plugin"] == ["PagedAttention 1 '' outputs 4"]
+
+
+def test_every_attribute_of_the_op_is_a_field(said):
+    fields = {name for name, _ in map(str.split, said["field"])}
+    # Two are TensorRT's own; key_bound, which changes no result, only the CPU's kernels use.
+    others = {"plugin_namespace", "plugin_version", "key_bound"}
+    assert fields == {*REQUIRED_ATTRIBUTES, *ATTRIBUTE_DEFAULTS} - others
+
+
+def test_the_plugin_has_all_capabilities_with_aliasing(said):
+    assert said["capability"] == ["PLUGIN_V3ONE_CORE 1.0", "PLUGIN_V3ONE_BUILD 2.0", "PLUGIN_V3ONE_RUNTIME 1.0"]
+
+
+def test_attributes_survive_cloning_and_serialization(said):
+    assert said["built"] == said["cloned"] == said["deserialized"] == [ATTRIBUTES]
+
+
+def test_the_timing_cache_tells_the_smallest_difference(said):
+    assert said["other"] == [ATTRIBUTES.replace("alpha=2 ", "alpha=2.00000024 ")]
+
+
+def test_attributes_that_a_node_leaves_out_have_the_defaults(said):
+    assert said["defaults"] == [
+        "softmax scale=0.125 alpha=1.5 threshold=0.5 softcap=0 window=-1 causal=1"
+        " coefficients=-0.0370000005,0.481000006,-2.29999995,4.91699982,-1.79100001"
+    ]
+
+
+def test_the_types_of_the_format_sweep(said):
+    pairs = ["float32 float32", "float32 float16", "float32 bfloat16", "float16 float16", "bfloat16 bfloat16"]
+    assert said["sweep"] == [f"{count} {pair}" for count in (12, 9) for pair in pairs]
+    assert said["wrong"] == []
+
+
+def test_shapes_types_and_aliases_of_the_outputs(said):
+    assert said["shapes"] == said["types"] == ["status 0"]
+    assert said["output"] == [
+        "0 float32 tokens q_heads value_dim aliases -1",
+        "1 bfloat16 blocks kv_heads head_dim block_size aliases 3",
+        "2 bfloat16 blocks kv_heads block_size value_dim aliases 4",
+        "3 float32 tokens q_heads 4 aliases -1",
+    ]
+
+
+def test_a_step_updates_the_caches_in_place(said):
+    assert said["aliased"][:2] == ["shape 0", "enqueue 0"]
+    launches = events(said["aliased"])
+    functions = ("write_cache", "decode_observe", "decode_solve", "decode_settled", "merge", "prefill")
+    assert [event.split()[1] for event in launches] == [f"{name}@sm_90a" for name in functions]
+    for event in launches:
+        passed = values(event)
+        assert passed["stream"] == "55"
+        for name, number in {"query": 1, "key": 2, "value": 3, "key_cache": 4, "value_cache": 5, "output": 101}.items():
+            assert passed.get(name, str(4096 * number)) == str(4096 * number)
+        assert passed.get("collect_stats", str(4096 * 12)) == str(4096 * 12)
+        assert passed.get("stats", str(4096 * 104)) == str(4096 * 104)
+        # Empty tensors are inputs that were left out.
+        assert passed.get("alibi_slopes", "0") == passed.get("head_params", "0") == "0"
+        assert int(passed.get("sums", 1 << 30)) < (1 << 30) + int(said["workspace"][0])
+
+
+def test_without_aliasing_the_caches_are_copied_first(said):
+    assert said["copied"][:2] == ["shape 0", "enqueue 0"]
+    first, second, *launches = events(said["copied"])
+    size = 100 * 2 * 64 * 16 * 2
+    assert first == f"copy to={4096 * 102} from={4096 * 4} bytes={size} stream=55"
+    assert second == f"copy to={4096 * 103} from={4096 * 5} bytes={size} stream=55"
+    assert values(launches[0])["key_cache"] == str(4096 * 102)
+    assert values(launches[-1])["value_cache"] == str(4096 * 103)
+    assert len(launches) == 6
+
+
+def test_optional_inputs_reach_the_kernels(said):
+    prefill = values(events(said["given"])[-1])
+    assert (prefill["head_params"], prefill["alibi_slopes"], prefill["parameters"]) == (
+        str(4096 * 10),
+        str(4096 * 11),
+        "2",
+    )
+
+
+def test_a_node_may_end_before_its_optional_inputs(said):
+    assert said["short"][:2] == ["shape 0", "enqueue 0"]
+    first, *launches = events(said["short"])
+    assert first == f"set to={1 << 30} value=0 bytes=1"  # a collect_stats that is false
+    assert values(launches[-1])["collect_stats"] == str(1 << 30)
+
+
+def test_what_is_wrong_is_logged_in_a_sentence(said):
+    assert said["refused"] == ["heads 1", "ranks 1", "blocks 1", "few 1"]
+    assert said["created"] == ["0"] * 5
+    assert said["log"] == [
+        "1 PagedAttention: kv_heads must divide q_heads",
+        "1 PagedAttention: key_cache has 3 dimensions, but must have 4",
+        "1 PagedAttention: value_cache must be [blocks, kv_heads, block_size, value_dim]",
+        "1 PagedAttention: it has 5 inputs, but must have 9 to 12",
+        "1 PagedAttention: attribute normalizer is 'softmin'; it must be one of softmax, ssa, adaptive_softmax, "
+        "entmax, sigmoid, relu, relu2",
+        "1 PagedAttention: attribute alpha is 1; entmax needs a finite alpha above 1",
+        "1 PagedAttention: attribute temperature_coefficients has 9 numbers; TensorRT's plugin takes 1 to 8",
+        "1 PagedAttention: attribute scale is missing, not positive or not finite; it must be a positive number",
+    ]
+    # Without TensorRT's logger they go to stderr.
+    assert said["stderr"] == ["Sharp: PagedAttention: there are no attributes"]
+
+
+def test_only_what_tensorrt_looks_for_is_exported(libraries):
+    def exported(name):
+        listed = subprocess.run(["nm", "-D", "--defined-only", libraries / name], capture_output=True, text=True)
+        return {line.split()[-1] for line in listed.stdout.splitlines()}
+
+    assert exported("libsharp_trt.so") == {"getCreators", "setLoggerFinder"}
+    assert all(name.startswith("sharp_cuda_") for name in exported("libsharp_cuda.so"))
+    needed = subprocess.run(["readelf", "-d", libraries / "libsharp_trt.so"], capture_output=True, text=True).stdout
+    assert "libnvinfer" not in needed and "libcudart" not in needed and "libcuda.so" not in needed

@@ -1,0 +1,73 @@
+"""What the policies read in documents: pods as they will run, and the settings of their servers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sharp.serving.server.settings import PREFIX, ServeSettings
+from tests.full.deploy.rendering import Document
+
+HEAD = "head"  # of a Ray cluster: the one group of pods without a name
+HTTP_ROUTES = {"/health", "/metrics"}
+SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """Pods as they will run: those of a Deployment, of an InferenceService with its runtime, or of a RayService."""
+
+    name: str
+    labels: dict[str, str]
+    spec: dict[str, Any]
+    of_ray: bool = False
+
+    @property
+    def containers(self) -> list[dict[str, Any]]:
+        return [*self.spec.get("initContainers", []), *self.spec["containers"]]
+
+    @property
+    def server(self) -> dict[str, Any]:
+        return self.spec["containers"][0]
+
+
+def of_kind(documents: list[Document], *kinds: str) -> list[Document]:
+    return [document for document in documents if document["kind"] in kinds]
+
+
+def pods(documents: list[Document]) -> Iterator[Pod]:
+    for deployment in of_kind(documents, "Deployment"):
+        template = deployment["spec"]["template"]
+        yield Pod(deployment["metadata"]["name"], template["metadata"]["labels"], template["spec"])
+    for service in of_kind(documents, "InferenceService"):
+        predictor = service["spec"]["predictor"]
+        runtime = next(
+            one
+            for one in of_kind(documents, "ServingRuntime")
+            if one["metadata"]["name"] == predictor["model"]["runtime"]
+        )
+        yield Pod(service["metadata"]["name"], {}, runtime["spec"] | predictor)
+    for service in of_kind(documents, "RayService"):
+        cluster = service["spec"]["rayClusterConfig"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            name, template = group.get("groupName", HEAD), group["template"]
+            yield Pod(name, template["metadata"]["labels"], template["spec"], of_ray=True)
+
+
+def servers(documents: list[Document]) -> Iterator[Pod]:
+    """Pods that run sharp-serve. Those of Ray run `ray start`; `rays_pods_have_probes` is for them."""
+    return (pod for pod in pods(documents) if not pod.of_ray)
+
+
+def environment(documents: list[Document], container: dict[str, Any]) -> dict[str, str | None]:
+    """The variables of a container; None stands for a value that is known in the cluster only."""
+    maps = {one["metadata"]["name"]: one.get("data", {}) for one in of_kind(documents, "ConfigMap")}
+    found: dict[str, str | None] = {}
+    for source in container.get("envFrom", []):
+        found |= maps.get(source["configMapRef"]["name"], {})
+    return found | {one["name"]: one.get("value") for one in container.get("env", [])}
+
+
+def settings(documents: list[Document], pod: Pod) -> ServeSettings:
+    known = environment(documents, pod.server).items()
+    given = {name: value for name, value in known if value is not None and name.startswith(PREFIX)}
+    return ServeSettings(**{name.removeprefix(PREFIX).lower(): value for name, value in given.items()})

@@ -1,0 +1,99 @@
+"""Policies for pods that run sharp-serve: its settings, its probes, and the time that it has."""
+
+from pydantic import ValidationError
+
+from sharp.serving.cli import serve
+from sharp.serving.server.settings import KNOWN_VARIABLES, PREFIX
+from tests.full.deploy.policies.documents import HTTP_ROUTES, environment, of_kind, servers, settings
+from tests.full.deploy.rendering import Document
+
+# What the end of a server takes beyond its drain: the last step and the last messages.
+END_SECONDS = 10
+LOAD_SECONDS = 600
+
+
+def probes_ask_the_server(documents: list[Document]) -> list[str]:
+    found = []
+    for pod in servers(documents):
+        chosen = settings(documents, pod)
+        ports = {port["containerPort"] for port in pod.server["ports"]}
+        named = {port["name"]: port["containerPort"] for port in pod.server["ports"]}
+        if not ports <= {chosen.grpc_port, chosen.http_port}:
+            found.append(f"{pod.name} has the ports {sorted(ports)}, and the server does not listen on all of them")
+        if chosen.host not in ("0.0.0.0", "::"):
+            found.append(f"{pod.name} listens on {chosen.host}, where nobody can ask")
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = pod.server.get(kind, {})
+            if "grpc" in probe:
+                if probe["grpc"]["port"] != chosen.grpc_port:
+                    found.append(f"{kind} asks another port than gRPC's")
+                if chosen.tls_cert is not None:
+                    found.append(f"{kind} speaks gRPC without TLS to a server that wants it")
+            elif "httpGet" in probe:
+                asked = probe["httpGet"]
+                if named.get(asked["port"], asked["port"]) != chosen.http_port or asked["path"] not in HTTP_ROUTES:
+                    found.append(
+                        f"{kind} asks for {asked['path']} on {asked['port']}, which the server does not answer"
+                    )
+                if asked.get("scheme", "HTTP") != ("HTTP" if chosen.tls_cert is None else "HTTPS"):
+                    found.append(f"{kind} asks over {asked.get('scheme', 'HTTP')}")
+                if chosen.tls_client_ca is not None:
+                    found.append(f"{kind} has no certificate to show")
+            else:
+                found.append(f"{pod.name} has no {kind}")
+    return found
+
+
+def the_end_has_time(documents: list[Document]) -> list[str]:
+    """The kubelet kills after the grace period, in which preStop, the drain and the last step must fit."""
+    found = []
+    for pod in servers(documents):
+        command = pod.server.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+        if len(command) != 2 or command[0] != "sleep":
+            found.append(f"{pod.name} does not wait before it ends, and requests still come")
+            continue
+        needed = float(command[1]) + settings(documents, pod).grace_seconds + END_SECONDS
+        if pod.spec.get("terminationGracePeriodSeconds", 30) < needed:
+            found.append(f"{pod.name} is killed before its requests had their time: it needs {needed:g} s")
+    return found
+
+
+def the_start_has_time(documents: list[Document]) -> list[str]:
+    """A model takes minutes to load; meanwhile the pod is neither killed nor its update given up."""
+    found = []
+    for pod in servers(documents):
+        probe = pod.server.get("startupProbe", {})
+        allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
+        if allowed < LOAD_SECONDS:
+            found.append(f"{pod.name} has {allowed} s to load its model")
+        for deployment in of_kind(documents, "Deployment"):
+            if deployment["spec"].get("progressDeadlineSeconds", 600) <= allowed:
+                found.append(f"an update of {pod.name} counts as failed while it may still load its model")
+    return found
+
+
+def settings_exist(documents: list[Document]) -> list[str]:
+    """Variables, flags and values are those of the real command."""
+    found = []
+    flags = {flag for option in serve.params for flag in (*option.opts, *option.secondary_opts)}
+    for pod in servers(documents):
+        names = {name for name in environment(documents, pod.server) if name.startswith(PREFIX)}
+        found += [f"{name} is no setting of sharp-serve" for name in sorted(names - KNOWN_VARIABLES)]
+        given = [word.split("=")[0] for word in pod.server.get("args", []) if word.startswith("-")]
+        found += [f"{flag} is no flag of sharp-serve" for flag in given if flag not in flags]
+        try:
+            settings(documents, pod)
+        except ValidationError as error:
+            found += [f"{problem['loc']}: {problem['msg']}" for problem in error.errors()]
+    return found
+
+
+def gpus_are_used(documents: list[Document]) -> list[str]:
+    """With another device than cuda a server may take a GPU and compute on processors."""
+    found = []
+    for pod in servers(documents):
+        gpu = any(name.startswith("nvidia.com/") for name in pod.server["resources"]["limits"])
+        device = settings(documents, pod).device
+        if gpu and device != "cuda":
+            found.append(f"{pod.name} has a GPU and SHARP_DEVICE={device}")
+    return found

@@ -1,0 +1,213 @@
+"""Every command of docs/deploy.md is run here, or, where it needs a cluster or Docker, held to what it names.
+
+The export takes a while, so it is run once, by tests/full/end_to_end/test_image.py, which then plans with the model and
+serves it.
+"""
+
+import hashlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+import yaml
+from ray.scripts.scripts import cli as ray_command
+from ray.serve.scripts import cli as serve_command
+
+from sharp.plugins.cli import load_command
+from tests.full.deploy.dockerfile import read_stages
+from tests.full.deploy.policies import POLICIES
+from tests.full.deploy.policies.documents import of_kind, pods
+from tests.full.deploy.rendering import ROOT, kubectl, render
+
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+SCRIPTS = Path(sys.executable).parent
+BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+INLINE = [command for command in re.findall(r"`(kubectl [^`]+)`", PAGE) if " " in command]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """What the page begins with: the repository, its kustomization beside it, and the files of the secrets."""
+    folder = tmp_path_factory.mktemp("page")
+    for name in ("deploy", "models"):
+        (folder / name).symlink_to(ROOT / name)
+    model = folder / "build" / "deploy" / "text-ssa-ssa"
+    model.mkdir(parents=True)
+    for name in ("sharp.json", "model.onnx", "model.onnx.data"):
+        (model / name).write_text(name)
+    (written,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)
+    (folder / "my-cluster").mkdir()
+    (folder / "my-cluster" / "kustomization.yaml").write_text(written)
+    (folder / "tokens.txt").write_text("first-token\n")
+    authority = trustme.CA()
+    issued = authority.issue_cert("sharp", "localhost")
+    authority.cert_pem.write_to_path(folder / "ca.crt")
+    issued.private_key_pem.write_to_path(folder / "tls.key")
+    issued.cert_chain_pems[0].write_to_path(folder / "tls.crt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(workplace):
+    """What `kubectl apply -k my-cluster` would send."""
+    return render(workplace / "my-cluster")
+
+
+def run(command, workplace):
+    words = shlex.split(command)
+    words[0] = shutil.which(words[0], path=str(SCRIPTS)) or shutil.which(words[0])
+    result = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def option(words, name):
+    return words[words.index(name) + 1]
+
+
+def check_docker_build(words, cluster):
+    file = ROOT / option(words, "-f")
+    text = file.read_text()
+    assert "--target" not in words or option(words, "--target") in {stage.name for stage in read_stages(text)}
+    name, _, value = option(words, "--build-arg").partition("=")
+    assert re.search(rf"^ARG {name}$", text, re.M)
+    assert value == f"${name}"
+    assert any(command.startswith(f"{name}=$(") for command in COMMANDS)
+    if "-t" in words:
+        assert option(words, "-t") in images(cluster)
+
+
+def images(cluster):
+    """What the page builds is what its overlay runs, but for a model in an image, and Ray's."""
+    used = {container["image"] for pod in pods(cluster) for container in pod.containers}
+    return used | {"registry.example.com/sharp-model:0.1.0", "registry.example.com/sharp:0.1.0-ray"}
+
+
+def check_rollout(words, cluster):
+    assert words[1] in ("status", "undo", "history")
+    check_named(words[2], cluster)
+
+
+def check_named(resource, cluster):
+    kind, _, name = resource.partition("/")
+    assert name in {one["metadata"]["name"] for one in of_kind(cluster, kind.capitalize())}
+
+
+def check_in_cluster(words, cluster, workplace):
+    """A command of kubectl that asks a cluster."""
+    if words[:1] == ["-n"]:
+        assert {one["metadata"].get("namespace", words[1]) for one in cluster} == {words[1]}
+        words = words[2:]
+    verb = words[0]
+    if verb in ("apply", "diff"):
+        assert words[1] == "-k"
+        assert render(workplace / words[2])
+    elif verb == "rollout":
+        check_rollout(words, cluster)
+    elif verb == "port-forward":
+        check_named(words[1], cluster)
+        name = words[1].partition("/")[2]
+        (service,) = (one for one in of_kind(cluster, "Service") if one["metadata"]["name"] == name)
+        assert int(words[2].partition(":")[2]) in {port["port"] for port in service["spec"]["ports"]}
+    elif verb == "logs":
+        check_named(words[1], cluster)
+        assert option(words, "-c") in {container["name"] for pod in pods(cluster) for container in pod.containers}
+    else:
+        assert words == ["describe", "pods"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *INLINE])
+def test_a_command(command, workplace, cluster):
+    words = shlex.split(command)
+    kind = words[0] if words[0] != "kubectl" else " ".join(words[:2])
+    if kind in ("tar", "sha256sum", "kubectl kustomize"):
+        assert run(command, workplace) or kind == "tar"
+    elif kind == "sharp-export" or words[:2] == ["sharp", "plan"]:
+        assert f'"{command}"' in (ROOT / "tests" / "end_to_end" / "test_image.py").read_text()
+    elif digest := re.fullmatch(r"(\w+)_DIGEST=\$\(docker buildx imagetools inspect (\S+) --format '.*'\)", command):
+        text = "".join(path.read_text() for path in (ROOT / "deploy" / "docker").glob("*Dockerfile"))
+        assert re.search(rf"^(ARG {digest[1]}_IMAGE=|FROM ){re.escape(digest[2])}(@|$)", text, re.M)
+    elif kind == "docker" and words[1] == "build":
+        check_docker_build(words[2:], cluster)
+    elif kind == "docker":
+        assert words[1] == "push"
+        assert words[2] in images(cluster)
+        assert any(f"-t {words[2]}" in other for other in COMMANDS)
+    elif kind == "sharp":
+        load_command(words[1]).make_context(words[1], words[2:])  # every option exists, and every value is one
+    elif kind == "export":  # tests/ray_serve holds them to what the image sets
+        assert all(re.fullmatch(r"RAY_\w+=\w+", word) for word in words[1:])
+    elif kind == "ray":
+        ray_command.commands[words[1]].make_context(words[1], words[2:])
+    elif kind == "serve":  # what the file says is checked in tests/full/ray/test_configuration.py
+        serve_command.commands[words[1]].make_context(words[1], [str(workplace / words[2]), *words[3:]])
+        assert (workplace / words[2]).is_file()
+    elif "create" in words:
+        made = yaml.safe_load(run(f"{command} --dry-run=client -o yaml", workplace))
+        assert made["kind"] == "Namespace" or made["metadata"]["namespace"] == "sharp"
+    else:
+        assert words[0] == "kubectl", f"nothing here knows how to run or check: {command}"
+        check_in_cluster(words[1:], cluster, workplace)
+
+
+def test_the_overlay_keeps_to_the_policies(cluster):
+    assert {name: policy(cluster) for name, policy in POLICIES.items() if policy(cluster)} == {}
+
+
+def test_the_archive_is_what_the_init_container_takes(workplace, tmp_path):
+    (pack,) = (command for command in COMMANDS if command.startswith("tar "))
+    run(pack, workplace)
+    archive = workplace / "build" / "deploy" / "text-ssa-ssa.tar.gz"
+    known = {"MODEL_URL": archive.as_uri(), "MODEL_SHA256": hashlib.sha256(archive.read_bytes()).hexdigest()}
+    script = ROOT / "deploy" / "kubernetes" / "components" / "model-from-url" / "fetch_model.py"
+    subprocess.run([sys.executable, "-I", script, tmp_path], env=known, check=True, timeout=60)
+    exported = workplace / "build" / "deploy" / "text-ssa-ssa"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        path.name: path.read_bytes() for path in exported.iterdir()
+    }
+
+
+def test_the_secrets_have_what_the_servers_read(workplace, cluster):
+    commands = [command for command in COMMANDS if "create secret" in command]
+    made = [yaml.safe_load(run(f"{command} --dry-run=client -o yaml", workplace)) for command in commands]
+    keys = {one["metadata"]["name"]: set(one["data"]) for one in made}
+    (pod,) = pods(cluster)
+    mounted = {volume["secret"]["secretName"] for volume in pod.spec["volumes"] if "secret" in volume}
+    assert set(keys) == mounted
+    (settings,) = (one["data"] for one in of_kind(cluster, "ConfigMap") if "SHARP_HOST" in one["data"])
+    files = {Path(settings[name]).name for name in ("SHARP_TLS_CERT", "SHARP_TLS_KEY", "SHARP_TOKEN_FILE")}
+    (monitor,) = of_kind(cluster, "PodMonitor")
+    files.add(monitor["spec"]["podMetricsEndpoints"][0]["tlsConfig"]["ca"]["secret"]["key"])
+    assert files == set.union(*keys.values())
+
+
+def test_the_table_lists_the_components():
+    rows = re.findall(r"^\| (`[a-z].*?) \|", PAGE.partition("| component |")[2].partition("\n\n")[0], re.M)
+    listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    assert listed == {path.name for path in (ROOT / "deploy" / "kubernetes" / "components").iterdir()}
+
+
+def test_the_numbers_are_those_of_the_manifests(cluster):
+    (pod,) = pods(cluster)
+    assert f"killed after {pod.spec['terminationGracePeriodSeconds']} s" in PAGE
+    (settings,) = (one["data"] for one in of_kind(cluster, "ConfigMap") if "SHARP_HOST" in one["data"])
+    assert f"`SHARP_GRACE_SECONDS` ({settings['SHARP_GRACE_SECONDS']})" in PAGE
+    assert f"no new requests {pod.server['lifecycle']['preStop']['exec']['command'][1]} s after" in PAGE
+
+
+def test_the_base_says_what_the_page_says(tmp_path):
+    """kubectl's own words for a Deployment without a model are the API server's; here only that the mount is there."""
+    (pod,) = pods(render(ROOT / "deploy" / "kubernetes" / "base"))
+    assert pod.server["volumeMounts"][0]["name"] == "model"
+    assert '`volumeMounts[0].name: Not found: "model"`' in PAGE
+
+
+def test_kubectl_is_recent_enough():
+    version = yaml.safe_load(kubectl("version", "--client", "-o", "yaml").stdout)["clientVersion"]
+    assert (int(version["major"]), int(re.match(r"\d+", version["minor"])[0])) >= (1, 27)

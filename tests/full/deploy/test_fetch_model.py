@@ -1,0 +1,157 @@
+"""The init container of model-from-url puts a model into its folder whole, or says in one sentence why not."""
+
+import hashlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.full.deploy.rendering import KUBERNETES
+
+SCRIPT = KUBERNETES / "components" / "model-from-url" / "fetch_model.py"
+FILES = {"sharp.json": b"{}", "model.onnx": b"graph" * 1000, "model.onnx.data": b"weights" * 1000}
+
+
+def archive(files, prefix="", mode="w:gz"):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode=mode) as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(prefix + name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return content.getvalue()
+
+
+@pytest.fixture
+def web():
+    """A web server: `answers` is what it says to one request after the other, the last again and again."""
+    answers = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/model.tar.gz", answers
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(folder, url, sha256):
+    known = {"PATH": os.environ["PATH"], "MODEL_URL": url, "MODEL_SHA256": sha256, "MODEL_WAIT_SECONDS": "0.01"}
+    return subprocess.run(
+        [sys.executable, "-I", SCRIPT, folder], env=known, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("prefix", "mode"), [("", "w:gz"), ("text-ssa-ssa/", "w"), ("./", "w:xz")])
+def test_a_model_arrives(tmp_path, web, prefix, mode):
+    url, answers = web
+    body = archive(FILES, prefix, mode)
+    answers.append((200, body))
+    for _ in range(2):  # a container that is started again finds it there
+        result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest().upper())
+        assert (result.returncode, result.stderr) == (0, "")
+        assert content(tmp_path) == FILES
+        answers[:] = [(404, b"")]
+
+
+def test_a_passing_error_is_tried_again(tmp_path, web):
+    url, answers = web
+    body = archive(FILES)
+    answers += [(503, b""), (500, b""), (200, body)]
+    result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest())
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("trying again") == 2
+    assert content(tmp_path) == FILES
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc", "3 of 1000 bytes arrived"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\nabc", "IncompleteRead"),
+        (b"nonsense\r\n\r\n", "nonsense"),
+        (b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n", "429"),
+    ],
+    ids=["cut-off", "chunk-cut-off", "no-http", "busy"],
+)
+def test_a_download_that_breaks_is_tried_again(tmp_path, broken, said):
+    body = archive(FILES)
+    answers = [broken, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            for one in answers:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(one)
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/model.tar.gz"
+        result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest())
+    assert (result.returncode, result.stderr) == (0, "")
+    assert said in result.stdout
+    assert content(tmp_path) == FILES
+
+
+def escaping():
+    return archive({"sharp.json": b"{}", "../escaped": b"x"})
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "sha256", "expected"),
+    [
+        (200, archive(FILES), "0" * 64, "the SHA-256 of"),
+        (200, archive(FILES), "unset", "MODEL_SHA256 must be the 64 hexadecimal digits"),
+        (404, b"", "0" * 64, "HTTP Error 404"),
+        (503, b"", "0" * 64, "HTTP Error 503"),
+        (200, b"no archive", None, "cannot be unpacked"),
+        (200, archive(FILES)[:-500], None, "cannot be unpacked"),
+        (200, escaping(), None, "cannot be unpacked"),
+        (200, archive({"config.json": b"{}"}), None, "has no sharp.json"),
+    ],
+    ids=["checksum", "no-checksum", "missing", "down", "no-archive", "cut-off", "escaping", "no-model"],
+)
+def test_nothing_arrives_but_one_sentence(tmp_path, web, status, body, sha256, expected):
+    url, answers = web
+    answers.append((status, body))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    result = fetch(folder, url, sha256 or hashlib.sha256(body).hexdigest())
+    assert result.returncode == 1
+    assert expected in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not [path for path in folder.iterdir() if path.name != ".staging"]
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("models/text-ssa.tar.gz", "unknown url type: 'models/text-ssa.tar.gz'"),
+        ("http://localhost/a b", "URL can't contain control characters. '/a b' (found at least ' ')"),
+    ],
+)
+def test_an_address_that_is_none(tmp_path, url, why):
+    result = fetch(tmp_path, url, "0" * 64)
+    assert result.returncode == 1
+    assert result.stderr == f"fetch_model: {url} cannot be downloaded: {why}\n"

@@ -1,0 +1,105 @@
+"""The Dockerfiles keep to the rules, and every rule finds what it is there to find."""
+
+import re
+import tomllib
+
+import pytest
+from dockerfile_parse import DockerfileParser
+
+from sharp.plugins.cli import COMMANDS
+from tests.full.deploy.dockerfile import lineage, problems, read_stages
+from tests.full.deploy.policies.pods import VERSION
+from tests.full.deploy.rendering import KUBERNETES, ROOT
+
+DOCKER = ROOT / "deploy" / "docker"
+SERVER = (DOCKER / "Dockerfile").read_text()
+SHIPPED = ("cpu", "cuda", "ray")
+
+
+def test_the_rules_hold():
+    assert problems(SERVER, SHIPPED) == []
+    assert problems((DOCKER / "model.Dockerfile").read_text(), ()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("${PYTHON_IMAGE}@${PYTHON_DIGEST} AS runtime", "python:3.11 AS runtime", "not pinned by a digest"),
+        ("USER 10001:10001", "USER root", "runs as root"),
+        ("USER 10001:10001", "USER sharp", "Kubernetes can check a number"),
+        ("USER 10001:10001\n", "", "runs as root"),
+        ("EXPOSE 50051 8000", "EXPOSE 50051 8080", "other ports"),
+        ('CMD ["sharp", "health"]', "CMD sharp health", "runs in a shell"),
+        ("HEALTHCHECK", "LABEL", "has no HEALTHCHECK"),
+        ('ENTRYPOINT ["sharp-serve"]', "ENTRYPOINT sharp-serve", "does not hand SIGTERM on"),
+        ("SHARP_HOST", "SHARP_ADDRESS", "SHARP_ADDRESS is no setting"),
+        ("ORT_DISABLE_TELEMETRY=1", "ORT_DISABLE_TELEMETRY=0", "report its use"),
+        ("ENV NVIDIA_VISIBLE_DEVICES", "ENV API_TOKEN=x NVIDIA_VISIBLE_DEVICES", "would stay in the image"),
+        (" --no-install-recommends", "", "only recommended"),
+        (" && rm -rf /var/lib/apt/lists/*", "", "package lists stay"),
+        ("apt-get update && ", "", "without update"),
+        ("apt-get update", "apt-get update && apt-get upgrade", "every build another image"),
+        ("install --no-cache-dir", "install", "cache stays"),
+        (" --constraint constraints.txt", "", "nobody tested"),
+        ("COPY serving serving", "ADD serving serving", "ADD fetches"),
+        ("COPY serving serving", "COPY . .", "whatever lies there"),
+        ("WORKDIR /src", "WORKDIR src", "is relative"),
+        ("FROM runtime AS cpu", "FROM runtime AS cpu\nRUN true", "made by commands"),
+        ("COPY proto proto", "COPY proto proto\nRUN curl https://example.com | sh", "before a pipe"),
+        ("COPY proto proto", "COPY proto proto\nRUN curl -o x https://example.com", "past the package managers"),
+    ],
+)
+def test_a_rule_finds(old, new, expected):
+    assert old in SERVER
+    found = problems(SERVER.replace(old, new), SHIPPED)
+    assert any(expected in problem for problem in found), found
+
+
+def test_the_runtime_has_what_it_copies_and_no_compiler():
+    stages = read_stages(SERVER)
+    for name, source in (("cpu", "install"), ("cuda", "install-cuda"), ("ray", "install-ray")):
+        base, image = lineage(stages, name)
+        assert (base.name, image.values("COPY")) == ("runtime", [f"--from={source} /opt/sharp /opt/sharp"])
+    installed = [command for stage in lineage(stages, "install-cuda") for command in stage.values("RUN")]
+    assert [command for command in installed if "g++" in command] == stages[0].values("RUN")[:1]
+
+
+def test_the_context_holds_what_is_built_from():
+    """What the stages copy is what the wheel is made of, and what the ignore file lets through."""
+    copied = {word for value in read_stages(SERVER)[0].values("COPY") for word in value.split()[:-1]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = set(project["tool"]["scikit-build"]["wheel"]["packages"].values())
+    sources = {"CMakeLists.txt", "cmake", "pyproject.toml", "constraints.txt", project["project"]["readme"]}
+    templates = {one["template-path"] for one in project["tool"]["scikit-build"]["generate"]}
+    assert copied == packages | sources | templates | set(project["project"]["license-files"])
+    assert all((ROOT / name).exists() for name in copied)
+    lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    assert "*" in lines
+    assert {line[1:] for line in lines if line.startswith("!")} == copied
+
+
+def test_the_tools_are_those_of_the_build():
+    (tools,) = [command for command in read_stages(SERVER)[0].values("RUN") if "/opt/tools &&" in command]
+    listed = set(tools.split("constraints.txt")[1].split())
+    requires = {
+        re.split(r"[<>=~]", one)[0]
+        for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    }
+    assert listed == requires | {"cmake", "ninja", "cyclonedx-bom"}
+
+
+def test_the_commands_and_names_are_real():
+    stages = read_stages(SERVER)
+    runtime = next(stage for stage in stages if stage.name == "runtime")
+    assert runtime.values("HEALTHCHECK")[0].endswith('CMD ["sharp", "health"]')
+    assert "health" in COMMANDS
+    named = "".join(path.read_text() for path in KUBERNETES.rglob("*.yaml"))
+    for target in SHIPPED:
+        assert f"{VERSION}-{target}" in named
+    assert f"sharp-model:{VERSION}" in named
+    for path in DOCKER.glob("*Dockerfile"):
+        assert f":{VERSION}" in path.read_text()  # of the command in its comment
+    # What the container runs as is what the manifests say.
+    assert f"runAsUser: {runtime.values('USER')[0].split(':')[0]}" in named
+    model = DockerfileParser(fileobj=(DOCKER / "model.Dockerfile").open("rb"))
+    assert [one["value"] for one in model.structure if one["instruction"] == "USER"] == runtime.values("USER")

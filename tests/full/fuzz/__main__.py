@@ -1,0 +1,5 @@
+"""`python -m tests.full.fuzz`."""
+
+from tests.full.fuzz.fuzz import main
+
+main()

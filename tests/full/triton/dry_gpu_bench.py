@@ -1,0 +1,138 @@
+"""Every section of `bench/gpu.py` that times, with the CPU and Triton's interpreter in the place of a GPU.
+
+python -m tests.full.triton.dry_gpu_bench: a line of JSON per row, with what it launched that `gpu_compile.py` would not
+have compiled ahead. The times are those of a fake clock.
+"""
+
+import contextlib
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.full.triton import interpreted
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+interpreted.start()
+
+import torch  # noqa: E402 - after interpreted.start()
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
+CLOCK = itertools.count(1)
+
+
+class OnCpu(TorchFunctionMode):
+    """Makes what is asked for on "cuda" on the CPU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+class Event:
+    """CUDA's event: one millisecond lies between two."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = 0
+
+    def record(self) -> None:
+        self.at = next(CLOCK)
+
+    def synchronize(self) -> None:
+        assert self.at
+
+    def elapsed_time(self, later: "Event") -> float:
+        return float(later.at - self.at)
+
+
+class Graph:
+    """CUDA's graph, which replays nothing."""
+
+    def replay(self) -> None:
+        pass
+
+
+def launched(kernel: Any) -> str:
+    """What makes the kernel another one to compile."""
+    return f"{kernel.name} {kernel.constants} {kernel.signature} {kernel.warps} warps {kernel.stages} stages"
+
+
+def main() -> None:
+    generator = torch.Generator
+    cuda = {
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": lambda _: contextlib.nullcontext(),
+        "synchronize": lambda: None,
+        "get_device_capability": lambda: (9, 0),
+    }
+    import gpu_cases
+    import gpu_inputs
+    import gpu_speed
+    import gpu_tiles
+
+    from sharp.plugins.triton import launching, variants
+
+    sizes = {
+        "CONTEXTS": (40,),
+        "PROMPTS": (24,),
+        "BATCHES": (2,),
+        "QUESTION": (40, 6),
+        "HEADS": 4,
+        "KV_HEADS": 2,
+        "HEAD_DIM": 16,
+    }
+    sizes |= {"QUESTION": (40, 6), "COLD_BYTES": 1 << 15, "SAMPLE_MILLISECONDS": 1.0}
+    small = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "device": "cpu"}
+
+    def make_call(normalizer: str, sequences: tuple[tuple[int, int], ...], **options: Any) -> Any:
+        short = tuple((min(context, 40), min(new, 24)) for context, new in sequences[:2])
+        return gpu_inputs.make_call(normalizer, short, **{**options, **small})
+
+    with contextlib.ExitStack() as patches:
+        for name, fake in cuda.items():
+            patches.enter_context(mock.patch.object(torch.cuda, name, fake))
+        patches.enter_context(mock.patch.object(torch, "Generator", lambda _="cpu": generator("cpu")))
+        for name, size in sizes.items():
+            patches.enter_context(mock.patch.object(gpu_speed, name, size))
+        patches.enter_context(mock.patch.object(variants, "PART_KEYS", 16))
+        few = {
+            gpu_speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
+            gpu_tiles: {"NORMALIZERS": ("entmax",)},
+        }
+        for module, names in few.items():
+            for name, values in names.items():
+                patches.enter_context(mock.patch.object(module, name, values))
+        for phase, (sequences, tried) in gpu_tiles.CASES.items():
+            patches.enter_context(mock.patch.dict(gpu_tiles.CASES, {phase: (sequences, tried[:1])}))
+        for module in (gpu_speed, gpu_tiles):
+            patches.enter_context(mock.patch.object(module, "make_call", make_call))
+        seen: set[str] = set()
+        launch = launching.launch
+
+        def noted(kernel: Any, *rest: Any) -> None:
+            seen.add(launched(kernel))
+            launch(kernel, *rest)
+
+        patches.enter_context(mock.patch.object(launching, "launch", noted))
+        patches.enter_context(OnCpu())
+        cases = gpu_cases.Cases(lambda: True)
+        for section, jobs, rows in (
+            ("decode", gpu_speed.wanted("decode"), gpu_speed.decode(False, cases)),
+            ("prefill", gpu_speed.wanted("prefill"), gpu_speed.prefill(False, cases)),
+            ("statistics", gpu_speed.wanted("statistics"), gpu_speed.statistics_cost(cases)),
+            ("tiles", gpu_tiles.wanted(), gpu_tiles.tiles(cases)),
+        ):
+            ahead = {launched(kernel) for job in jobs for kernel in job.kernels(90)}
+            for row in rows:
+                print(json.dumps({"section": section, **row, "late": sorted(seen - ahead)}), flush=True)
+                seen.clear()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""What runs in the process of Triton's interpreter: numpy in, numpy out."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sharp.plugins.ops.schema import BESIDE_CACHE
+from tests.full.triton.memory_check import MemoryCheck
+from tests.plugins.conformance import attention_cases
+from tests.plugins.conformance.cases import Case
+
+DATA = ("query", "key", "value")
+CACHES = ("key_cache", "value_cache")
+PASTS = ("past_key", "past_value")
+Run = Callable[..., Any]
+RESULTS = ("output", "key_cache", "value_cache", "stats")
+MEMORY = MemoryCheck()
+
+
+def start() -> None:
+    """Set up this process. Triton decides on interpretation when it is imported, and torch may import it."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    # The interpreter computes what a mask then drops, and numpy warns of the NaN in it.
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    # What is read must have been written before, and what is returned too.
+    torch.empty = _poisoned(torch.empty)  # type: ignore[assignment]
+    torch.Tensor.new_empty = _poisoned(torch.Tensor.new_empty)  # type: ignore[assignment]
+    _widen_bfloat16()
+    _drop_nan()
+    _patch_once()
+    from sharp.plugins.triton import launching
+
+    MEMORY.install()
+    launching.launch = MEMORY.around(launching.launch)
+
+
+def _widen_bfloat16() -> None:
+    """Triton 3.7's interpreter keeps bfloat16 numbers as their bits, and tl.dot multiplies the bits."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot = InterpreterBuilder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    InterpreterBuilder.create_dot = create_dot
+
+
+def _drop_nan() -> None:
+    """A GPU's minimum and maximum of a number and NaN are the number, Triton 3.7's interpreter's are NaN."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    InterpreterBuilder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
+    InterpreterBuilder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
+
+
+def _patch_once() -> None:
+    """Triton 3.7's interpreter patches all of `triton.language` at each call of a function, in 40 % of its time.
+
+    Here it stays patched: this process compiles nothing.
+    """
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    patched: set[frozenset[str]] = set()  # by names of the language's modules: Triton's own functions use others
+
+    def patch_once(function: Any) -> Any:
+        modules = frozenset({"tl", "core"} & function.__globals__.keys())
+        if modules not in patched:
+            patch(function)
+            patched.add(modules)
+        return interpreter._LangPatchScope()  # in which there is nothing to restore
+
+    interpreter._patch_lang = patch_once
+
+
+def _poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
+    def poisoned(*arguments: Any, **options: Any) -> Any:
+        tensor = allocate(*arguments, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    return poisoned
+
+
+def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
+    """As `run`, where entmax's search ends after this many passes over the logits, settled or not."""
+    import triton.language as tl
+
+    from sharp.plugins.triton import decode, prefill
+
+    before = decode.MOST_STEPS
+    decode.MOST_STEPS = prefill.MOST_STEPS = tl.constexpr(most_steps)  # a kernel reads its module's when it is called
+    try:
+        return run(case)
+    finally:
+        decode.MOST_STEPS = prefill.MOST_STEPS = before
+
+
+def passes_of_decoding(case: Case) -> int:
+    """How often entmax's search reads the logits of a step's one row."""
+    from sharp.plugins.triton import decode
+
+    once, passes = decode.stored_entmax_sums, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return once(*arguments)
+
+    decode.stored_entmax_sums = counted
+    try:
+        run(case)
+    finally:
+        decode.stored_entmax_sums = once
+    return passes
+
+
+def run_chunks(case: Case, places: int) -> dict[str, np.ndarray]:
+    """As `run`, where so many places of entmax's list of tiles are looked at together."""
+    import triton.language as tl
+
+    from sharp.plugins.triton import walk
+
+    before = walk.CHUNK
+    walk.CHUNK = tl.constexpr(places)
+    try:
+        return run(case)
+    finally:
+        walk.CHUNK = before
+
+
+@contextmanager
+def parts_of(keys: int | None) -> Iterator[None]:
+    """Splits the keys of prompts into parts of so many, on a device of 16 multiprocessors; None: as they would be."""
+    from sharp.plugins.triton import launching, variants
+
+    before = variants.PART_KEYS, launching.INTERPRETED
+    if keys is not None:
+        variants.PART_KEYS, launching.INTERPRETED = keys, (90, 16)
+    launching.device_of.cache_clear()
+    try:
+        yield
+    finally:
+        variants.PART_KEYS, launching.INTERPRETED = before
+        launching.device_of.cache_clear()
+
+
+def run(
+    case: Case, dtype: str = "float32", cache_dtype: str = "float32", part_keys: int | None = None
+) -> dict[str, np.ndarray]:
+    """The op's outputs as float32 arrays, for inputs in these dtypes."""
+    from sharp.plugins.triton.paged_attention import paged_attention
+
+    tensors = _tensors(case, dict.fromkeys(DATA, dtype) | dict.fromkeys(CACHES, cache_dtype))
+    with parts_of(part_keys):
+        results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
+    found = {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}
+    return found | {name: tensors[name].numpy() for name in BESIDE_CACHE if name in tensors}
+
+
+def run_attention(
+    case: attention_cases.Case, dtype: str = "float32", part_keys: int | None = None
+) -> dict[str, np.ndarray]:
+    """The outputs of op Attention as float32 arrays, for inputs in this dtype."""
+    from sharp.plugins.triton.attention import attention
+
+    tensors = _tensors(case, dict.fromkeys((*DATA, *PASTS), dtype))
+    with parts_of(part_keys):
+        results = attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    if "past_lens" in tensors:
+        assert results[1] is tensors["past_key"] and results[2] is tensors["past_value"]  # in place
+    return {name: tensor.float().numpy() for name, tensor in zip(attention_cases.OUTPUTS, results, strict=True)}
+
+
+def _tensors(case: Case | attention_cases.Case, dtypes: dict[str, str]) -> dict[str, Any]:
+    import torch
+
+    return {
+        name: torch.tensor(array).to(getattr(torch, dtypes[name])) if name in dtypes else torch.tensor(array)
+        for name, array in case.inputs.items()
+    }

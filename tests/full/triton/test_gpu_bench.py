@@ -1,0 +1,197 @@
+"""`bench/gpu.py` as far as a machine without a GPU can try it."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.full.triton import bench_check
+from tests.full.triton.bench_check import BENCH
+
+
+@pytest.fixture(autouse=True)
+def _bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def test_sections_run_in_their_own_order() -> None:
+    import gpu
+
+    assert gpu.parse(["--only", "decode,machine"]).only == ["machine", "decode"]
+    assert gpu.parse([]).only == ["machine", "correctness", "decode", "prefill", "statistics", "end-to-end"]
+    assert gpu.parse(["--quick"]).quick
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "decode,speed"], "--only names 'speed'; the sections are machine, correctness"),
+        (["--minutes", "0"], "--minutes is 0.0; it must be above 0"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import gpu
+
+    with pytest.raises(SystemExit) as exit_:
+        gpu.parse(arguments)
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    finished = subprocess.run([sys.executable, BENCH / "gpu.py"], capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 2
+    assert finished.stderr == "gpu.py: torch finds no CUDA device; run it on a machine with an NVIDIA GPU\n"
+
+
+def test_results_of_sections_are_merged(tmp_path: Path) -> None:
+    import gpu
+
+    path = tmp_path / "results" / "gpu.json"
+    gpu.merge_results(path, {"machine": {"rows": [1]}, "decode": {"rows": [2]}})
+    merged = gpu.merge_results(path, {"decode": {"rows": [3]}})
+    assert merged == json.loads(path.read_text()) == {"machine": {"rows": [1]}, "decode": {"rows": [3]}}
+
+
+def test_bars_are_judged_from_the_results() -> None:
+    from gpu_bars import bars
+
+    def decode(subject: str, microseconds: float, **more: float) -> dict[str, object]:
+        row = {"subject": subject, "batch": 32, "context": 8192, "microseconds_per_layer": microseconds}
+        return {**row, "cache_gb_per_second": 1.07e6 / microseconds, **more}
+
+    results = {
+        "machine": {"rows": [{"what": "copy", "gb_per_second": 4000.0}]},
+        "decode": {"rows": [decode("softmax", 300.0), decode("ssa", 400.0), decode("entmax", 150.0, support=0.04)]},
+        "prefill": {
+            "rows": [
+                {"subject": "softmax", "length": 8192, "milliseconds": 2.0},
+                {"subject": "torch SDPA (cuDNN)", "length": 8192, "milliseconds": 1.0},
+                {"subject": "torch SDPA (flash)", "length": 8192, "milliseconds": 1.6},
+            ]
+        },
+        "statistics": {"rows": [{"phase": "decode", "normalizer": "ssa", "on_ratio": 1.01}]},
+    }
+    met = {bar["bar"]: (round(bar["measured"], 3), bar["met"]) for bar in bars(results)}
+    assert met == {
+        "decode of softmax, share of copy bandwidth": (0.892, True),
+        "decode of ssa, share of copy bandwidth": (0.669, False),
+        "decode of entmax beside softmax, support 0.040": (2.0, True),
+        "prefill of softmax, share of torch's best SDPA": (0.5, False),
+        "decode of ssa with statistics, times without": (1.01, True),
+    }
+
+
+def test_a_case_that_fails_or_ends_its_process_is_a_row_and_the_others_still_run(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    script = tmp_path / "gpu_with_failures.py"  # stands for gpu.py in its sections' processes too
+    script.write_text(f"""
+import os, sys
+sys.path.insert(0, {str(BENCH)!r})
+import gpu, gpu_cases, torch
+
+def rows_of(section, chosen, cases):
+    def fail(): raise ValueError("wrong tile")
+    def lose(): raise RuntimeError("illegal memory access")
+    def check():
+        if state: raise gpu_cases.DeviceLostError("illegal memory access")
+    gpu_cases.check_device, state = check, []
+    yield from cases.run({{"number": 1}}, lambda: [{{"holds": True}}])
+    yield from cases.run({{"number": 2}}, fail)
+    yield from cases.run({{"number": 3}}, lambda: os._exit(7))
+    yield from cases.run({{"number": 4}}, lambda: state.append(1) or lose())
+    yield from cases.run({{"number": 5}}, lambda: [{{"holds": True}}])
+
+torch.cuda.is_available, gpu.device, gpu.rows_of, gpu.__file__ = lambda: True, dict, rows_of, __file__
+sys.exit(gpu.main())
+""")
+    command = [sys.executable, script, "--only", "tiles", "--output", output]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 1, finished.stderr
+    assert "0 wrong results, 3 errors" in finished.stdout
+    for part in json.loads(output.read_text()).values():
+        assert part["ended"] and part["complete"]
+        assert [row.get("number") for row in part["rows"]] == [1, 2, None, 4, 5]
+        errors = [row.get("error") for row in part["rows"]]
+        assert errors[1] == "ValueError: wrong tile" and "fail" in part["rows"][1]["where"][-1]
+        assert "code 7" in errors[2] and part["rows"][2]["case"] == 3
+        assert errors[3] == "RuntimeError: illegal memory access"
+
+
+@pytest.mark.parametrize("normalizer", ["entmax", "ssa"])
+def test_its_correctness_part_on_a_tiny_case(interpreter: ProcessPoolExecutor, normalizer: str) -> None:
+    found = interpreter.submit(bench_check.check, normalizer).result()
+    assert found["right"] is True
+    assert found["wrong"] is False
+    assert found["nan"] is False
+    assert found["row"] < 1e-5
+    assert found["statistics"] < 1e-4
+
+
+@pytest.mark.parametrize(("form", "queries", "new_keys"), [("none", 3, 20), ("concatenating", 1, 1), ("shared", 9, 9)])
+def test_its_part_for_attention_on_a_tiny_case(
+    interpreter: ProcessPoolExecutor, form: str, queries: int, new_keys: int
+) -> None:
+    found = interpreter.submit(bench_check.check_attention, form, queries, new_keys).result()
+    assert found["right"]["holds"], found["right"]
+    assert found["wrong"] is False
+
+
+@pytest.mark.parametrize("cache_dtype", ["int8", "float16", "bfloat16"])
+def test_caches_of_other_types_are_among_its_cases(interpreter: ProcessPoolExecutor, cache_dtype: str) -> None:
+    assert interpreter.submit(bench_check.check, "softmax", cache_dtype).result()["right"] is True
+
+
+def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.full.triton.dry_gpu_bench"],
+        cwd=BENCH.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert finished.returncode == 0, finished.stderr
+    rows = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert {row["section"]: sum(row["section"] == other["section"] for other in rows) for row in rows} == {
+        "decode": 5,
+        "prefill": 5,
+        "statistics": 2,
+        "tiles": 4,
+    }
+    # What a CPU cannot run says so, as a peer that fails on a GPU would.
+    assert {row["subject"] for row in rows if "error" in row} <= {"torch SDPA (cuDNN)", "torch SDPA (flash)"}
+    assert all(row["late"] == [] for row in rows)
+    assert any("context" in row and "error" not in row for row in rows if row["section"] == "prefill")
+    assert 0 < next(row["support"] for row in rows if row["section"] == "prefill" and "support" in row) < 1
+
+
+def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
+    # -S: no site, and so nothing of an editable install; the packages themselves are put back.
+    script = (
+        f"import sys; sys.path[:0] = [{str(BENCH)!r}, {sysconfig.get_path('platlib')!r}]; "
+        "sys.modules['onnx'] = None; "
+        "import gpu_tiles, gpu_attention, gpu_speed, gpu_correctness, gpu_generation, sharp.plugins; "
+        "print(sharp.plugins.__file__)"
+    )
+    finished = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    assert Path(finished.stdout.strip()) == BENCH.parent / "plugins" / "__init__.py"
+
+
+def test_the_instructions_of_a_prompts_loops_are_counted() -> None:
+    import gpu_instructions
+
+    kernel = gpu_instructions.inspect("adaptive_softmax", 64)
+    assert kernel.tile == (128, 128)
+    observe, settled = kernel.passes
+    assert (observe.spills, settled.spills) == (0, 0)
+    # A thread has 64 logits of a tile, and takes a few instructions for each.
+    assert all(4 * 64 < one.instructions < 16 * 64 for one in kernel.passes)
+    cycles = 2 * observe.instructions + 512
+    assert observe.cycles == cycles and kernel.cycles == (cycles + settled.cycles) / 128**2

@@ -1,0 +1,343 @@
+"""The kernels compile for GPUs that are not there, and what is launched follows from shapes alone."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.triton import launching
+from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.paged_attention import paged_attention
+from sharp.plugins.triton.variants import (
+    Kernel,
+    Shapes,
+    compile_kernel,
+    kernels,
+    prompt_options,
+    prompt_parts,
+    scratch,
+    splits,
+)
+from tests.plugins.conformance.cases import Case, Shape, make_case
+
+SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
+SHAPE = Shape(sequences=((70, 1), (33, 9)), kv_heads=1, head_dim=64, value_dim=64)
+
+VARIANTS = {
+    "entmax for sm_90": (
+        Options("entmax", "bfloat16", "bfloat16", 64, 64, 16, statistics=True, alibi=True, softcap=True, power="two"),
+        90,
+    ),
+    "entmax over contiguous keys for sm_90": (
+        Options("entmax", "bfloat16", "bfloat16", 64, 64, 16, statistics=True, contiguous=True, power="two"),
+        90,
+    ),
+    "ssa for sm_80": (Options("ssa", "float16", "float16", 40, 40, 32), 80),
+    "adaptive softmax for sm_86, tiles smaller than a block": (
+        Options("adaptive_softmax", "bfloat16", "bfloat16", 64, 64, 128),
+        86,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kernel_compiles(name: str) -> None:
+    options, capability = VARIANTS[name]
+    for kernel in kernels(options, capability):
+        compiled = compile_kernel(kernel, capability)
+        assert compiled.asm["cubin"][:4] == b"\x7fELF"
+        assert compiled.metadata.shared <= SHARED_MEMORY[capability] * 1024
+        if kernel.name in ("decode_stream", "decode_observe", "prefill"):
+            ptx = compiled.asm["ptx"]
+            assert ("wgmma" if kernel.name == "prefill" and capability == 90 else "mma.sync") in ptx
+            assert "cp.async.cg.shared.global" in ptx  # keys come in vectors of 16 bytes, ahead of their use
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "ssa", "entmax"])
+def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -> None:
+    options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16, power="two" if normalizer == "entmax" else "")
+    prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
+    said = assembled(compile_kernel(prefill, 90), 90, tmp_path)
+    assert "registers" in said
+    assert "serialized" not in said  # what the assembler does where it runs out of registers, a factor in time
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "loops", "contiguous"),
+    [
+        ("softmax", {"decode_stream": 1, "prefill": 4}, False),
+        ("adaptive_softmax", {"decode_observe": 1, "decode_settled": 1, "prefill": 8}, True),
+        ("entmax", {"decode_observe": 1, "prefill": 12}, False),
+        ("entmax", {"decode_observe": 1, "prefill": 12}, True),
+    ],
+)
+def test_keys_and_values_are_loaded_ahead(normalizer: str, loops: dict[str, int], contiguous: bool) -> None:
+    # Of a prompt's pass, a loop over full tiles and one over the others, each with and without statistics.
+    power = "two" if normalizer == "entmax" else ""
+    options = Options(normalizer, "bfloat16", "bfloat16", 64, 64, 16, True, power=power, contiguous=contiguous)
+    if normalizer == "entmax":  # whose kernels take longest to compile: those that another test has compiled
+        options = VARIANTS["entmax over contiguous keys for sm_90" if contiguous else "entmax for sm_90"][0]
+    for kernel in kernels(options, 90):
+        if kernel.name in loops:
+            bodies = re.findall(r"scf\.for.*?scf\.yield", compile_kernel(kernel, 90).asm["ttgir"], re.DOTALL)
+            products = [body for body in bodies if re.search(r"warp_group_dot |tt\.dot", body)]
+            assert len(products) == loops[kernel.name]
+            for body in products:
+                assert "async_copy_global_to_local" in body
+                assert not re.search(r"tt\.load [^\n]*ptr<bf16>", body)
+
+
+def test_kernels_are_found_in_the_cache_by_whatever_process() -> None:
+    # What a process hashes first differs with the normalizers it has seen; the keys of the cache must not.
+    script = """
+import sys
+from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.variants import FUNCTIONS, kernels
+for normalizer in sys.argv[1:]:
+    for kernel in kernels(Options(normalizer, "float16", "float16", 64, 64, 16), 90):
+        kernel.function.cache_key
+print(sorted((function.__name__, function.cache_key) for function in FUNCTIONS))
+"""
+    keys = {
+        subprocess.run([sys.executable, "-c", script, *order], capture_output=True, text=True, check=True).stdout
+        for order in (("softmax", "entmax"), ("entmax", "softmax"))
+    }
+    assert len(keys) == 1
+
+
+class _Driver:
+    """A driver of a GPU that compiles and never launches."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def _fake_driver() -> Iterator[None]:
+    driver.set_active(_Driver())  # type: ignore[arg-type]
+    yield
+    driver._active = None
+
+
+@pytest.mark.usefixtures("_fake_driver")
+def test_the_wrapper_launches_what_is_compiled_ahead_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    signatures = {}
+
+    def compile_only(kernel: Kernel, shapes: Shapes, arguments: dict[str, Any]) -> None:
+        given = {name: arguments[name] for name, kind in kernel.signature.items() if kind != "constexpr"}
+        compiled = kernel.function.warmup(
+            **given, **kernel.constants, num_warps=kernel.warps, num_stages=kernel.stages, grid=kernel.grid(shapes)
+        )
+        signatures[kernel.name] = compiled.src.signature
+        assert compiled.src.signature == kernel.signature
+        assert compile_kernel(kernel, 90).hash == compiled.hash
+
+    monkeypatch.setattr(launching, "launch", compile_only)
+    inputs = tensors(make_case("sigmoid", SHAPE), "cpu")
+    del inputs["collect_stats"]  # nothing optional: what stands in for it must have its type
+    paged_attention(**inputs, normalizer="sigmoid", scale=0.125)
+    assert list(signatures) == ["write_cache", "decode_stream", "merge", "prefill"]
+
+
+def test_no_launch_depends_on_what_a_tensor_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tensors of the device "meta" hold nothing: whatever looked at one would fail.
+    launched = []
+    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.grid(shapes)))
+    for normalizer in ("softmax", "adaptive_softmax", "entmax"):
+        case = make_case(normalizer, SHAPE, alibi=True)
+        paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=0.125, window=9, softcap=3.0)
+    assert len(launched) == 4 + 6 + 6
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_one_token_each_needs_no_prefill(monkeypatch: pytest.MonkeyPatch, sequences: int) -> None:
+    launched = []
+    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    case = make_case("softmax", Shape(sequences=((5, 1),) * sequences))
+    paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
+    assert launched == ["write_cache", "decode_stream", "merge"]
+
+
+def test_up_to_four_tokens_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for tokens, prefill in ((4, False), (5, True)):
+        launched: list[str] = []
+        monkeypatch.setattr(launching, "launch", lambda kernel, *_, into=launched: into.append(kernel.name))
+        case = make_case("softmax", Shape(sequences=((70, tokens),)))
+        paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
+        assert ("prefill" in launched) is prefill
+
+
+def test_splits_and_scratch_memory() -> None:
+    options = Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two")
+    prompt = prompt_options(kernels(options, 90))
+    assert (prompt.rows, prompt.keys) == (128, 128)
+    one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert splits(options, one) == 66  # 8 programs a split, 4 for each of 132 multiprocessors
+    assert scratch(options, one, prompt) == {
+        "sums": 32 * 66 * 8,
+        "outputs": 32 * 66 * 128,
+        "logits": 32 * 2048 * 16,
+        "solution": 32 * 2,
+        "tiles": 8 * 1 * (2048 * 16 // 128 + 1),
+    }
+    short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert splits(options, short) == 4  # 1,024 keys, 256 and more a split
+    checked = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert scratch(options, checked, prompt)["solution"] == 2 * 4 * 32 * 2  # up to 4 tokens of each sequence
+    mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
+    assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 2  # beside a prompt one token of each
+    assert prompt_parts(prompt, mixed) == 1  # entmax reads its keys several times
+    many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
+    assert splits(options, many) == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "blocks", "expected"),
+    [
+        (30, 1, 8192, 16),  # one tile for each of 8 KV heads: 132 // 8
+        (30, 1, 1024, 4),  # 16,384 keys, 4,096 and more a part
+        (64, 1, 8192, 8),
+        (61, 32, 8192, 16),  # 30 tokens of one sequence beside 31 that decode
+        (512, 1, 8192, 1),  # 128 tiles: enough
+        (8192, 1, 8192, 1),
+        (4, 1, 8192, 1),  # decoded
+        (8, 8, 8192, 1),
+    ],
+)
+def test_the_keys_of_few_prompts_are_split(tokens: int, sequences: int, blocks: int, expected: int) -> None:
+    options = Options("softmax", "bfloat16", "bfloat16", 128, 128, 16)
+    shapes = Shapes(tokens, sequences, blocks, q_heads=32, kv_heads=8, multiprocessors=132)
+    launches = kernels(options, 90)
+    assert prompt_parts(prompt_options(launches), shapes) == expected
+    assert ("merge_prompts" in [kernel.name for kernel in launches if kernel.needed(shapes)]) == (expected > 1)
+    rows = scratch(options, shapes, prompt_options(launches))["sums"] // 8
+    assert rows >= tokens * 32 * expected if expected > 1 else rows > 0
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "changes", "attributes", "message"),
+    [
+        ("softmax", {"block_size": 5}, {}, "block size is 5; the Triton kernels need a power of two"),
+        ("softmax", {"block_size": 8}, {}, "at least 16"),
+        ("softmax", {}, {"scale": -0.125}, "scale is -0.125; the Triton kernels need a positive number"),
+        ("entmax", {}, {"alpha": 1.0}, "alpha is 1.0; entmax needs alpha > 1"),
+        ("hardmax", {}, {}, "normalizer is 'hardmax'; it must be one of softmax"),
+        ("adaptive_softmax", {}, {"temperature_coefficients": (1.0,) * 9}, "has 9 numbers; the kernels take 8"),
+    ],
+)
+def test_what_the_kernels_lack_is_refused(
+    normalizer: str, changes: dict[str, Any], attributes: dict[str, Any], message: str
+) -> None:
+    case = make_case("softmax", Shape(**changes))
+    with pytest.raises(InputError, match=message):
+        paged_attention(**tensors(case, "meta"), normalizer=normalizer, **({"scale": 1.0} | attributes))
+
+
+@pytest.mark.parametrize("width", [None, 1])
+def test_ssa_needs_its_parameters(width: int | None) -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    if width is not None:
+        inputs["head_params"] = torch.ones(6, width, device="meta")
+    with pytest.raises(InputError, match="ssa needs head_params"):
+        paged_attention(**inputs, normalizer="ssa", scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("value", (8, 2, 12), r"value has shape \[8, 2, 12\]; it must be \[9, 2, 12\]"),
+        ("value_cache", (8, 2, 12, 16), r"value_cache has shape \[8, 2, 12, 16\]; it must be \[\d+, 2, 16, 12\]"),
+        ("slot_mapping", (8,), r"slot_mapping has shape \[8\]; it must be \[9\]"),
+        ("query_start", (4,), r"query_start has shape \[4\]; it must be \[5\]"),
+        ("alibi_slopes", (2,), r"alibi_slopes has shape \[2\]; it must be \[6\]"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    inputs[name] = torch.ones(shape, device="meta")
+    with pytest.raises(InputError, match=message):
+        paged_attention(**inputs, normalizer="softmax", scale=1.0)
+
+
+def test_tokens_without_a_sequence_need_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    inputs = tensors(make_case("softmax"), "meta")
+    for name, rows in (("block_table", 0), ("context_lens", 0), ("query_start", 1)):
+        inputs[name] = inputs[name][:rows].clone()
+    paged_attention(**inputs, normalizer="softmax", scale=1.0)
+    assert "prefill" not in launched
+
+
+def test_types_that_the_kernels_lack_are_refused() -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    inputs["query"] = inputs["query"].double()
+    with pytest.raises(InputError, match=r"query is float64"):
+        paged_attention(**inputs, normalizer="softmax", scale=1.0)
+
+
+def test_what_is_not_contiguous_is_refused() -> None:
+    inputs = tensors(make_case("softmax"), "meta")
+    inputs["value_cache"] = inputs["value_cache"].transpose(2, 3).contiguous().transpose(2, 3)
+    with pytest.raises(InputError, match="value_cache is not contiguous"):
+        paged_attention(**inputs, normalizer="softmax", scale=1.0)
+
+
+def test_the_cpu_is_refused_without_the_interpreter() -> None:
+    with pytest.raises(InputError, match="query is on the CPU"):
+        paged_attention(**tensors(make_case("softmax"), "cpu"), normalizer="softmax", scale=1.0)
+
+
+def tensors(case: Case, device: str) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(np.asarray(array), device=device) for name, array in case.inputs.items()}
+
+
+@pytest.mark.parametrize("capability", [86, 90])
+def test_kernels_of_int8_caches_have_room_in_registers(capability: int, tmp_path: Path) -> None:
+    options = Options("softmax", "float32", "int8", 64, 64, 16)
+    for kernel in kernels(options, capability):
+        compiled = compile_kernel(kernel, capability)
+        assert compiled.metadata.shared <= SHARED_MEMORY[capability] * 1024
+        if kernel.name in ("decode_stream", "prefill"):
+            assert "tf32" in compiled.asm["ptx"]  # matrix products in float32 itself would spill kilobytes
+            said = assembled(compiled, capability, tmp_path)
+            assert int(re.findall(r"(\d+) bytes spill stores", said)[0]) < 256, said
+
+
+def assembled(compiled: Any, capability: int, folder: Path) -> str:
+    """What the assembler says of a kernel: registers, and what it could not do."""
+    (folder / "kernel.ptx").write_text(compiled.asm["ptx"])
+    target = f"--gpu-name=sm_{capability}{'a' * (capability >= 90)}"
+    assembler = [triton.knobs.nvidia.ptxas.path, "-v", target, "kernel.ptx", "-o", "kernel.cubin"]
+    return subprocess.run(assembler, cwd=folder, capture_output=True, text=True, check=True).stderr
+
+
+def test_values_in_tf32_fit_shared_memory() -> None:
+    # relu's weights may leave float16's range: the values beside them take twice the room.
+    options = Options("relu2", "float16", "float16", 128, 128, 16)
+    prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
+    assert compile_kernel(prefill, 90).metadata.shared <= SHARED_MEMORY[90] * 1024
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("capability", [80, 86])
+def test_the_largest_keys_fit_shared_memory(capability: int, contiguous: bool) -> None:
+    options = Options("softmax", "float32", "float32", 256, 256, 16, contiguous=contiguous)
+    decode = next(kernel for kernel in kernels(options, capability) if kernel.name == "decode_stream")
+    assert compile_kernel(decode, capability).metadata.shared <= SHARED_MEMORY[capability] * 1024

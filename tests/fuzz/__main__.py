@@ -1,5 +1,0 @@
-"""`python -m tests.fuzz`."""
-
-from tests.fuzz.fuzz import main
-
-main()

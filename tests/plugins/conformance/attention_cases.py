@@ -1,0 +1,193 @@
+"""Drawn calls of Attention, and the ways to run one: reference, ONNX Runtime with and without the kernel."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from hypothesis import strategies as st
+from onnx import helper
+
+from sharp.plugins.ops.attention_reference import ContiguousOutput, attention
+from sharp.plugins.ops.function_body import attach_function
+from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.ops.schema import ATTENTION, DOMAIN, NORMALIZERS, VERSION
+from tests.plugins.conformance.cases import assert_statistics_agree, session
+
+FORMS = ("none", "concatenating", "shared")
+OUTPUTS = ATTENTION.output_names
+SHAPES = {
+    "query": ["batch", "q_heads", "queries", "head_dim"],
+    "key": ["batch", "kv_heads", "new_keys", "head_dim"],
+    "value": ["batch", "kv_heads", "new_keys", "value_dim"],
+    "past_key": ["batch", "kv_heads", "past", "head_dim"],
+    "past_value": ["batch", "kv_heads", "past", "value_dim"],
+    "past_lens": ["batch"],
+    "total_lens": ["batch"],
+    "head_params": ["q_heads", "parameters"],
+    "alibi_slopes": ["q_heads"],
+    "collect_stats": [],
+    "output": ["batch", "q_heads", "queries", "value_dim"],
+    "present_key": ["batch", "kv_heads", "keys", "head_dim"],
+    "present_value": ["batch", "kv_heads", "keys", "value_dim"],
+    "stats": ["batch", "q_heads", "queries", "statistics"],
+}
+DYNAMIC = ("batch", "queries", "new_keys", "past", "keys")
+
+
+@dataclass(frozen=True, repr=False)
+class Case:
+    """Inputs and attributes of one call."""
+
+    normalizer: str
+    inputs: dict[str, np.ndarray]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    drawn_from: str = ""
+    ties: bool = False
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.drawn_from)  # hypothesis would print every array
+
+    def with_inputs(self, **changed: np.ndarray) -> "Case":
+        return replace(self, inputs={**self.inputs, **changed})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a case is drawn from; `past` is the capacity where the form is "shared"."""
+
+    form: Literal["none", "concatenating", "shared"] = "none"
+    batch: int = 2
+    queries: int = 5
+    new_keys: int = 5
+    past: int = 0
+    kv_heads: int = 2
+    group: int = 3
+    head_dim: int = 8
+    value_dim: int = 12
+    integers: bool = False
+    padded: bool = False
+
+
+def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: bool = False, **attributes: Any) -> Case:
+    """A case; what no query may see (padding, unfilled places of a buffer) is NaN."""
+    rng = np.random.default_rng(seed)
+    q_heads, kv = shape.kv_heads * shape.group, (shape.batch, shape.kv_heads)
+    inputs = {
+        "query": _numbers(rng, shape, (shape.batch, q_heads, shape.queries, shape.head_dim)),
+        "key": _numbers(rng, shape, (*kv, shape.new_keys, shape.head_dim)),
+        "value": rng.standard_normal((*kv, shape.new_keys, shape.value_dim)).astype(np.float32),
+    }
+    filled = np.full(shape.batch, shape.past if shape.form == "concatenating" else 0)
+    if shape.form != "none":
+        inputs["past_key"] = _numbers(rng, shape, (*kv, shape.past, shape.head_dim))
+        inputs["past_value"] = rng.standard_normal((*kv, shape.past, shape.value_dim)).astype(np.float32)
+    if shape.form == "shared":
+        room = shape.past if shape.padded else shape.past - shape.new_keys
+        filled = rng.integers(0, room + 1, shape.batch)
+        inputs["past_lens"] = filled.astype(np.int32)
+        for sequence, first in enumerate(filled):
+            inputs["past_key"][sequence, :, first:] = inputs["past_value"][sequence, :, first:] = np.nan
+    if shape.padded:
+        most = filled + shape.new_keys
+        total = rng.integers(0, most + 1)
+        total[0] = most[0]  # beside padded sequences one that fills its row
+        if shape.form == "shared":
+            total = np.minimum(np.maximum(total, filled), shape.past)
+        inputs["total_lens"] = total.astype(np.int32)
+        for sequence, (first, end) in enumerate(zip(filled, total, strict=True)):
+            for name in ("key", "value"):
+                inputs[name][sequence, :, max(end - first, 0) :] = np.nan
+    if normalizer == "ssa":
+        inputs["head_params"] = rng.uniform((0.3, 1.0), (2.0, 2.5), (q_heads, 2)).astype(np.float32)
+    if alibi:
+        # Eighths keep whole-number logits exact.
+        inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
+    inputs["collect_stats"] = np.array(True)
+    attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **attributes}
+    drawn_from = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, **{attributes})"
+    return Case(normalizer, inputs, attributes, drawn_from, ties=shape.integers)
+
+
+@st.composite
+def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
+    """Calls of every form and option."""
+    form = draw(st.sampled_from(FORMS))
+    new_keys = draw(st.sampled_from((1, 1, 3, 17, 70)))
+    shape = Shape(
+        form=form,
+        batch=draw(st.integers(1, 3)),
+        queries=draw(st.sampled_from((new_keys, new_keys, 1, 4))),
+        new_keys=new_keys,
+        past=draw(st.integers(new_keys, new_keys + 90) if form == "shared" else st.integers(0, 90)),
+        kv_heads=draw(st.integers(1, 2)),
+        group=draw(st.sampled_from((1, 2, 3))),
+        head_dim=draw(st.sampled_from((1, 4, 16, 21))),
+        value_dim=draw(st.sampled_from((1, 7, 16, 40))),
+        integers=draw(st.booleans()),
+        padded=draw(st.booleans()),
+    )
+    attributes: dict[str, Any] = {
+        "softcap": draw(st.sampled_from((0.0, 0.0, 4.0))),
+        "window": draw(st.sampled_from((-1, -1, 0, 1, 9, 70))),
+        "causal": draw(st.integers(0, 1)),
+        "alpha": draw(st.sampled_from((1.2, 1.5, 2.0))),
+    }
+    if shape.integers:
+        # Whole numbers times a power of two have exact logits in float32, however large.
+        attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
+    return make_case(
+        draw(st.sampled_from(normalizers)), shape, draw(st.integers(0, 2**20)), draw(st.booleans()), **attributes
+    )
+
+
+def _numbers(rng: np.random.Generator, shape: Shape, size: tuple[int, ...]) -> np.ndarray:
+    values = rng.integers(-3, 4, size) if shape.integers else rng.standard_normal(size)
+    return values.astype(np.float32)
+
+
+def run_reference(case: Case) -> ContiguousOutput:
+    attributes = dict(case.attributes)
+    options = {name: attributes.pop(name) for name in ("alpha", "temperature_coefficients") if name in attributes}
+    attributes["causal"] = bool(attributes.get("causal", 1))
+    return attention(**case.inputs, normalizer=Normalizer(case.normalizer, **options), **attributes)  # type: ignore[arg-type]
+
+
+def make_model(case: Case, outputs: tuple[str, ...] = OUTPUTS) -> onnx.ModelProto:
+    """One Attention node with its function attached; head counts and sizes are fixed, the rest is dynamic."""
+    names = [name if name in case.inputs else "" for name in ATTENTION.input_names]
+    produced = [name if name in outputs else "" for name in OUTPUTS]
+    node = helper.make_node("Attention", names, produced, domain=DOMAIN, normalizer=case.normalizer, **case.attributes)
+    fixed = {
+        dimension: size
+        for name, array in case.inputs.items()
+        for dimension, size in zip(SHAPES[name], array.shape, strict=True)
+        if dimension not in DYNAMIC
+    }
+    fixed["statistics"] = 4
+
+    def value_info(name: str) -> onnx.ValueInfoProto:
+        dtype = np.dtype(np.float32) if name in OUTPUTS else case.inputs[name].dtype
+        shape = [fixed.get(dimension, dimension) for dimension in SHAPES[name]]
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
+
+    graph = helper.make_graph(
+        [node], "call", [value_info(name) for name in case.inputs], [value_info(name) for name in outputs]
+    )
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    attach_function(model)
+    return model
+
+
+def run(case: Case, kernel: bool, threads: int = 2) -> ContiguousOutput:
+    return ContiguousOutput(*session(make_model(case), kernel, threads).run(list(OUTPUTS), case.inputs))
+
+
+def assert_agrees(actual: ContiguousOutput, expected: ContiguousOutput, case: Case, tolerance: float = 1e-5) -> None:
+    """Output relative to its largest value; presents exactly; statistics column by column."""
+    scale = max(np.abs(expected.output).max(initial=0.0), 1e-3)
+    np.testing.assert_allclose(actual.output, expected.output, rtol=tolerance, atol=tolerance * scale)
+    np.testing.assert_array_equal(actual.present_key, expected.present_key.astype(np.float32))
+    np.testing.assert_array_equal(actual.present_value, expected.present_value.astype(np.float32))
+    assert_statistics_agree(actual.stats, expected.stats, case.normalizer, case.ties, tolerance)

@@ -1,0 +1,75 @@
+"""The CPU kernel agrees with the float64 reference, on every instruction set."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from sharp.plugins.ops.schema import NORMALIZERS
+from tests import instruction_sets
+from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, make_case, run, run_reference
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_drawn_calls(case: Case) -> None:
+    assert_agrees(run(case, kernel=True), run_reference(case), case)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_long_context_is_split_over_threads_and_merged(normalizer: str) -> None:
+    shape = Shape(sequences=((5000, 1), (2500, 2)), kv_heads=1, group=2, head_dim=16, value_dim=16, holes=True)
+    case = make_case(normalizer, shape)
+    result = run(case, kernel=True)
+    assert_agrees(result, run_reference(case), case, tolerance=2e-5)
+    single = run(case, kernel=True, threads=1)
+    np.testing.assert_array_equal(result.output, single.output)  # the number of threads changes no bit
+    np.testing.assert_array_equal(result.stats, single.stats)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_prompt_of_many_tiles(normalizer: str) -> None:
+    shape = Shape(sequences=((70, 90), (0, 33)), kv_heads=1, group=3, head_dim=16, value_dim=16)
+    case = make_case(normalizer, shape, seed=3, alibi=True)
+    assert_agrees(run(case, kernel=True), run_reference(case), case)
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0])
+def test_entmax_of_any_alpha(alpha: float) -> None:
+    case = make_case("entmax", Shape(sequences=((900, 4),)), alpha=alpha)
+    expected = run_reference(case)
+    # float32 cannot hold a weight (s - tau)^(1 / (alpha - 1)) better when its exponent is below 1.
+    tolerance = 1e-5 if alpha <= 2 else 2e-4
+    scale = np.abs(expected.output).max()
+    np.testing.assert_allclose(run(case, kernel=True).output, expected.output, atol=tolerance * scale, rtol=0)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_statistics_are_zeros_and_the_output_is_the_same_without_collect_stats(normalizer: str) -> None:
+    case = make_case(normalizer)
+    off = run(case.with_inputs(collect_stats=np.array(False)), kernel=True)
+    absent = run(
+        Case(normalizer, {k: v for k, v in case.inputs.items() if k != "collect_stats"}, case.attributes), True
+    )
+    for result in (off, absent):
+        assert not result.stats.any()
+        np.testing.assert_allclose(result.output, run(case, kernel=True).output, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("normalizer", ["softmax", "ssa", "adaptive_softmax", "entmax"])
+def test_a_logit_that_is_no_number_spoils_its_row_only(normalizer: str, bad: float) -> None:
+    case = make_case(normalizer, Shape(sequences=((40, 3),), kv_heads=1, group=1))
+    query = case.inputs["query"].copy()
+    query[1] = bad
+    result = run(case.with_inputs(query=query), kernel=True)
+    expected = run_reference(case)
+    np.testing.assert_allclose(result.output[[0, 2]], expected.output[[0, 2]], atol=1e-5)
+    assert np.isnan(result.output[1]).all()
+
+
+@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
+@pytest.mark.parametrize("name", ["test_kernel.py", "test_kernel_edges.py", "test_kernel_reach.py"])
+def test_other_instruction_sets_agree_too(name: str, isa: str) -> None:
+    instruction_sets.check(isa, "-k", "not other_instruction_sets", Path(__file__).with_name(name))

@@ -1,0 +1,101 @@
+"""Hostile numbers and shapes: every outcome is defined, and none is a hang or a wrong read.
+
+A key with NaN makes the rows that see it NaN. A key with infinity gives a logit of +-infinity, or NaN against a zero:
++infinity makes the row NaN under every normalizer that divides by a sum, -infinity is a weight of 0. A row whose
+visible logits are all -infinity has no weights to give and is NaN too. Rows that do not see the key stay as they are.
+"""
+
+import numpy as np
+import pytest
+
+from sharp.plugins.ops.schema import NORMALIZERS
+from tests.plugins.conformance.cases import Case, Shape, assert_agrees, make_case, run, run_reference
+
+DIVIDING = ("softmax", "ssa", "adaptive_softmax", "entmax")
+LONG = Shape(sequences=((2500, 2),), kv_heads=1, group=2, head_dim=16, value_dim=16)
+
+
+def with_key(case: Case, position: int, number: float) -> Case:
+    """The case with a stored key of the only sequence set to this number in every channel, and positive queries."""
+    table, cache = case.inputs["block_table"], case.inputs["key_cache"].copy()
+    cache[table[0, position // 16], :, :, position % 16] = number
+    return case.with_inputs(key_cache=cache, query=np.abs(case.inputs["query"]) + 0.1)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("normalizer", DIVIDING)
+def test_a_key_that_is_nan_or_infinite_makes_the_rows_that_see_it_nan(normalizer: str, number: float) -> None:
+    case = with_key(make_case(normalizer, LONG), 1200, number)
+    assert np.isnan(run(case, kernel=True).output).all()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_rows_whose_window_excludes_the_key_stay_as_they_are(normalizer: str, number: float) -> None:
+    case = make_case(normalizer, LONG, window=40)
+    spoilt = with_key(case, 1200, number)
+    clean = case.with_inputs(query=spoilt.inputs["query"])
+    np.testing.assert_array_equal(run(spoilt, kernel=True).output, run(clean, kernel=True).output)
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax", "ssa"])
+def test_a_key_of_minus_infinity_has_no_weight(normalizer: str) -> None:
+    spoilt = with_key(make_case(normalizer, LONG), 1200, -np.inf)
+    holes = spoilt.inputs["key_cache"].copy()
+    holes[~np.isfinite(holes)] = -1e4  # far below every other logit
+    far = run(spoilt.with_inputs(key_cache=holes), kernel=True).output
+    # Under ssa a logit of -10,000 keeps some weight, so only finiteness is promised to be alike.
+    tolerance = 1e-5 if normalizer != "ssa" else 1.0
+    np.testing.assert_allclose(run(spoilt, kernel=True).output, far, atol=tolerance)
+
+
+@pytest.mark.parametrize("normalizer", DIVIDING)
+def test_a_row_that_sees_minus_infinity_only_is_nan(normalizer: str) -> None:
+    case = with_key(make_case(normalizer, Shape(sequences=((0, 1),), kv_heads=1)), 0, 0.0)
+    key = np.full_like(case.inputs["key"], -np.inf)
+    assert np.isnan(run(case.with_inputs(key=key), kernel=True).output).all()
+
+
+@pytest.mark.parametrize("scale", [1e4, -1e4])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_logits_of_ten_thousand(normalizer: str, scale: float) -> None:
+    # Whole numbers, so that the logits are exact in float32.
+    shape = Shape(sequences=((300, 3), (0, 1)), integers=True)
+    case = make_case(normalizer, shape, scale=scale / 10)
+    expected = run_reference(case)
+    if np.abs(expected.output).max() < 1e30:
+        assert_agrees(run(case, kernel=True), expected, case)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_sequence_whose_blocks_are_all_holes_gives_zeros(normalizer: str) -> None:
+    case = make_case(normalizer, LONG)
+    result = run(case.with_inputs(block_table=np.full_like(case.inputs["block_table"], -1)), kernel=True)
+    assert not result.output.any()
+    assert not result.stats.any()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_one_token_alone(normalizer: str) -> None:
+    case = make_case(normalizer, Shape(sequences=((0, 1),), kv_heads=1, group=1, head_dim=1, value_dim=1, block_size=1))
+    assert_agrees(run(case, kernel=True), run_reference(case), case)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_no_tokens_at_all(normalizer: str) -> None:
+    case = make_case(normalizer, Shape(sequences=((5, 0), (0, 0))))
+    assert run(case, kernel=True).output.shape == (0, 6, 12)
+    without_blocks = {
+        name: case.inputs[name][:0] for name in ("key_cache", "value_cache", "block_table", "context_lens")
+    }
+    nothing = case.with_inputs(**without_blocks, query_start=np.zeros(1, np.int32))
+    assert run(nothing, kernel=True).key_cache.shape == (0, 2, 8, 16)
+
+
+@pytest.mark.parametrize("alpha", [1.001, 1.5, 2.0, 4.0])
+def test_equal_logits_share_the_weight_equally(alpha: float) -> None:
+    # Every key is in the support and the threshold lies at the end of its bracket.
+    case = make_case("entmax", LONG, alpha=alpha)
+    equal = case.with_inputs(query=np.zeros_like(case.inputs["query"]))
+    expected = run_reference(equal)
+    np.testing.assert_allclose(run(equal, kernel=True).output, expected.output, atol=2e-4 if alpha > 2 else 2e-5)

@@ -1,0 +1,80 @@
+"""The float64 reference against sources outside the project."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import entmax as entmax_package
+import numpy as np
+import pytest
+import torch
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.ops.normalizers import Normalizer, entmax, normalize
+from tests.plugins.conformance.cases import Shape, make_case, run_reference
+
+GOLDEN = json.loads((Path(__file__).parent / "normalizers.json").read_text(encoding="utf-8"))["rows"]
+
+
+@pytest.mark.parametrize("row", GOLDEN, ids=lambda row: f"{row['normalizer']}-{len(row['logits'])}")
+def test_golden_rows(row: dict[str, Any]) -> None:
+    normalizer = Normalizer(row["normalizer"], alpha=row.get("alpha", 1.5))
+    weights, statistics = normalize(np.array(row["logits"]), normalizer, (row.get("b", 1.0), row.get("n", 1.0)))
+    np.testing.assert_allclose(weights, row["weights"], rtol=0, atol=1e-12)
+    assert statistics.entropy == pytest.approx(row["entropy"], abs=1e-12)
+    assert statistics.support == row["support"]
+    assert statistics.inverse_temperature == pytest.approx(row["inverse_temperature"], abs=1e-12)
+    assert statistics.logit_spread == pytest.approx(row["logit_spread"], abs=1e-12)
+
+
+def test_entropy_of_weights_that_vanish_beside_their_sum() -> None:
+    # Sigmoid far below zero: e^-745 / 3 is 0, and 0 ln 0 must not be NaN.
+    _, statistics = normalize(np.array([50.0, 50.0, 50.0, -745.0]), Normalizer("sigmoid"))
+    assert statistics.entropy == pytest.approx(np.log(3))
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+@pytest.mark.parametrize("count", [1, 2, 17, 500])
+def test_entmax_is_that_of_the_entmax_package(alpha: float, count: int) -> None:
+    logits = np.random.default_rng(count).standard_normal(count) * 3
+    exact = {1.5: entmax_package.entmax15, 2.0: entmax_package.sparsemax}[alpha]
+    np.testing.assert_allclose(entmax(logits, alpha), exact(torch.tensor(logits), dim=0).numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.2, 1.5, 3.0, 6.0])
+def test_entmax_weights_solve_the_definition(alpha: float) -> None:
+    logits = np.random.default_rng(5).standard_normal(40)
+    weights = entmax(logits, alpha)
+    kept = weights > 0
+    # (alpha - 1) z - p^(alpha - 1) is the same tau for every kept key, and no dropped key lies above it.
+    tau = (alpha - 1) * logits[kept] - weights[kept] ** (alpha - 1)
+    np.testing.assert_allclose(tau, tau[0], atol=1e-12)
+    assert ((alpha - 1) * logits[~kept] <= tau[0] + 1e-12).all()
+    assert weights.sum() == pytest.approx(1, abs=1e-14)
+
+
+def test_softmax_is_torch_attention() -> None:
+    case = make_case("softmax", Shape(sequences=((0, 9),), kv_heads=2, group=3))
+    query, key, value = (torch.tensor(case.inputs[name]).double().transpose(0, 1) for name in ("query", "key", "value"))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=case.attributes["scale"], enable_gqa=True
+    )
+    np.testing.assert_allclose(run_reference(case).output, expected.transpose(0, 1).numpy(), atol=1e-12)
+
+
+def test_window_and_dropped_slot_by_hand() -> None:
+    # One head, one channel, equal logits: the output is the mean of the visible values.
+    case = make_case("softmax", Shape(((3, 2),), 1, 1, 1, 1), window=2, scale=0.0)
+    table, slots = case.inputs["block_table"], case.inputs["slot_mapping"].copy()
+    values = case.inputs["value_cache"][table[0, 0], 0, :5, 0].astype(np.float64)
+    slots[0] = -1  # position 3 keeps what its slot held
+    result = run_reference(case.with_inputs(slot_mapping=slots))
+    new = case.inputs["value"][:, 0, 0].astype(np.float64)
+    np.testing.assert_allclose(result.output[:, 0, 0], [(values[2] + values[3]) / 2, (values[3] + new[1]) / 2])
+    np.testing.assert_array_equal(result.stats[:, 0, 1], [2, 2])
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("hardmax", 1.5), ("entmax", 1.0)])
+def test_bad_normalizers_are_refused(name: str, alpha: float) -> None:
+    with pytest.raises(InputError, match=r"it must be one of|needs alpha > 1"):
+        Normalizer(name, alpha=alpha)

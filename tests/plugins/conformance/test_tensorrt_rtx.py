@@ -1,0 +1,25 @@
+"""TensorRT-RTX builds an engine from the function body of every normalizer, for a GPU that need not be there."""
+
+import pytest
+from onnx import inliner
+
+from sharp.plugins.ops.schema import NORMALIZERS
+from tests.plugins.conformance import attention_cases
+from tests.plugins.conformance.cases import Shape, make_case, make_model
+from tests.tensorrt_rtx import build_engine
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_engine_build(normalizer: str) -> None:
+    case = make_case(normalizer, Shape(sequences=((3, 2),), head_dim=8, value_dim=8), alibi=normalizer == "softmax")
+    engine = build_engine(make_model(case))
+    assert engine is not None and engine.nbytes > 0
+
+
+@pytest.mark.parametrize("form", attention_cases.FORMS)
+def test_engine_build_of_the_interchange_op(form: str) -> None:
+    shape = attention_cases.Shape(form, past=16, padded=True, head_dim=8, value_dim=8)
+    model = attention_cases.make_model(attention_cases.make_case("entmax", shape, alibi=True))
+    # TensorRT's parser goes by the name without its domain and takes the node for ONNX's standard Attention.
+    engine = build_engine(inliner.inline_local_functions(model))
+    assert engine is not None and engine.nbytes > 0
