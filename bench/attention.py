@@ -1,6 +1,6 @@
 """Time of the attention op against its peers and against the machine's own limits, all in one run.
 
-python bench/attention.py [--data smollm2 | gaussian | CHECKPOINT:NORM] [--phases decode] [--contexts 32768] ...
+python -m bench.attention [--data smollm2 | gaussian | CHECKPOINT:NORM] [--phases decode] [--contexts 32768] ...
 
 Subjects take turns, one pass over all layers each, so that a slow minute of the machine hits all of them; a ratio is
 the median over rounds, of two subjects in the same round, or of a subject and the plain read just before it. The
@@ -20,8 +20,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of torch that spi
 
 import click
 import torch
-from attention_data import Layer, captured, gaussian, smollm2
-from attention_subjects import (
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.attention_data import Layer, captured, gaussian, smollm2
+from bench.attention_subjects import (
     PagedInputs,
     Step,
     Workload,
@@ -30,12 +34,8 @@ from attention_subjects import (
     ours,
     sdpa,
 )
-from result_file import PACKAGES, header, write
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from turns import pause
-
+from bench.interleaving import pause
+from bench.result_file import PACKAGES, header, write
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.ops.schema import NORMALIZERS
 

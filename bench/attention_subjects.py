@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import torch
-from attention_data import Layer
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from bench.attention_data import Layer
 from sharp.plugins import library_path, page_memory
 from sharp.plugins.ops.schema import BESIDE_CACHE, DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
 

@@ -1,6 +1,6 @@
 """What the engine adds to the model's own time in a decoding step, and what the prefix cache saves.
 
-python bench/engine_step.py FOLDER [--streams 16] [--output bench/results/engine_step.json]
+python -m bench.engine_step FOLDER [--streams 16] [--output bench/results/engine_step.json]
 
 "engine_ms" is the processor time of the engine's thread outside the model, the median over steps in which `streams`
 requests each get one token; "step_ms" is the whole step by the clock. "times_one_stream" is the throughput of so many
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from result_file import header, write
 
+from bench.result_file import header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.backends import Batch, StepOutput

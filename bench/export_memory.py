@@ -1,6 +1,6 @@
 """The memory and the time that `sharp-export` takes, for a Llama of random weights of a chosen size.
 
-python bench/export_memory.py [--hidden 2048] [--layers 16] [--output bench/results/export_memory.json]
+python -m bench.export_memory [--hidden 2048] [--layers 16] [--output bench/results/export_memory.json]
 
 The model is written to a temporary folder as safetensors, exported by the installed command, and measured from outside
 ten times a second: "peak_rss" is its largest resident size, "peak_pss" the same with a page that is mapped twice

@@ -1,7 +1,7 @@
 """One stream in Sharp and in its peers: decoding speed and time to the first token, in turns, in one process.
 
-python bench/generation.py --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
-python bench/generation.py --sharp FOLDER --genai FOLDER --texts --answer-tokens 192
+python -m bench.generation --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
+python -m bench.generation --sharp FOLDER --genai FOLDER --texts --answer-tokens 192
 
 Every runtime reads the same prompt and generates as many tokens greedily, past any end-of-sequence token; rounds go
 round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. The prompt is drawn
@@ -26,11 +26,11 @@ from typing import Any
 import click
 import numpy as np
 import torch  # noqa: F401 - before attention.py tells OpenMP's threads to sleep: llama.cpp's would, 4 times slower
-from attention import read_bandwidth
-from generation_texts import prompts_of
-from result_file import header, write
-from turns import pause
 
+from bench.attention import read_bandwidth
+from bench.generation_texts import prompts_of
+from bench.interleaving import pause
+from bench.result_file import header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.config import BackendConfig, EngineConfig

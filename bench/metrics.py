@@ -1,6 +1,6 @@
 """What attention metrics cost: throughput while decoding, and what reading /metrics does to tokens.
 
-python bench/metrics.py FOLDER [--streams 16] [--context 4096] [--output bench/results/metrics.json]
+python -m bench.metrics FOLDER [--streams 16] [--context 4096] [--output bench/results/metrics.json]
 
 All streams share a prompt, which the prefix cache computes once, and decode together. Every second step collects
 statistics for a metrics thread as the server has it, so steps with and without are neighbours in time, and what else
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from result_file import PACKAGES, header, write
 
+from bench.result_file import PACKAGES, header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, available_cpus

@@ -1,7 +1,7 @@
 """Tokens a second of one stream under every norm, as the context grows.
 
-python bench/normalizers.py fill FOLDER --cache FILE [--context 32768]
-python bench/normalizers.py measure FOLDER --cache FILE [--output bench/results/normalizers.json]
+python -m bench.normalizers fill FOLDER --cache FILE [--context 32768]
+python -m bench.normalizers measure FOLDER --cache FILE [--output bench/results/normalizers.json]
 
 FOLDER is a model that was exported with `--norm softmax --max-context 36864`. Only its attention changes from norm to
 norm: the attributes of the attention nodes, the heads' parameters of ssa, and where a norm scales queries, nodes that
@@ -27,9 +27,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
-from result_file import header, write
-from turns import pause
 
+from bench.interleaving import pause
+from bench.result_file import header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.manifest import read_manifest

@@ -1,6 +1,6 @@
 """What precision costs and saves: perplexity of a text, time of a decode step and size of model folders.
 
-python bench/precision.py --text FILE FOLDER [FOLDER ...] [--tokens 4096] [--output bench/results/precision.json]
+python -m bench.precision --text FILE FOLDER [FOLDER ...] [--tokens 4096] [--output bench/results/precision.json]
 
 The first folder is what the others are compared with. The text is read in windows of 2,048 tokens through the server's
 own backend. A decode step is one token after a context of 128; "least" is the fastest of them, which other work on the

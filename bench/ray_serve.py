@@ -1,6 +1,6 @@
 """What Ray Serve costs and what a second replica brings, beside one sharp-serve of the same folder on this machine.
 
-python bench/ray_serve.py FOLDER [--requests 200] [--output bench/results/ray_serve.json]
+python -m bench.ray_serve FOLDER [--requests 200] [--output bench/results/ray_serve.json]
 
 The time to the first token is of one request at a time, in turns to the server and to one replica behind Serve's proxy.
 Throughput is of many requests at a time, to one server and to two, to one replica and to two, where two get twice the
@@ -41,8 +41,8 @@ import click
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
-from result_file import PACKAGES, header, write
 
+from bench.result_file import PACKAGES, header, write
 from sharp import AsyncClient, Client, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.ray.application import Arguments

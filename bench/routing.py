@@ -1,6 +1,6 @@
 """What it is worth to send requests with the same prompt prefix to the same server: a simulation, nothing is served.
 
-python bench/routing.py [--replicas 1000] [--output bench/results/routing.json] [--plot docs/scale.png]
+python -m bench.routing [--replicas 1000] [--output bench/results/routing.json] [--plot docs/scale.png]
 
 Requests arrive as a Poisson process. Each begins with one of many shared prefixes, which are popular by Zipf's law,
 and goes on with tokens of its own. A replica reads prompts one after the other, at a fixed speed, without what its

@@ -1,4 +1,4 @@
-"""Cases of bench/gpu_library.py on a GPU that is interpreted, with memory accesses checked as in tests/triton.
+"""Cases of bench/gpu/library.py on a GPU that is interpreted, with memory accesses checked as in tests/triton.
 
 python -m tests.cuda.compute_calls FOLDER: cases as JSON on stdin, its rows for each on stdout. The first case of an op
 is called in every way, the others through the library.
@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.cuda.computing import Device, Memory
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-import gpu_library
 import torch
+
+from bench.gpu import library as gpu_library
+from tests.cuda.computing import Device, Memory
 
 
 class Caller(gpu_library.Caller):

@@ -1,4 +1,4 @@
-"""`bench/gpu_generation.py` without a GPU: its two models are right on a CPU, and ONNX Runtime's steps are graphs."""
+"""`bench/gpu/generation.py` without a GPU: its two models are right on a CPU, and ONNX Runtime's steps are graphs."""
 
 import json
 import os
@@ -25,7 +25,6 @@ BENCH = ROOT / "bench"
 @pytest.fixture(scope="module")
 def bench():
     sys.path.insert(0, str(BENCH))
-    import gpu_generation
 
     yield gpu_generation
     sys.path.remove(str(BENCH))
@@ -83,7 +82,7 @@ def test_weights_that_were_left_out_are_drawn(bench, folder, tmp_path):
 
 
 def test_what_is_missing_is_a_row(bench, tmp_path):
-    from gpu_cases import Cases
+    from bench.gpu.cases import Cases
 
     rows = list(bench.end_to_end(True, Cases(lambda: True), tmp_path, tmp_path))
     assert list(dict.fromkeys(row["subject"] for row in rows)) == [

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import numpy as np
 import torch
 from torch import Tensor
 
+import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
 

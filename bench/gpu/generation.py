@@ -1,9 +1,9 @@
 """A whole model end to end: ONNX Runtime's CUDA provider with our kernels beside torch, in tokens a second.
 
-python bench/gpu_generation.py FOLDER build/gpu-model
+python -m bench.gpu.generation FOLDER build/gpu-model
 
 leaves out the weights of an exported folder, so that it is small enough to take along: where they are missing drawn
-ones take their place, which cost as much time. `bench/gpu.py --only end-to-end --model build/gpu-model` then measures.
+ones take their place, which cost as much time. `bench/gpu/run.py --only end-to-end --model build/gpu-model` then measures.
 """
 
 import json
@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_cases import Cases
 from torch import Tensor
 from torch.nn import functional
+
+from bench.gpu.cases import Cases
 
 BATCHES = (1, 8, 32)
 CONTEXTS = (1024, 8192)
@@ -89,7 +90,7 @@ class OnnxModel:
         except ImportError as error:
             raise SkippedError("onnxruntime is not installed; its GPU build is the package onnxruntime-gpu") from error
         if not (folder / "model.onnx").is_file():
-            raise SkippedError(f"{folder} has no model.onnx; bench/gpu_generation.py says how to make it")
+            raise SkippedError(f"{folder} has no model.onnx; bench/gpu/generation.py says how to make it")
         if not library.is_file():
             raise SkippedError(f"{library} is not there; build it with cmake -DSHARP_CUDA=ON")
         fill(folder)

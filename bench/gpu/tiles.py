@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from gpu_cases import Cases
-from gpu_compile import Job, capability, options_of
-from gpu_inputs import make_call, run
-from gpu_speed import SPREAD, time_call
-
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import Job, capability, options_of
+from bench.gpu.inputs import make_call, run
+from bench.gpu.speed import SPREAD, time_call
 from sharp.plugins.triton import launching
 from sharp.plugins.triton.tiles import Tile
 from sharp.plugins.triton.variants import kernels

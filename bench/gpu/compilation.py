@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from gpu_inputs import Call
 
+from bench.gpu.inputs import Call
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.tiles import Tile
 from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels

@@ -1,6 +1,6 @@
 """What can be said of a prompt's kernels without a GPU: the instructions of their loops over full tiles of keys.
 
-python bench/gpu_instructions.py --output bench/results/gpu_instructions.json
+python -m bench.gpu.instructions --output bench/results/gpu_instructions.json
 
 Each pass over the keys is one loop. `cycles` is what a tile takes a multiprocessor if nothing overlaps: instructions at
 one a cycle of each of its four schedulers, and matrix products at their peak. On a GPU both overlap in part, so `ratio`
@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from result_file import header, write
 from triton import knobs
 
+from bench.result_file import header, write
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.variants import compile_kernel, kernels
 

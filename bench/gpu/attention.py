@@ -5,14 +5,14 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import numpy as np
 import torch
-from gpu_cases import Cases
-from gpu_compile import compile_all
-from gpu_correctness import TOLERANCES
-from gpu_inputs import Call, to_numpy
 
+import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import compile_all
+from bench.gpu.correctness import TOLERANCES
+from bench.gpu.inputs import Call, to_numpy
 from sharp.plugins.ops.attention_reference import attention as reference
 from sharp.plugins.ops.attributes import NORMALIZERS
 from sharp.plugins.ops.normalizers import Normalizer
@@ -114,7 +114,7 @@ def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[st
 def compare(
     call: Call, wanted: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
 ) -> dict[str, Any]:
-    """As `gpu_correctness.compare`, with the presents in the place of caches."""
+    """As `correctness.compare`, with the presents in the place of caches."""
     output, *presents, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
     pairs = zip(presents, wanted[1:3], strict=True)
     columns = np.abs(stats - wanted[3]).reshape(-1, 4).max(0)

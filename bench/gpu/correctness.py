@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_cases import Cases
-from gpu_compile import compile_all, options_of
-from gpu_inputs import Call, expected, expected_row, make_call, run, to_numpy
 
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import compile_all, options_of
+from bench.gpu.inputs import Call, expected, expected_row, make_call, run, to_numpy
 from sharp.plugins.ops.attributes import NORMALIZERS
 
 # Decode over a long and no context, a chunk behind a context, a prompt of several tiles.

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-from gpu_cases import Cases
-from gpu_compile import Job, options_of
-from gpu_inputs import Call, make_call, run
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import Job, options_of
+from bench.gpu.inputs import Call, make_call, run
 from sharp.plugins.triton.options import Options
 
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
