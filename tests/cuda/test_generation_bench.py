@@ -19,15 +19,11 @@ from sharp.serving.config import BackendConfig
 from tests.cuda.native import ROOT
 from tests.exporter.conftest import tiny_model
 
-BENCH = ROOT / "bench"
-
 
 @pytest.fixture(scope="module")
 def bench():
-    sys.path.insert(0, str(BENCH))
 
-    yield gpu_generation
-    sys.path.remove(str(BENCH))
+    return generation
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +89,8 @@ def test_what_is_missing_is_a_row(bench, tmp_path):
 
 def test_decode_steps_become_graphs_under_the_cuda_provider(libraries, cuda_provider, folder):
     script = f"""
-import sys, json, ctypes, pathlib; sys.path.insert(0, {str(BENCH)!r})
-import numpy as np, gpu_generation as bench
+import sys, json, ctypes, pathlib
+import numpy as np; from bench.gpu import generation as bench
 runtime = ctypes.CDLL("libcudart.so.13"); runtime.fake_runtime_events.restype = ctypes.c_char_p
 said = []
 for graphs in (False, True):
@@ -107,7 +103,7 @@ for graphs in (False, True):
 print(json.dumps(said))
 """
     environment = {**os.environ, "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
-    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    finished = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     # The prompt, the first decode step that is captured, and three replays more.
     assert json.loads(finished.stdout) == [[[3, 5], 0, 0], [[3, 5], 1, 4]]
