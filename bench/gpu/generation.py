@@ -2,8 +2,8 @@
 
 python -m bench.gpu.generation FOLDER build/gpu-model
 
-leaves out the weights of an exported folder, so that it is small enough to take along: where they are missing drawn
-ones take their place, which cost as much time. `bench/gpu/run.py --only end-to-end --model build/gpu-model` then measures.
+copies an exported folder without its weights, so that it is small enough to transfer. Randomly generated weights take
+their place; they cost as much time. `python -m bench.gpu.run --only end-to-end --model build/gpu-model` then measures.
 """
 
 import json

@@ -2,11 +2,11 @@
 
 python -m bench.gpu.run [--quick] [--only machine,correctness] [--minutes 9] [--output FILE]
 
-Needs torch, triton and this tree, no install. The section end-to-end also needs onnxruntime-gpu, the compiled libraries
-(--libraries) and an exported model (--model, which bench.gpu.generation makes); without them it says so and goes on. Each
-section replaces its own part of the results, so that sections can be run apart where a machine is lent for minutes; a
-section that runs out of time keeps what it has and says so. A section has a process of its own, and a new one behind a
-case that ended it: what fails is a row of the results with its error. The exit code is 1 where a result is wrong or
+Needs torch, triton and this tree; Sharp need not be installed. The section end-to-end also needs onnxruntime-gpu, the
+compiled libraries (--libraries) and an exported model (--model, made by bench.gpu.generation); without them it says so
+and goes on. Each section replaces its own part of the results, so sections can run in separate calls. A section that
+runs out of time keeps its rows and says so. Each section has a process of its own. If a case ends that process, another
+continues with the next case, and the results have a row with the error. The exit code is 1 where a result is wrong or
 missing.
 """
 

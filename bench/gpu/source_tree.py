@@ -1,4 +1,4 @@
-"""`import bench.gpu.source_tree` makes this tree's plugins importable as `sharp.plugins` where Sharp is not installed."""
+"""Importing this module makes the tree's plugins importable as `sharp.plugins` where Sharp is not installed."""
 
 import contextlib
 import importlib.util

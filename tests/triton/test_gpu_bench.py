@@ -91,7 +91,7 @@ def test_a_case_that_fails_or_ends_its_process_is_a_row_and_the_others_still_run
     script = tmp_path / "run_with_failures.py"  # stands for run.py in its sections' processes too
     script.write_text(f"""
 import os, sys
-sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+sys.path.insert(0, {str(ROOT)!r})
 import torch
 from bench.gpu import cases as gpu_cases, run
 
@@ -110,8 +110,8 @@ def rows_of(section, chosen, cases):
 torch.cuda.is_available, run.device, run.rows_of, run.MODULE = lambda: True, dict, rows_of, "run_with_failures"
 sys.exit(run.main())
 """)
-    command = [sys.executable, script, "--only", "tiles", "--output", output]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "run_with_failures", "--only", "tiles", "--output", output]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 1, finished.stderr
     assert "0 wrong results, 3 errors" in finished.stdout
     for part in json.loads(output.read_text()).values():
