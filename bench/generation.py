@@ -168,6 +168,7 @@ def main(
             for name, _, run in subjects:
                 pause()
                 runs[name, prompt].append(run(tokens, answer_tokens))
+            pause()
             reads.append(read())
     bandwidth = statistics.median(reads)
     rows: list[dict[str, Any]] = []

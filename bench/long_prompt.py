@@ -58,7 +58,7 @@ def main(folder: str, lengths: str, output: Path | None, one: int | None) -> Non
         return
     rows = []
     for length in map(int, lengths.split(",")):
-        command = [sys.executable, __file__, folder, "--one", str(length)]
+        command = [sys.executable, "-m", "bench.long_prompt", folder, "--one", str(length)]
         rows.append(json.loads(subprocess.check_output(command, text=True).splitlines()[-1]))
         click.echo(rows[-1])
     result = {

@@ -8,11 +8,7 @@ machine disturbs least.
 """
 
 import json
-import os
-import platform
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -20,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from bench.result_file import header, write
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.serving.backends import Backend, Batch, load_backend
@@ -99,10 +96,7 @@ def main(folders: tuple[Path, ...], text: Path, tokens: int, output: Path | None
         row["perplexity_change"] = round(float(row["perplexity"]) / float((rows or [row])[0]["perplexity"]) - 1, 4)
         rows.append(row)
         click.echo(json.dumps(row))
-    if output:
-        machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "date": date.today().isoformat()}
-        content = {**machine, "onnxruntime": version("onnxruntime"), "text": text.name, "rows": rows}
-        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write(output, {**header("precision"), "text": text.name, "rows": rows})
 
 
 if __name__ == "__main__":

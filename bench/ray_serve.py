@@ -195,6 +195,8 @@ def main(
         "model": folder.name,
         "requests": requests,
         "concurrency": concurrency,
+        "prompt_tokens": prompt_tokens,
+        "answer_tokens": answer_tokens,
         "first_token_ms": {name: round(value, 2) for name, value in medians.items()},
         "ray_adds_ms": round(medians["ray"] - medians["server"], 2),
         "tokens_per_second": {name: round(value, 1) for name, value in tokens_per_second.items()},
