@@ -1,4 +1,4 @@
-"""The section of each benchmark on the page that `bench/tables.py` writes: functions from a result to Markdown lines."""
+"""Sections of the page that `bench/tables.py` writes, one per benchmark: functions from a result to Markdown lines."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence

@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,12 +194,17 @@ def main() -> int:
         return 2
     torch.cuda.init()
     torch.zeros(1, device="cuda")  # makes torch's context current, which the library launches in
+    machine = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     rows = []
     try:
         for row in check_library(Caller(chosen.libraries), chosen.quick):
             rows.append(row)
             print(show(row), flush=True)
-            merge_results(chosen.output, {"device": torch.cuda.get_device_name(), "complete": False, "rows": rows})
+            merge_results(chosen.output, {**machine, "complete": False, "rows": rows})
         merge_results(chosen.output, {"complete": True})
     except DeviceLostError as error:
         print(f"the GPU takes no more work from this process: {error}")
