@@ -4,8 +4,8 @@ python -m bench.engine_step FOLDER [--streams 16] [--output bench/results/engine
 
 "engine_ms" is the processor time of the engine's thread outside the model, the median over steps in which `streams`
 requests each get one token; "step_ms" is the whole step by the clock. "times_one_stream" is the throughput of so many
-greedy streams beside that of one, whose step takes "one_stream_ms". "first_token_s" is for a prompt that nobody has
-asked before and for one that shares all but its last token with it.
+greedy streams over that of one, whose step takes "one_stream_ms". "first_token_s" is for a new prompt and for one that
+shares all but its last token with it.
 """
 
 import statistics

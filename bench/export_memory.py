@@ -79,10 +79,10 @@ def measure(command: list[str]) -> dict[str, float]:
 @click.argument("options", nargs=-1)
 def main(hidden: int, layers: int, vocab: int, dtype: str, output: Path | None, options: tuple[str, ...]) -> None:
     """Measure one export; OPTIONS are passed on to sharp-export."""
-    with tempfile.TemporaryDirectory() as place:
-        source = Path(place, "model")
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work, "model")
         parameters = write_model(source, hidden, layers, vocab, getattr(torch, dtype))
-        command = [str(Path(sys.executable).with_name("sharp-export")), str(source), "-o", str(Path(place, "out"))]
+        command = [str(Path(sys.executable).with_name("sharp-export")), str(source), "-o", str(Path(work, "out"))]
         measured = measure([*command, *(options or ("--norm", "softmax"))])
     target = int(TARGET_FACTOR * 4 * parameters) + TARGET_BYTES
     result = {

@@ -105,12 +105,12 @@ def main(folder: str, streams: int, context: int, steps: int, threads: int, outp
         readings.append(time.perf_counter() - began)
 
     found = decode(llm, observed, streams, context, steps, read)
-    beside, alone = ([one.seconds for one in found if one.read == flag] for flag in (True, False))
+    reading, alone = ([one.seconds for one in found if one.read == flag] for flag in (True, False))
     row |= {
         "readings": len(readings),
         "reading_ms": round(statistics.median(readings) * 1e3, 2),
         "slowest_reading_ms": round(max(readings) * 1e3, 2),
-        "delay_ms": round((statistics.median(beside) - statistics.median(alone)) * 1e3, 2),
+        "delay_ms": round((statistics.median(reading) - statistics.median(alone)) * 1e3, 2),
         "lines": metrics.text(OPENMETRICS)[0].count(b"\n"),
     }
     observed.close()

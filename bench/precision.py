@@ -50,11 +50,11 @@ def perplexity(backend: Backend, tokens: NDArray[np.int64], block_size: int) -> 
         for start in range(0, len(window) - 1, CHUNK):
             part = window[start : start + CHUNK]
             logits = read(backend, part, start, block_size, every=True).astype(np.float64)
-            wanted = window[start + 1 : start + 1 + len(part)]
-            logits = logits[: len(wanted)]
+            targets = window[start + 1 : start + 1 + len(part)]
+            logits = logits[: len(targets)]
             top = logits.max(-1, keepdims=True)
             total = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
-            losses.append(total - logits[np.arange(len(wanted)), wanted])
+            losses.append(total - logits[np.arange(len(targets)), targets])
     return float(np.exp(np.concatenate(losses).mean()))
 
 

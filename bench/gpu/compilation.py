@@ -20,7 +20,7 @@ SECONDS = 240  # for all that a section needs; what is missing then is compiled 
 
 @dataclass(frozen=True)
 class Job:
-    """What steps of a phase launch with these options, or with this tile in the place of the phase's own."""
+    """What steps of a phase launch with these options, or with this tile instead of the phase's own."""
 
     options: Options
     phase: Literal["decode", "prefill"]

@@ -169,12 +169,12 @@ def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> It
             yield {"built": False}
             return
         # Another failure is one of every call: the rows below say it.
-    wanted = op.expected(arrays, call.normalizer, call.attributes)
+    references = op.expected(arrays, call.normalizer, call.attributes)
     for how in op.ways(case):
         found: dict[str, Any]
         try:
             found = op.compare(
-                op.make_call(device=device, **case), wanted, lambda call, how=how: op.run(caller, call, how)
+                op.make_call(device=device, **case), references, lambda call, how=how: op.run(caller, call, how)
             )
         except (RuntimeError, SharpError) as error:
             found = {**failure(error), "holds": False}

@@ -54,17 +54,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file that the sections are merged into")
     parser.add_argument("--behind", type=int, help=argparse.SUPPRESS)  # for a section's own process: cases left out
     chosen = parser.parse_args(arguments)
-    wanted = chosen.only.split(",")
-    if unknown := [name for name in wanted if name not in SECTIONS]:
+    named = chosen.only.split(",")
+    if unknown := [name for name in named if name not in SECTIONS]:
         parser.error(f"--only names {unknown[0]!r}; the sections are {', '.join(SECTIONS)}")
     if not chosen.minutes > 0:
         parser.error(f"--minutes is {chosen.minutes}; it must be above 0")
-    chosen.only = [name for name in SECTIONS if name in wanted]
+    chosen.only = [name for name in SECTIONS if name in named]
     return chosen
 
 
 def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
-    """The results file with these sections in place of those of the same name; written, and returned."""
+    """The results file with these sections instead of those of the same name; written, and returned."""
     merged: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merged.update(sections)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,18 +91,18 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
                 executor.shutdown(wait=False, cancel_futures=True)
             yield from correctness.check_large(cases)
         case "decode":
-            compilation.compile_ahead(speed.wanted(section))
+            compilation.compile_ahead(speed.jobs(section))
             yield from speed.decode(quick, cases)
         case "prefill":
-            compilation.compile_ahead(speed.wanted(section))
+            compilation.compile_ahead(speed.jobs(section))
             yield from speed.prefill(quick, cases)
         case "statistics":
-            compilation.compile_ahead(speed.wanted(section))
+            compilation.compile_ahead(speed.jobs(section))
             yield from speed.statistics_cost(cases)
         case "end-to-end":
             yield from generation.end_to_end(quick, cases, chosen.model, chosen.libraries)
         case _:
-            compilation.compile_ahead(tiles.wanted())
+            compilation.compile_ahead(tiles.jobs())
             yield from tiles.tiles(cases)
 
 

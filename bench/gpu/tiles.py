@@ -31,8 +31,8 @@ NORMALIZERS = ("softmax", "entmax", "adaptive_softmax", "ssa")
 CASES = {"decode": (((8191, 1),) * 32, DECODE), "prefill": (((0, 8192),), PREFILL)}
 
 
-def wanted() -> list[Job]:
-    """What is launched."""
+def jobs() -> list[Job]:
+    """The kernels that are launched."""
     calls = {name: make_call(name, ((1, 1),), device="cpu") for name in NORMALIZERS}
     return [
         Job(options_of(call), phase, tile)  # type: ignore[arg-type]

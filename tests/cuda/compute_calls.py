@@ -29,11 +29,11 @@ def rows(
     """What the ways to call the op have computed for the case."""
     case = {name: getattr(torch, value) if "dtype" in name else value for name, value in case.items()}
     call = op.make_call(device="cpu", **case)
-    wanted = op.expected(gpu_library.to_numpy(call.tensors), call.normalizer, call.attributes)
+    references = op.expected(gpu_library.to_numpy(call.tensors), call.normalizer, call.attributes)
     found = []
     for how in op.ways(case)[: None if every_way else 1]:
         call = op.make_call(device="cpu", **case)
-        row = op.compare(call, wanted, lambda call, how=how: op.run(caller, call, how))
+        row = op.compare(call, references, lambda call, how=how: op.run(caller, call, how))
         found.append({"how": how, **row, "launches": device.launches, "failures": device.failures})
         device.launches, device.failures = [], []
     return found

@@ -65,7 +65,7 @@ def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once():
     assert np.stack(tokens, 1).tolist() == answers.tolist()
 
 
-def test_weights_that_were_left_out_are_drawn(folder, tmp_path):
+def test_weights_that_were_left_out_are_random(folder, tmp_path):
     generation.strip(folder, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "sharp.json", "weights.size"]
     generation.fill(tmp_path)

@@ -117,10 +117,10 @@ def main() -> None:
         patches.enter_context(OnCpu())
         cases = gpu_cases.Cases(lambda: True)
         for section, jobs, rows in (
-            ("decode", speed.wanted("decode"), speed.decode(False, cases)),
-            ("prefill", speed.wanted("prefill"), speed.prefill(False, cases)),
-            ("statistics", speed.wanted("statistics"), speed.statistics_cost(cases)),
-            ("tiles", tiles.wanted(), tiles.tiles(cases)),
+            ("decode", speed.jobs("decode"), speed.decode(False, cases)),
+            ("prefill", speed.jobs("prefill"), speed.prefill(False, cases)),
+            ("statistics", speed.jobs("statistics"), speed.statistics_cost(cases)),
+            ("tiles", tiles.jobs(), tiles.tiles(cases)),
         ):
             ahead = {launched(kernel) for job in jobs for kernel in job.kernels(90)}
             for row in rows:
