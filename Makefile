@@ -50,11 +50,10 @@ gpu-wheel: setup
 	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
 	  -C build-dir=build/gpu-wheel
 
-# mypy follows folders, not import hooks: this tree shows it the packages under the names that users import.
+# mypy and editors follow folders, not import hooks: .editor/sharp links the packages under the names that users import.
+# Only the code generated from the protos has to be built.
 typing: setup
-	@mkdir -p build/typing/sharp
-	@for folder in exporter models plugins proto serving; do ln -sfn ../../../$$folder build/typing/sharp/$$folder; done
-	@ln -sfn ../../../deploy/ray build/typing/sharp/ray
+	@mkdir -p build/typing
 	@.venv/bin/python -m grpc_tools.protoc -I proto --python_out=build/typing --pyi_out=build/typing \
 	  --grpc_python_out=build/typing proto/sharp/*/*.proto
 

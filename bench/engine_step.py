@@ -18,6 +18,7 @@ import click
 from bench.result_file import header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.backends import Batch, StepOutput
 from sharp.serving.config import EngineConfig
 
@@ -44,7 +45,7 @@ def measure_steps(llm: LLM, streams: int, steps: int, params: dict[str, Any]) ->
     sampling = SamplingParams(seed=0, max_tokens=steps + 8, ignore_eos=True, **params)
     for number in range(streams):
         tokens = prompt(PROMPT_TOKENS, number, llm.model.manifest.vocab_size)
-        engine.add(llm.model.prepare(str(number), tokens, sampling))
+        engine.add(llm.model.prepare(GenerateRequest(tokens, sampling)))
     backend = engine._backend
     in_model = 0.0
 

@@ -21,6 +21,7 @@ import click
 from bench.result_file import PACKAGES, header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, available_cpus
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 
@@ -47,7 +48,7 @@ def decode(
     prompt = [3 + (7 * i * i + 3 * i) % (vocab - 3) for i in range(context)]
     for number in range(streams):
         params = SamplingParams(seed=number, max_tokens=steps + 8, ignore_eos=True)
-        engine.add(llm.model.prepare(str(number), prompt, params))
+        engine.add(llm.model.prepare(GenerateRequest(prompt, params)))
     found: list[Step] = []
     with ThreadPoolExecutor(1) as pool:
         while engine.has_work:

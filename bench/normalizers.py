@@ -34,7 +34,7 @@ from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.prefix import PrefixChain, chain_start
+from sharp.serving.engine.block_hashes import BlockHashes, first_hash
 
 MARGIN = 256  # the most tokens of a completion
 # Attributes of the attention nodes under each norm; b and n of ssa as at the start of training.
@@ -162,9 +162,9 @@ def share(llm: LLM, values: list[Any]) -> None:
 def announce(llm: LLM, prompt: list[int]) -> None:
     """Tell the prefix cache that its first blocks hold the prompt."""
     blocks = llm._engine.blocks
-    chain = PrefixChain(chain_start(llm.model.manifest, ""), blocks.block_size)
+    chain = BlockHashes(first_hash(llm.model.manifest, ""), blocks.block_size)
     blocks.grow(-1, len(prompt))
-    blocks.remember(-1, 0, chain.upto(prompt, len(prompt)))
+    blocks.remember(-1, 0, chain.up_to(prompt, len(prompt)))
     blocks.release(-1)
 
 

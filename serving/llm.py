@@ -5,10 +5,10 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from sharp.serving.api.completion import Answers, Completion
+from sharp.serving.api.completion import Completion, CompletionBuilder
 from sharp.serving.api.errors import InputError, QueueFullError
 from sharp.serving.api.events import Delta, Event, Failed, Finished
-from sharp.serving.api.request import Prompt, Request
+from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.model_folder import load_model_folder
@@ -18,7 +18,7 @@ OFFLINE = EngineConfig(attention_interval=0, prefill_chunk_tokens=EngineConfig.m
 
 
 class LLM:
-    """A model folder that answers prompts; many at once run together in one batch.
+    """A model folder that completes prompts; many at once run together in one batch.
 
     Example:
         >>> LLM("smollm2-softmax").generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=48))
@@ -53,7 +53,7 @@ class LLM:
         `cache_salt` keeps what was computed apart from calls with another one.
 
         Raises:
-            InputError: a prompt cannot be used, or an answer is still being streamed; nothing was generated.
+            InputError: a prompt cannot be used, or `stream` still runs; nothing was generated.
             EngineError: the model failed.
         """
         several = _several(prompts)
@@ -63,28 +63,30 @@ class LLM:
         if len(each) != len(several):
             raise InputError(f"params has {len(each)} entries for {len(several)} prompts; give one, or one per prompt")
         requests = [
-            self.model.prepare(str(number), prompt, one, attention=attention, cache_salt=cache_salt)
+            self.model.prepare(
+                GenerateRequest(prompt, one, request_id=str(number), attention=attention, cache_salt=cache_salt)
+            )
             for number, (prompt, one) in enumerate(zip(several, each, strict=True))
         ]
-        answers = {request.request_id: Answers(request.params) for request in requests}
+        builders = {request.request_id: CompletionBuilder(request.params) for request in requests}
         with closing(self._events(requests)) as events:
             for event in events:
-                answers[event.request_id].take(event)
-        return [one.completion() for one in answers.values()]
+                builders[event.request_id].add(event)
+        return [builder.build() for builder in builders.values()]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, attention: bool = False, cache_salt: str = ""
     ) -> Generator[Delta | Finished]:
-        """The answer to one prompt as it comes, as `sharp.client.Client.stream` gives it.
+        """The completion of one prompt as it comes, as `sharp.client.Client.stream` gives it.
 
-        With `n` answers, each `index` has a `Finished` of its own. Closing the iterator ends them.
+        With `n` completions, each `index` has a `Finished` of its own. Closing the iterator ends them.
 
         Raises:
-            InputError: the prompt cannot be used, or another answer is still being streamed.
+            InputError: the prompt cannot be used, or another `stream` still runs.
             EngineError: the model failed.
         """
         request = self.model.prepare(
-            "0", prompt, params or SamplingParams(), attention=attention, cache_salt=cache_salt
+            GenerateRequest(prompt, params or SamplingParams(), attention=attention, cache_salt=cache_salt)
         )
         with closing(self._events([request])) as events:
             for event in events:
@@ -93,10 +95,10 @@ class LLM:
                 if isinstance(event, Delta | Finished):
                     yield event
 
-    def _events(self, requests: Sequence[Request]) -> Generator[Event]:
-        """What comes of the requests until all have ended."""
+    def _events(self, requests: Sequence[GenerateRequest]) -> Generator[Event]:
+        """The events of the requests until all have ended."""
         if self._engine.has_work:
-            raise InputError("another answer of this LLM is still being streamed; read it to its end or close it first")
+            raise InputError("another stream of this LLM still runs; read it to its end or close it first")
         waiting = deque(requests)
         try:
             while waiting or self._engine.has_work:
@@ -108,7 +110,7 @@ class LLM:
                 self._engine.abort(request.request_id)
             self._engine.report()
 
-    def _feed(self, waiting: deque[Request]) -> None:
+    def _feed(self, waiting: deque[GenerateRequest]) -> None:
         """Give the engine as many requests as its queue takes."""
         while waiting:
             try:

@@ -51,7 +51,7 @@ class ReplicaContext:
         raise grpc.aio.AbortError(details)
 
     async def unary(self, servicer: Servicer, request: Any) -> Any:
-        """The answer of `servicer`, or an empty message with the status that it ended with."""
+        """The response of `servicer`, or an empty message with the status that it ended with."""
         try:
             return await servicer(request, self)
         except grpc.aio.AbortError:

@@ -25,7 +25,7 @@ BOUNDED_BY = {
 
 
 def missing_settings(environment: Mapping[str, str]) -> str:
-    """What the environment must say for answers that nobody reads to be bounded; nothing where it does."""
+    """What the environment must say for unread responses to be bounded; nothing where it does."""
     return " ".join(f"{name}={value}" for name, value in BOUNDED_BY.items() if environment.get(name) != value)
 
 

@@ -3,7 +3,7 @@
 Serve replaces the behaviour of every method by its own, which sends the call to a replica. Here two things are put
 around that: a call is given its model and the beginning of its prompt to be routed by, and a status of Serve's own
 becomes one that clients can act on. Serve says INTERNAL when a replica is lost; ours is UNAVAILABLE with RetryInfo.
-`grpc.health.v1` is answered here, by what Serve's own health says of this proxy. Every request of KServe's
+`grpc.health.v1` is served here, by what Serve's own health says of this proxy. Every request of KServe's
 ModelStreamInfer is a call of its own, which goes to the replica that suits it.
 """
 
@@ -23,7 +23,7 @@ from sharp.kserve import grpc_service_pb2
 from sharp.ray.handover import unpacked
 from sharp.ray.request import model_of, prefix_key
 from sharp.serving.api.errors import NotFoundError, QueueFullError, SharpError, SlowReaderError, UnavailableError
-from sharp.serving.frontends.kserve.service import answer_together, stream_error
+from sharp.serving.frontends.kserve.service import respond_concurrently, stream_error
 from sharp.serving.frontends.rpc.status import abort, write
 from sharp.v1 import control_pb2, inference_pb2
 
@@ -32,7 +32,7 @@ SERVICES = (
     control_pb2.DESCRIPTOR.services_by_name["ControlService"],
     grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
 )
-KINDS = {  # by what is a stream: the requests, the answers
+KINDS = {  # by what is a stream: the requests, the responses
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
@@ -70,9 +70,9 @@ class _Handlers(grpc.GenericRpcHandler):
             return None
 
         async def unary(request: Any, context: Any) -> bytes:
-            answer: bytes = await handler.unary_unary(request, _Routed(context, request))
+            response: bytes = await handler.unary_unary(request, _Routed(context, request))
             await _end(context)
-            return answer
+            return response
 
         async def stream(request: Any, context: Any) -> None:
             routed, started = _Routed(context, request), False
@@ -85,7 +85,7 @@ class _Handlers(grpc.GenericRpcHandler):
             await _end(context)
 
         async def streams(requests: AsyncIterator[Any], context: Any) -> None:
-            async def answers(request: Any) -> AsyncGenerator[bytes]:
+            async def responses(request: Any) -> AsyncGenerator[bytes]:
                 own = _Asked(_Routed(context, request))
                 async with aclosing(_messages(handler.unary_stream(request, own))) as messages:
                     async for message in messages:
@@ -94,7 +94,7 @@ class _Handlers(grpc.GenericRpcHandler):
                     why = str(_error(own) or own.details())
                     yield stream_error(request, why, request.model_name).SerializeToString()
 
-            await answer_together(requests, answers, partial(_write, context))
+            await respond_concurrently(requests, responses, partial(_write, context))
 
         return handler._replace(unary_unary=unary, unary_stream=stream, stream_stream=streams)
 
@@ -108,7 +108,7 @@ async def _write(context: Any, message: bytes) -> None:
 
 
 async def _messages(serving: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """What comes from a replica; no more is read before it is asked for."""
+    """What comes from a replica; nothing is read ahead."""
     try:
         async for batch in serving:
             for message in unpacked(batch):

@@ -166,7 +166,7 @@ class ModelServer:
         return await self._unary(lambda loaded: loaded.inference.Tokenize, request, grpc_context)
 
     async def GetServerInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See `sharp.v1.ControlService`; of the replica that answers."""
+        """See `sharp.v1.ControlService`; of the replica that handles the request."""
         return await self._unary(lambda loaded: loaded.control.GetServerInfo, request, grpc_context)
 
     async def GetModelInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
@@ -174,7 +174,7 @@ class ModelServer:
         return await self._unary(lambda loaded: loaded.control.GetModelInfo, request, grpc_context)
 
     async def GetLoad(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See `sharp.v1.ControlService`; of the replica that answers."""
+        """See `sharp.v1.ControlService`; of the replica that handles the request."""
         return await self._unary(lambda loaded: loaded.control.GetLoad, request, grpc_context)
 
     async def Abort(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
@@ -182,7 +182,7 @@ class ModelServer:
         return await ReplicaContext(grpc_context).unary(self._abort, request)
 
     async def ServerLive(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; of the replica that answers, as are the next two."""
+        """See KServe's `GRPCInferenceService`; of the replica that handles the request, as are the next two."""
         return await self._unary(lambda loaded: loaded.kserve.ServerLive, request, grpc_context)
 
     async def ServerReady(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
@@ -206,7 +206,7 @@ class ModelServer:
         return await self._unary(lambda loaded: loaded.kserve.ModelConfig, request, grpc_context)
 
     async def ModelStatistics(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; Triton's own, of the replica that answers."""
+        """See KServe's `GRPCInferenceService`; Triton's own, of the replica that handles the request."""
         return await self._unary(lambda loaded: loaded.kserve.ModelStatistics, request, grpc_context)
 
     async def ModelInfer(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802

@@ -19,7 +19,7 @@ class PrefixRouter(MultiplexMixin, RequestRouter):
 
     A key prefers one replica (rendezvous hashing), the same one in every proxy; when replicas come and go, only keys
     of theirs change. It takes the request unless it has clearly more to do than the others; then, and for requests
-    without a key, it is the better of two drawn ones. The key is Serve's session id: `sharp.ray.proxy` makes it from
+    without a key, it is the better of two random ones. The key is Serve's session id: `sharp.ray.proxy` makes it from
     the prompt, HTTP clients may send it as the header `x-session-id`.
     """
 
@@ -74,7 +74,7 @@ def home_of(key: str, running: Mapping[str, int]) -> str | None:
 
 
 def two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:
-    """Two drawn replicas, or all of fewer."""
+    """Two random replicas, or all of fewer."""
     return random.sample(replicas, min(2, len(replicas)))
 
 

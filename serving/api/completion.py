@@ -1,4 +1,4 @@
-"""`Completion`: a whole answer, put together from the events of the engine."""
+"""`Completion`: what one sequence generated, and `CompletionBuilder`, which makes it from the engine's events."""
 
 from dataclasses import dataclass, field, replace
 
@@ -19,19 +19,19 @@ from sharp.serving.api.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer to one prompt.
+    """A completion of one prompt.
 
     Attributes:
         text: the generated text; empty for a model without a tokenizer.
-        token_ids: the generated tokens, with the one that ended the answer.
+        token_ids: the generated tokens, with the stop token that ended them.
         finish_reason: "stop", "length", "time_limit" or "cancelled".
-        matched: the stop string or stop token that ended the answer.
-        usage: how many tokens prompt and answer have, and how many of them the prefix cache had.
+        matched: the stop string or stop token that ended generation.
+        usage: token counts of prompt and completion, and prompt tokens found in the prefix cache.
         timing: seconds since the request was made.
-        attention: means over the tokens of this request that were computed for it, when asked for.
-        logprobs: one entry per generated token, when `logprobs` asks for it.
-        prompt_logprobs: one entry per token of the prompt after the first, when `prompt_logprobs` asks for it.
-        others: the other answers to this prompt, when `n` asks for them.
+        attention: means over the tokens computed for this request, if requested.
+        logprobs: one entry per generated token, if `SamplingParams.logprobs` is set.
+        prompt_logprobs: one entry per prompt token after the first, if `SamplingParams.prompt_logprobs` is set.
+        others: the other `n - 1` completions of this prompt.
     """
 
     text: str
@@ -47,8 +47,8 @@ class Completion:
 
 
 @dataclass
-class _Answer:
-    """What came so far; `logprobs` stays empty unless asked for."""
+class _Sequence:
+    """What one sequence has generated so far."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -56,48 +56,49 @@ class _Answer:
     finished: Finished | None = None
 
 
-@dataclass
-class Answers:
-    """The answers to one request."""
+class CompletionBuilder:
+    """Collects the events of one request."""
 
-    params: SamplingParams
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    each: list[_Answer] = field(default_factory=list)
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self._sequences = [_Sequence() for _ in range(params.n)]
 
-    def __post_init__(self) -> None:
-        self.each = [_Answer() for _ in range(self.params.n)]
+    def add(self, event: Event) -> None:
+        """Take an event of the request.
 
-    def take(self, event: Event) -> None:
-        """Add what an event says."""
+        Raises:
+            SharpError: the error of a `Failed`.
+        """
         if isinstance(event, PromptComputed):
             # No message tells an empty tuple, of a prompt of one token, from none.
-            self.prompt_logprobs = None if self.params.prompt_logprobs is None else event.logprobs or ()
+            self._prompt_logprobs = None if self._params.prompt_logprobs is None else event.logprobs or ()
         elif isinstance(event, Delta):
-            answer = self.each[event.index]
-            answer.text.append(event.text)
-            answer.token_ids.extend(event.token_ids)
-            answer.logprobs.extend(event.logprobs or ())
+            sequence = self._sequences[event.index]
+            sequence.text.append(event.text)
+            sequence.token_ids.extend(event.token_ids)
+            sequence.logprobs.extend(event.logprobs or ())
         elif isinstance(event, Finished):
-            self.each[event.index].finished = event
+            self._sequences[event.index].finished = event
         elif isinstance(event, Failed):
             raise event.error
 
-    def completion(self) -> Completion:
-        """All of it, once every answer is complete."""
-        first, *others = (self._completion(answer) for answer in self.each)
-        return replace(first, prompt_logprobs=self.prompt_logprobs, others=tuple(others))
+    def build(self) -> Completion:
+        """The completion of the first sequence with those of the others in it, once all have finished."""
+        first, *others = (self._completion(sequence) for sequence in self._sequences)
+        return replace(first, prompt_logprobs=self._prompt_logprobs, others=tuple(others))
 
-    def _completion(self, answer: _Answer) -> Completion:
-        finished = answer.finished
+    def _completion(self, sequence: _Sequence) -> Completion:
+        finished = sequence.finished
         if finished is None:
             raise RuntimeError("the engine lost a request")
         return Completion(
-            "".join(answer.text),
-            tuple(answer.token_ids),
+            "".join(sequence.text),
+            tuple(sequence.token_ids),
             finished.reason,
             finished.matched,
             finished.usage,
             finished.timing,
             finished.attention,
-            None if self.params.logprobs is None else tuple(answer.logprobs),
+            None if self._params.logprobs is None else tuple(sequence.logprobs),
         )

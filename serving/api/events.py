@@ -8,7 +8,7 @@ from sharp.serving.api.errors import SharpError
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended."""
+    """Why a completion ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -18,10 +18,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one answer.
+    """Tokens of one completion.
 
     Attributes:
-        prompt_tokens: tokens of the prompt; all answers of a request share them.
+        prompt_tokens: tokens of the prompt; all completions of a request share them.
         completion_tokens: generated tokens.
         cached_tokens: tokens of the prompt that the prefix cache had, so they were not computed for this request.
     """
@@ -55,7 +55,7 @@ class TokenLogprobs:
     Attributes:
         token_id: the token that stands there.
         logprob: its own.
-        top: (token id, logarithm) of the most likely tokens, best first, as many as were asked for.
+        top: (token id, logarithm) of the most likely tokens, best first, as many as requested.
     """
 
     token_id: int
@@ -80,7 +80,7 @@ class PromptComputed:
         request_id: the request.
         cached_tokens: tokens of the prompt that the prefix cache had.
         chunks: the steps that computed the others.
-        logprobs: one entry per token of the prompt after the first, when asked for. Nothing predicts the first.
+        logprobs: one entry per token of the prompt after the first, if requested. Nothing predicts the first.
     """
 
     request_id: str
@@ -91,14 +91,14 @@ class PromptComputed:
 
 @dataclass(frozen=True)
 class Delta:
-    """Generated tokens of one answer, and the text that became certain.
+    """Generated tokens of one completion, and the text that became certain.
 
     Attributes:
         request_id: the request.
         text: whole characters that cannot be part of a stop string; often empty.
         token_ids: the tokens.
-        index: which of the request's `n` answers.
-        logprobs: one entry per token, when asked for.
+        index: which of the request's `n` completions.
+        logprobs: one entry per token, if requested.
     """
 
     request_id: str
@@ -110,7 +110,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finished:
-    """One answer is complete; a request of `n` answers has `n` of these.
+    """One completion is finished; a request of `n` completions has `n` of these.
 
     Attributes:
         request_id: the request.
@@ -118,9 +118,9 @@ class Finished:
         matched: the stop string or stop token that ended it.
         usage: its tokens.
         timing: seconds since the request arrived.
-        attention: means over the tokens of prompt and answer that were computed for it, when asked for.
-        index: which of the request's `n` answers.
-        last: no other answer of the request is still to come; nothing follows.
+        attention: means over the computed tokens of prompt and completion, if requested.
+        index: which of the request's `n` completions.
+        last: no other completion of the request is still to come; nothing follows.
     """
 
     request_id: str
@@ -135,7 +135,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The request was refused, or the engine lost it with all its answers; nothing follows."""
+    """The request was refused, or the engine lost it with all its completions; nothing follows."""
 
     request_id: str
     error: SharpError

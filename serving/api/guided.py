@@ -1,4 +1,4 @@
-"""`Guided`: what an answer must match."""
+"""`Guided`: what a completion must match."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Guided:
 
     Attributes:
         json: a JSON schema, as text or as what `json.loads` gives; text is kept.
-        regex: a regular expression that the whole answer matches.
+        regex: a regular expression that the whole completion matches.
         grammar: a Lark grammar with the rule `start`.
         marks: texts that many models have a token for, such as `<tool_call>`. Of the first the grammar can name the
             rules `mark_0`, `to_mark_0` (what comes before it, and it) and `without_mark_0` (a text without it).

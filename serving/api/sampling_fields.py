@@ -73,7 +73,7 @@ class GuidedFields(StrictMessage):
 
 
 class SamplingFields(StrictMessage):
-    """The fields of `SamplingParams` and `Request` under their own names; their ranges are checked there.
+    """The fields of `SamplingParams` and `GenerateRequest` under their own names; their ranges are checked there.
 
     Numbers may be written as strings, as Triton's clients do.
     """
@@ -102,7 +102,7 @@ class SamplingFields(StrictMessage):
     cache_salt: Annotated[str, NULL_IS_UNSET] = ""
 
     def params(self) -> SamplingParams:
-        """How to draw and when to stop.
+        """The sampling parameters.
 
         Raises:
             FieldError: a value is out of its range.
@@ -111,8 +111,8 @@ class SamplingFields(StrictMessage):
         return SamplingParams(
             **given,
             max_tokens=self.limit,
-            logprobs=self.wanted_logprobs,
-            prompt_logprobs=self.wanted_prompt_logprobs,
+            logprobs=self.requested_logprobs,
+            prompt_logprobs=self.requested_prompt_logprobs,
             guided=self.guide(),
         )
 
@@ -122,17 +122,17 @@ class SamplingFields(StrictMessage):
         return self.max_tokens
 
     @property
-    def wanted_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
         """`SamplingParams.logprobs`."""
         return None
 
     @property
-    def wanted_prompt_logprobs(self) -> int | None:
+    def requested_prompt_logprobs(self) -> int | None:
         """`SamplingParams.prompt_logprobs`."""
         return None
 
     def guide(self) -> Guided | None:
-        """What the answer must match."""
+        """What the completion must match."""
         if self.guided is None:
             return None
         return Guided(json=self.guided.json_, regex=self.guided.regex, grammar=self.guided.grammar)

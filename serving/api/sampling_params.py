@@ -1,4 +1,4 @@
-"""`SamplingParams`: how tokens are drawn and when an answer ends."""
+"""`SamplingParams`: how tokens are sampled and when generation ends."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -30,35 +30,35 @@ class _Int(NotGiven, int):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn and when an answer ends; checked when made.
+    """How tokens are sampled and when generation ends; checked when made.
 
     The logits of a token pass, in this order: guided mask and `min_tokens`, `logit_bias`, the three penalties,
-    `temperature`, then `top_k`, `top_p` and `min_p`, which keep some of the tokens to draw among.
+    `temperature`, then `top_k`, `top_p` and `min_p`, which keep some of the tokens to sample among.
 
     Attributes:
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_k: draw among the k most likely tokens only; 0 and -1 are all, and 0 is kept.
-        top_p: draw among the most likely tokens whose probabilities just reach `top_p`.
-        min_p: draw among tokens at least `min_p` times as likely as the most likely one.
-        repetition_penalty: logits of tokens in prompt or answer are divided by it where positive, else multiplied; 1 is
-            off.
-        presence_penalty: subtracted from the logits of tokens that are in the answer.
-        frequency_penalty: subtracted as often as the token is in the answer.
+        top_k: sample among the k most likely tokens only; 0 and -1 are all, and 0 is kept.
+        top_p: sample among the most likely tokens whose probabilities just reach `top_p`.
+        min_p: sample among tokens at least `min_p` times as likely as the most likely one.
+        repetition_penalty: logits of tokens in prompt or completion are divided by it where positive, else multiplied;
+            1 is off.
+        presence_penalty: subtracted from the logits of tokens that are in the completion.
+        frequency_penalty: subtracted as often as the token is in the completion.
         logit_bias: added to the logits of these tokens; a mapping is fine, pairs of token id and bias are kept.
-        seed: the same seed gives the same draws whatever else runs; None is a random one.
-        n: answers to this prompt, each with draws of its own.
+        seed: the same seed gives the same tokens whatever else runs; None is a random one.
+        n: completions of this prompt, each sampled independently.
         max_tokens: most tokens to generate; 0 only reads the prompt; None, or more than fits, is until the context is
             full.
         min_tokens: no end-of-sequence or stop token before so many tokens; stop strings wait as long.
-        stop: the answer ends before the first of these strings.
+        stop: generation ends before the first of these strings.
         include_stop_str_in_output: its text has the stop string, or the text of the stop token, that ended it.
-        stop_token_ids: the answer ends at one of these tokens.
+        stop_token_ids: generation ends at one of these tokens.
         ignore_eos: go on past the end-of-sequence token.
-        time_limit_ms: the answer ends this long after the request's arrival with what there is; None is never.
+        time_limit_ms: generation ends this long after the request's arrival with what there is; None is never.
         logprobs: natural logarithms of the probabilities of the generated tokens and of so many most likely ones, from
             the model's logits before anything above changed them; None is off, 0 is the generated tokens only.
         prompt_logprobs: the same for the prompt's tokens.
-        guided: the answer must match this schema, expression or grammar.
+        guided: the completion must match this schema, expression or grammar.
 
     None is the default of every field. A temperature, top_k, top_p, min_p or repetition_penalty that is not given is
     the model's own where its checkpoint came with one (in `generation_config.json`).

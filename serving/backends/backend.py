@@ -24,7 +24,7 @@ class Batch:
     block_table: NDArray[np.int32]  # [sequences, max_blocks], -1 = unused
     query_start: NDArray[np.int32]  # [sequences + 1]
     context_lens: NDArray[np.int32]  # [sequences]: tokens in the cache before this step
-    logits_indices: NDArray[np.int64]  # [outputs]: the tokens whose logits are wanted, at least one
+    logits_indices: NDArray[np.int64]  # [outputs]: the tokens whose logits are returned, at least one
     collect_stats: bool
 
 
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step computed; `stats` is None unless the batch asked for it.
+    """What a step computed; `stats` is None unless the batch requested it.
 
     The logits are the caller's, who may write into them, until the next step.
     """

@@ -24,7 +24,7 @@ def choose_device(device: str, kernels: bool) -> str:
     "auto" is the GPU where everything for our kernels is there, and the CPU otherwise.
 
     Raises:
-        InputError: the GPU is asked for, and something is missing; the message says what.
+        InputError: the GPU is requested, and something is missing; the message says what.
     """
     if device == "cpu" or (device == "auto" and not kernels):
         return "cpu"

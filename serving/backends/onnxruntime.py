@@ -133,12 +133,12 @@ class OnnxRuntimeBackend:
     def _check_shapes(self, shapes: dict[str, list[int | str]]) -> None:
         """Refuse a manifest of another model at once: every step of every request would fail."""
         m = self._manifest
-        wanted: dict[str, tuple[int | None, ...]] = {
+        expected: dict[str, tuple[int | None, ...]] = {
             "logits": (None, m.vocab_size),
             "stats": (m.layers, None, m.q_heads, 4),
         }
-        wanted |= {tensor.name: (None, *tensor.block_shape) for tensor in self._caches}
-        for name, shape in wanted.items():
+        expected |= {tensor.name: (None, *tensor.block_shape) for tensor in self._caches}
+        for name, shape in expected.items():
             found = shapes[name]  # dynamic dimensions are names
             if [size for size, asked in zip(found, shape, strict=False) if asked] != [size for size in shape if size]:
                 raise InputError(
@@ -148,10 +148,10 @@ class OnnxRuntimeBackend:
 
     def _check_types(self, types: dict[str, str]) -> None:
         for tensor in self._caches:
-            wanted = TENSOR_TYPES[tensor.dtype]
-            if types[tensor.name] != wanted:
+            expected = TENSOR_TYPES[tensor.dtype]
+            if types[tensor.name] != expected:
                 raise InputError(
-                    f"{tensor.name} of the model is a {types[tensor.name]}, and sharp.json describes a {wanted}; "
+                    f"{tensor.name} of the model is a {types[tensor.name]}, and sharp.json describes a {expected}; "
                     "export the model again"
                 )
 
@@ -215,12 +215,12 @@ class OnnxRuntimeBackend:
         stats = np.empty((m.layers, tokens, m.q_heads, 4), np.float32) if batch.collect_stats else None
         if stats is not None:
             binding.bind_ortvalue_output("stats", onnxruntime.OrtValue.ortvalue_from_numpy(stats))
-        wanted = rows, tokens, stats is None
-        if wanted != bound:  # binding takes longer than looking
+        expected = rows, tokens, stats is None
+        if expected != bound:  # binding takes longer than looking
             binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
             if stats is None:
                 binding.bind_output("stats", self._device)
-        self._bound_outputs = wanted
+        self._bound_outputs = expected
         self._session.run_with_iobinding(binding, without_graph() if self._captures else None)
         if not self._kernels:
             self._current, self._next = self._next, self._current

@@ -208,13 +208,13 @@ def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, Sh
 
 
 def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> None:
-    wanted = dict(DTYPES)
+    expected = dict(DTYPES)
     for tensor in caches:
-        wanted |= dict.fromkeys((tensor.name, tensor.updated_name), CACHE_DTYPES[tensor.dtype])
+        expected |= dict.fromkeys((tensor.name, tensor.updated_name), CACHE_DTYPES[tensor.dtype])
     names = {engine.get_tensor_name(number) for number in range(engine.num_io_tensors)}
-    if missing := sorted(set(wanted) - names):
+    if missing := sorted(set(expected) - names):
         raise InputError(f"{path} lacks {', '.join(missing[:4])}; build it again with sharp build")
-    for name, dtype in wanted.items():
+    for name, dtype in expected.items():
         found = engine.get_tensor_dtype(name).name
         if found != dtype:
             raise InputError(f"{name} of {path} is {found}, but must be {dtype}; build it again with sharp build")

@@ -1,1 +1,1 @@
-"""Load on a server, and what it answered how fast."""
+"""Load on a server: throughput and latencies."""

@@ -33,7 +33,7 @@ def bench() -> None:
 @click.option("--requests", default=Load.requests, show_default=True, help="How many requests to send.")
 @click.option("--rate", type=float, help="Arrivals a second, a Poisson process.  [default: all at once]")
 @click.option("--prompt-tokens", default=Load.prompt_tokens, show_default=True, help="Mean tokens of a prompt.")
-@click.option("--answer-tokens", default=Load.answer_tokens, show_default=True, help="Mean tokens of an answer.")
+@click.option("--answer-tokens", default=Load.answer_tokens, show_default=True, help="Mean tokens of a completion.")
 @click.option("--spread", default=Load.spread, show_default=True, help="Lengths vary by this share of the mean.")
 @click.option(
     "--shared-tokens",
@@ -47,10 +47,10 @@ def bench() -> None:
 @connection_options
 @click.option("--output", type=click.Path(path_type=Path), help="Write load and figures to this file, as JSON.")
 def serve(address: str, attempts: int, connection: dict[str, Any], output: Path | None, **load: Any) -> None:
-    """Send requests of random tokens to the server at ADDRESS and print how fast it answered.
+    """Send requests of random tokens to the server at ADDRESS and print its throughput and latencies.
 
-    Prompts are drawn token ids, so the prefix cache has only what --shared-tokens says; answers are greedy and as long
-    as they are told. Times are the client's, so they contain the network.
+    Prompts are random token ids, so the prefix cache has only what --shared-tokens says. Completions are greedy, of the
+    requested length. Times are the client's and include the network.
     """
     chosen = Load(**load)
     if output is not None:
@@ -63,7 +63,7 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
         content = {"date": str(date.today()), "server": info, "load": asdict(chosen), "figures": asdict(summary)}
         output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if not summary.answered:
-        raise SharpError("no request was answered")
+        raise SharpError("no request was completed")
 
 
 async def _measure(
@@ -85,7 +85,7 @@ async def _measure(
 def _print(summary: Summary) -> None:
     console = Console()
     console.print(
-        f"{summary.answered} of {summary.requests} requests answered in {summary.seconds:.1f} s "
+        f"{summary.answered} of {summary.requests} requests completed in {summary.seconds:.1f} s "
         f"({summary.refused} refused, {summary.failed} failed)"
     )
     console.print(
@@ -96,7 +96,7 @@ def _print(summary: Summary) -> None:
     rows = (
         ("time to first token", summary.time_to_first_token),
         ("inter-token latency", summary.inter_token_latency),
-        ("whole answer", summary.total),
+        ("whole completion", summary.total),
     )
     for name, found in rows:
         table.add_row(name, *_cells(found))

@@ -1,4 +1,4 @@
-"""Drives a server with requests that arrive by chance, and times every message of their answers."""
+"""Drives a server with requests that arrive at random, and times every message of their streams."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ class Load:
         requests: how many.
         rate: arrivals a second, a Poisson process; None: all at once.
         prompt_tokens: mean tokens of a prompt.
-        answer_tokens: mean tokens of an answer; every one is as long as it is told, whatever the model says.
+        answer_tokens: mean tokens of a completion; each is as long as requested, whatever the model generates.
         spread: lengths are uniform between mean (1 - spread) and mean (1 + spread).
         shared_tokens: tokens that all prompts begin with.
         concurrency: most requests that are open at a time; None: no limit.
@@ -63,8 +63,8 @@ class Load:
 class Sample:
     """One request; times are seconds from the start of the load.
 
-    `times` has the arrival of every message with tokens and `counts` its tokens; `error` says why there was no answer,
-    and `refused` that the server was full and said so.
+    `times` has the arrival of every message with tokens and `counts` its tokens. `error` says why the request failed,
+    and `refused` that the server was full.
     """
 
     arrival: float
@@ -77,11 +77,11 @@ class Sample:
 
 
 async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] = lambda: None) -> list[Sample]:
-    """Send the requests of `load` and wait for all of their answers; `on_end` is called after each.
+    """Send the requests of `load` and wait for all of them; `on_end` is called after each.
 
     Raises:
         InputError: a request does not fit the server's context.
-        SharpError: nobody answers.
+        SharpError: no server responds.
     """
     info = await client.model_info()
     draw = random.Random(load.seed)  # noqa: S311 - no secret

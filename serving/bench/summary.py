@@ -26,7 +26,7 @@ class Summary:
 
     Attributes:
         requests: how many were sent.
-        answered: how many got their whole answer.
+        answered: requests that got their whole completion.
         refused: how many met a full queue, with a time to come back.
         failed: how many ended otherwise.
         seconds: from the first arrival to the last message.

@@ -22,10 +22,10 @@ RESULTS = Path("bench/results")
 @click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("folder", type=PATH)
 @click.option("--gpu", required=True, help="Device of each server; a wrong name lists them.")
-@click.option("--context", required=True, type=click.IntRange(min=2), help="Tokens of prompt and answer together.")
+@click.option("--context", required=True, type=click.IntRange(min=2), help="Tokens of prompt and completion together.")
 @click.option("--rate", required=True, type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
 @click.option(
-    "--answer-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Of them, the answer."
+    "--answer-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Of them, the completion."
 )
 @click.option(
     "--max-sequences",

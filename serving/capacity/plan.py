@@ -20,7 +20,7 @@ ENGINE_STREAMS = 16
 WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.08, "int4": 0.95}
 
 FORMULA = """\
-W weights' bytes, n weights, c cache bytes of a token, P prompt + A answer = context N, H attention's operations
+W weights' bytes, n weights, c cache bytes of a token, P prompt + A completion = context N, H attention's operations
 batch     B = min(max sequences, (0.9 memory - W) / (c N))
 step      s = max((W + B c (P + A/2)) / bandwidth, 2 n B / operations) + e max(1, B/16),  e = 1.21 ms of the engine
 prompt    p = (2 n P + H P^2) / operations,  H = layers x query heads x (head dim + value dim)
@@ -97,8 +97,8 @@ def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price
     """How many servers `load` needs.
 
     Raises:
-        InputError: the context is longer than the model's, the answer than the context, or one request does not fit; or
-            rate or price is no number that one can plan with.
+        InputError: the context is longer than the model's, the completion is longer than the context, one request does
+            not fit, or rate or price is out of range.
     """
     if not 0 < load.rate <= MOST_REQUESTS:
         raise InputError(f"rate is {load.rate}; it must be above 0 and at most {MOST_REQUESTS:g} requests a second")
@@ -116,10 +116,10 @@ def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price
             f"{request_bytes / 1e9:.2f} GB need more than {MEMORY_SHARE:.0%} of {memory_bytes / 1e9:.1f} GB"
         )
     batch = min(load.max_sequences, int(room // request_bytes))
-    prompt, answer = load.context - load.answer_tokens, load.answer_tokens
+    prompt, completion = load.context - load.answer_tokens, load.answer_tokens
     first = (2 * model.weights * prompt + model.attention_operations * prompt**2) / speed.operations_per_second
-    step = _step(model, batch, prompt + answer / 2, speed)
-    each = UTILIZATION / (first + answer * step / batch)
+    step = _step(model, batch, prompt + completion / 2, speed)
+    each = UTILIZATION / (first + completion * step / batch)
     servers = max(1, math.ceil(load.rate / each))
     hourly = None if price is None else servers * price
     return Plan(
@@ -128,12 +128,12 @@ def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price
         cache_bytes=batch * request_bytes,
         step_seconds=step,
         first_token_seconds=first,
-        stream_tokens_per_second=1 / _step(model, 1, prompt + answer / 2, speed),
+        stream_tokens_per_second=1 / _step(model, 1, prompt + completion / 2, speed),
         batch_tokens_per_second=batch / step,
         requests_per_second=each,
         servers=servers,
         price_per_hour=hourly,
-        price_per_million_tokens=None if hourly is None else hourly / (load.rate * answer * 3600) * 1e6,
+        price_per_million_tokens=None if hourly is None else hourly / (load.rate * completion * 3600) * 1e6,
     )
 
 

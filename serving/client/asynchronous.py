@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import grpc
 
-from sharp.serving.api.completion import Answers, Completion
+from sharp.serving.api.completion import Completion, CompletionBuilder
 from sharp.serving.api.events import Delta, Event, Finished
-from sharp.serving.api.request import Prompt
+from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.client.channel import error_of
 from sharp.serving.client.connection import Connection
@@ -44,19 +44,19 @@ class AsyncClient(Connection):
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[Delta | Finished]:
         """See `Client.stream`; a loop that is left early ends the request when the generator is closed."""
-        async for event in self._events(request_message(prompt, params or SamplingParams(), **options)):
+        async for event in self._events(GenerateRequest(prompt, params or SamplingParams(), **options)):
             if isinstance(event, Delta | Finished):
                 yield event
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """See `Client.generate`."""
-        params = params or SamplingParams()
-        answers = Answers(params)
-        async for event in self._events(request_message(prompt, params, **options)):
-            answers.take(event)
-        return answers.completion()
+        request = GenerateRequest(prompt, params or SamplingParams(), **options)
+        builder = CompletionBuilder(request.params)
+        async for event in self._events(request):
+            builder.add(event)
+        return builder.build()
 
-    async def tokenize(self, text: str, model: str | None = None) -> tuple[int, ...]:
+    async def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:
         """See `Client.tokenize`."""
         request = inference_pb2.TokenizeRequest(model=model, text=text)
         return tuple((await self._call(self._inference.Tokenize, request)).token_ids)
@@ -65,7 +65,7 @@ class AsyncClient(Connection):
         """See `Client.abort`."""
         await self._call(self._control.Abort, control_pb2.AbortRequest(request_id=request_id))
 
-    async def model_info(self, model: str | None = None) -> control_pb2.GetModelInfoResponse:
+    async def model_info(self, model: str = "") -> control_pb2.GetModelInfoResponse:
         """See `Client.model_info`."""
         found: control_pb2.GetModelInfoResponse = await self._call(
             self._control.GetModelInfo, control_pb2.GetModelInfoRequest(model=model)
@@ -84,8 +84,8 @@ class AsyncClient(Connection):
         found: control_pb2.GetLoadResponse = await self._call(self._control.GetLoad, control_pb2.GetLoadRequest())
         return found
 
-    async def _events(self, request: inference_pb2.GenerateRequest) -> AsyncIterator[Event]:
-        call = self._inference.Generate(request, timeout=self._timeout, metadata=self._metadata)
+    async def _events(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        call = self._inference.Generate(request_message(request), timeout=self._timeout, metadata=self._metadata)
         answered, request_id = False, request.request_id
         try:
             async for response in call:

@@ -63,7 +63,7 @@ def channel_options(attempts: int) -> list[tuple[str, Any]]:
     """Options of a channel that makes each call up to `attempts` times.
 
     gRPC's own retries: after UNAVAILABLE with exponential backoff, after RESOURCE_EXHAUSTED when the server says
-    (`grpc-retry-pushback-ms`, which it sends beside `RetryInfo`), and never once an answer has begun. A call that
+    (`grpc-retry-pushback-ms`, which it sends beside `RetryInfo`), and never once a response has begun. A call that
     arrives in the moment a gRPC server closes ends with CANCELLED before anything has read it; it is made again too.
     Of several servers behind the address, calls take one after the other.
 
@@ -100,10 +100,10 @@ def metadata_of(token: str | None) -> Metadata:
 
 
 def error_of(error: grpc.RpcError, address: str, *, answered: bool = False) -> SharpError:
-    """The server's error; `answered` says that a part of the answer came before."""
+    """The server's error; `answered` says that a part of the response came before."""
     status = rpc_status.from_call(error)
     if error.code() == grpc.StatusCode.UNAVAILABLE and status is None:
-        missing = "went away before the answer was complete" if answered else "does not answer"
+        missing = "went away before the response was complete" if answered else "does not respond"
         reason = error.details() or ""
         why = "" if "Connection refused" in reason else f" ({reason})"  # TLS against plain text, an unknown name, ...
         return UnavailableError(f"the server at {address} {missing}{why}; start one with sharp-serve", RETRY_SECONDS)

@@ -26,7 +26,7 @@ class Connection:
             address: host:port.
             tls: how to encrypt; None is plain text.
             token: the bearer token that the server asks for.
-            attempts: how often a call is made, at most, when the server is full or does not answer; 1 to 5.
+            attempts: how often a call is made, at most, when the server is full or does not respond; 1 to 5.
             timeout: seconds that a call may take, with all its attempts; None is no limit.
 
         Raises:

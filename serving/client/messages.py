@@ -1,4 +1,4 @@
-"""Between what a client's user gives and gets, the types of `sharp.LLM`, and the messages of `sharp.v1`."""
+"""Requests to messages of `sharp.v1`, and messages to events."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from sharp.serving.api.events import (
     TokenLogprobs,
     Usage,
 )
-from sharp.serving.api.request import Prompt
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_params import NotGiven, SamplingParams
 from sharp.v1 import inference_pb2
 
@@ -31,31 +31,25 @@ SEVERAL_PROMPTS = "prompt must be one text or a list of token ids; call generate
 STATISTICS = ("entropy_nats", "normalized_entropy", "support_ratio", "inverse_temperature", "logit_spread")
 
 
-def request_message(
-    prompt: Prompt,
-    params: SamplingParams,
-    *,
-    model: str | None = None,
-    request_id: str | None = None,
-    attention: bool = False,
-    priority: int = 0,
-    cache_salt: str = "",
-) -> inference_pb2.GenerateRequest:
-    """A request for answers to `prompt`, a text or token ids.
+def request_message(request: GenerateRequest) -> inference_pb2.GenerateRequest:
+    """The message of a request.
 
     Raises:
-        InputError: `prompt` is several prompts, or something does not fit into a message, as a text that is no valid
-            Unicode.
+        InputError: the prompt is several prompts, or something does not fit into a message, such as a text that is not
+            valid Unicode.
     """
+    prompt, params = request.prompt, request.params
     try:
         message = inference_pb2.GenerateRequest(
-            request_id=request_id,
-            model=model,
+            request_id=request.request_id,
+            model=request.model,
             sampling=_filled(inference_pb2.Sampling(logit_bias=dict(params.logit_bias)), params, {"logit_bias"}),
             stopping=_filled(inference_pb2.Stopping(), params),
-            response=_filled(inference_pb2.ResponseOptions(attention_stats=attention), params, {"attention_stats"}),
-            priority=priority,
-            cache_salt=cache_salt,
+            response=_filled(
+                inference_pb2.ResponseOptions(attention_stats=request.attention), params, {"attention_stats"}
+            ),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         if isinstance(prompt, str):
             message.text = prompt
@@ -89,7 +83,7 @@ def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> A
 
 
 def event_of(response: inference_pb2.GenerateResponse, request_id: str) -> Event:
-    """What a message of the stream says."""
+    """The event of a message of the stream."""
     if response.HasField("prompt_info"):
         info = response.prompt_info
         return PromptComputed(request_id, info.cached_tokens, logprobs=_logprobs(info.prompt_logprobs) or None)

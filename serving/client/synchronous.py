@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import grpc
 
-from sharp.serving.api.completion import Answers, Completion
+from sharp.serving.api.completion import Completion, CompletionBuilder
 from sharp.serving.api.events import Delta, Event, Finished
-from sharp.serving.api.request import Prompt
+from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.client.channel import error_of
 from sharp.serving.client.connection import Connection
@@ -43,31 +43,31 @@ class Client(Connection):
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[Delta | Finished]:
-        """The answers to a prompt as they come: `Delta`s, and one `Finished` for each answer.
+        """The completions of a prompt as they come: `Delta`s, and one `Finished` for each.
 
-        `options` are those of `request_message`: model, request_id, attention, priority, cache_salt. Leaving the loop
+        `options` are fields of `GenerateRequest`: model, request_id, attention, priority, cache_salt. Leaving the loop
         ends the request.
 
         Raises:
             SharpError: nobody answers, or the server's own error.
         """
-        for event in self._events(request_message(prompt, params or SamplingParams(), **options)):
+        for event in self._events(GenerateRequest(prompt, params or SamplingParams(), **options)):
             if isinstance(event, Delta | Finished):
                 yield event
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole answer to a prompt, as `sharp.LLM` gives it; see `stream`.
+        """The whole completion of a prompt, as `sharp.LLM` gives it; see `stream`.
 
         Raises:
             SharpError: nobody answers, or the server's own error.
         """
-        params = params or SamplingParams()
-        answers = Answers(params)
-        for event in self._events(request_message(prompt, params, **options)):
-            answers.take(event)
-        return answers.completion()
+        request = GenerateRequest(prompt, params or SamplingParams(), **options)
+        builder = CompletionBuilder(request.params)
+        for event in self._events(request):
+            builder.add(event)
+        return builder.build()
 
-    def tokenize(self, text: str, model: str | None = None) -> tuple[int, ...]:
+    def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:
         """The token ids that the server would use for a text.
 
         Raises:
@@ -85,7 +85,7 @@ class Client(Connection):
         """
         self._call(self._control.Abort, control_pb2.AbortRequest(request_id=request_id))
 
-    def model_info(self, model: str | None = None) -> control_pb2.GetModelInfoResponse:
+    def model_info(self, model: str = "") -> control_pb2.GetModelInfoResponse:
         """What the model is; raises as `tokenize` does."""
         found: control_pb2.GetModelInfoResponse = self._call(
             self._control.GetModelInfo, control_pb2.GetModelInfoRequest(model=model)
@@ -104,8 +104,8 @@ class Client(Connection):
         found: control_pb2.GetLoadResponse = self._call(self._control.GetLoad, control_pb2.GetLoadRequest())
         return found
 
-    def _events(self, request: inference_pb2.GenerateRequest) -> Iterator[Event]:
-        call = self._inference.Generate(request, timeout=self._timeout, metadata=self._metadata)
+    def _events(self, request: GenerateRequest) -> Iterator[Event]:
+        call = self._inference.Generate(request_message(request), timeout=self._timeout, metadata=self._metadata)
         answered, request_id = False, request.request_id
         try:
             for response in call:

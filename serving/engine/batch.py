@@ -13,13 +13,13 @@ from sharp.serving.engine.scheduler import Chunk
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which logits a step wants.
+    """Which logits a step computes.
 
     Attributes:
         sampling: (chunk, rows): those that get a new token from the logits of their last one, and more where these
             and the tokens of their draft agree; these rows come first.
         prompt: (chunk, tokens of it) whose logits tell how likely the next token of the prompt was; they follow.
-        indices: the rows as places in the packed tokens, int64 [outputs].
+        indices: the rows as positions in the packed tokens, int64 [outputs].
     """
 
     sampling: tuple[tuple[int, int], ...]
@@ -32,11 +32,11 @@ class Outputs:
         return sum(rows for _, rows in self.sampling)
 
 
-def wanted_outputs(chunks: Rows[Chunk]) -> Outputs:
+def select_outputs(chunks: Rows[Chunk]) -> Outputs:
     """The logits that the sequences of `chunks` need."""
     sampling: list[tuple[int, int]] = []
     prompt: list[tuple[int, int]] = []
-    last: list[int] = []  # these two are places in the packed tokens
+    last: list[int] = []  # these two are positions in the packed tokens
     following: list[int] = []
     start = 0
     for row, chunk in enumerate(chunks):
@@ -46,7 +46,7 @@ def wanted_outputs(chunks: Rows[Chunk]) -> Outputs:
             last += range(start + chunk.tokens - 1, start + chunk.width)
         if sequence.missing_prompt_logprobs:
             # The token at position p tells about the one at p + 1; those before `known` have told.
-            known = len(sequence.prompt_logprobs) - sequence.computed
+            known = len(sequence.prompt.logprobs) - sequence.computed
             count = min(chunk.tokens - known, sequence.missing_prompt_logprobs)
             if count > 0:
                 prompt.append((row, count))
@@ -83,7 +83,7 @@ def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect
         block_table=block_table,
         query_start=np.array(query_start, np.int32),
         context_lens=np.array([chunk.sequence.computed for chunk in chunks], np.int32),
-        # Runtimes differ in what they do with empty tensors, so there is always one output, wanted or not.
+        # Runtimes differ in what they do with empty tensors, so there is always one output, used or not.
         logits_indices=outputs.indices if len(outputs.indices) else np.zeros(1, np.int64),
         collect_stats=collect_stats,
     )

@@ -51,7 +51,7 @@ class BlockManager:
 
     def _hand_out(self) -> int:
         block, _ = self._free.popitem(last=False)
-        self._forget(block)
+        self._unregister(block)
         self._references[block] = 1
         return block
 
@@ -76,20 +76,20 @@ class BlockManager:
             self._free.pop(block, None)
         self._tables[number] = np.array(blocks, np.int32)
 
-    def remember(self, number: int, start: int, hashes: Rows[bytes]) -> None:
-        """Let the blocks of a sequence from the one at `start` on be found by `hashes`: they are full and computed."""
+    def register(self, number: int, start: int, hashes: Rows[bytes]) -> None:
+        """Add blocks of a sequence, full and computed, to the prefix cache: those from `start` on, by `hashes`."""
         for block, block_hash in zip(self.table(number)[start : start + len(hashes)].tolist(), hashes, strict=True):
             # Two sequences may compute the same tokens at the same time; one of the blocks is enough.
             if block_hash not in self._block_of:
                 self._block_of[block_hash] = block
                 self._hash_of[block] = block_hash
 
-    def forget(self, number: int) -> None:
-        """Let nobody find the blocks of a sequence any more."""
+    def unregister(self, number: int) -> None:
+        """Remove the blocks of a sequence from the prefix cache."""
         for block in self.table(number).tolist():
-            self._forget(block)
+            self._unregister(block)
 
-    def _forget(self, block: int) -> None:
+    def _unregister(self, block: int) -> None:
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]

@@ -38,8 +38,8 @@ def cache_blocks(manifest: Manifest, cache_tokens: int | None, available_bytes: 
     block_size = manifest.cache.block_size
     block_bytes = bytes_per_block(manifest)
     if cache_tokens is None:
-        wanted = -(-max(manifest.max_context, DEFAULT_TOKENS) // block_size)
-        return max(1, min(wanted, int(available_bytes * MEMORY_SHARE) // block_bytes))
+        target = -(-max(manifest.max_context, DEFAULT_TOKENS) // block_size)
+        return max(1, min(target, int(available_bytes * MEMORY_SHARE) // block_bytes))
     blocks = -(-cache_tokens // block_size)
     if blocks * block_bytes > available_bytes:
         raise InputError(

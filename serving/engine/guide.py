@@ -1,4 +1,4 @@
-"""`Guide`: which tokens may come next where the answer must match a schema, an expression or a grammar."""
+"""`Guide`: which tokens may come next where the text must match a schema, an expression or a grammar."""
 
 import json
 import threading
@@ -33,13 +33,13 @@ GRAMMARS: dict[str, Callable[[str], str]] = {
 
 
 class Guide:
-    """Follows one answer; only the thread of its engine uses it."""
+    """Follows one sequence; only the engine's thread uses it."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def copy(self) -> Self:
-        """One for another answer, at the same place."""
+        """Another one at the same position."""
         return type(self)(self._matcher.deep_copy())
 
     @property
@@ -65,7 +65,7 @@ class Guide:
         return self._matcher.validate_tokens(list(tokens))
 
     def accept(self, token_id: int) -> bool:
-        """Go on past an allowed token; return whether the answer is complete: nothing more may come."""
+        """Go on past an allowed token; return whether the text is complete: nothing more may come."""
         self._matcher.consume_token(token_id)
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
@@ -78,7 +78,7 @@ class GuideCompiler:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        # Tokens that an answer shows and the library takes for no text: added to a vocabulary, and written like tags.
+        # Tokens with a visible text that the library does not treat as text: added ones that are written like tags.
         self._tags: dict[str, int] = {}
         # Most servers see the same few schemas again and again; the oldest goes first.
         self._compiled: dict[Guided, Guide] = {}

@@ -22,11 +22,11 @@ def token_logprobs(
     ]
 
 
-def answer_logprobs(
+def sampled_logprobs(
     chunks: Rows[Chunk], outputs: Outputs, logits: NDArray[np.float32], tokens: dict[int, list[int]]
 ) -> dict[int, list[TokenLogprobs]]:
-    """Those of the new `tokens` of each chunk, by chunk, where they are asked for."""
-    places: list[int] = []
+    """Those of the new `tokens` of each chunk, by chunk, if requested."""
+    positions: list[int] = []
     chosen: list[int] = []
     tops: list[int] = []
     of: list[int] = []
@@ -35,14 +35,14 @@ def answer_logprobs(
         top = chunks[row].sequence.request.params.logprobs
         if top is not None and NO_TOKEN not in tokens[row]:
             count = len(tokens[row])
-            places += range(start, start + count)
+            positions += range(start, start + count)
             chosen += tokens[row]
             tops += [top] * count
             of += [row] * count
         start += rows
     found: dict[int, list[TokenLogprobs]] = {}
-    if places:
-        for row, one in zip(of, token_logprobs(logits, places, chosen, tops), strict=True):
+    if positions:
+        for row, one in zip(of, token_logprobs(logits, positions, chosen, tops), strict=True):
             found.setdefault(row, []).append(one)
     return found
 
@@ -50,12 +50,12 @@ def answer_logprobs(
 def prompt_logprobs(
     chunks: Rows[Chunk], outputs: Outputs, logits: NDArray[np.float32]
 ) -> dict[int, list[TokenLogprobs]]:
-    """Those of the prompts' tokens, by chunk, where they are asked for."""
+    """Those of the prompts' tokens, by chunk, if requested."""
     found = {}
     start = outputs.sampled_rows
     for row, count in outputs.prompt:
         sequence = chunks[row].sequence
-        known = len(sequence.prompt_logprobs)
+        known = len(sequence.prompt.logprobs)
         following = sequence.request.prompt_ids[known + 1 : known + 1 + count]
         top = sequence.request.params.prompt_logprobs or 0
         found[row] = token_logprobs(logits, range(start, start + count), following, [top] * count)

@@ -1,18 +1,18 @@
 """A model folder, loaded and ready for an engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, check_verified, read_manifest
-from sharp.serving.api.request import Prompt, Request, prepare_request
-from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.backends import Backend, Limits, load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.cache_size import cache_blocks
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.guide import GuideCompiler
+from sharp.serving.engine.prepare import prepare_request
 from sharp.serving.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -40,34 +40,18 @@ class ModelFolder:
         """The longest sequence that one request may grow to."""
         return min(self.longest, self.cache_tokens)
 
-    def prepare(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        attention: bool = False,
-        priority: int = 0,
-        cache_salt: str = "",
-        special_tokens: bool = True,
-    ) -> Request:
-        """A checked request. It may take a while (long texts, large grammars): not for the engine's thread.
+    def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        """The checked request, ready for the engine. Long texts and large grammars take a while: use another thread.
 
         Raises:
             FieldError: a field cannot be used; the message names it, its value and the limit.
         """
         return prepare_request(
-            request_id,
-            prompt,
-            params.with_defaults(self.sampling),
+            replace(request, params=request.params.with_defaults(self.sampling)),
             manifest=self.manifest,
             tokenizer=self.tokenizer,
             context_limit=self.context_limit,
             guides=self.guides,
-            attention=attention,
-            priority=priority,
-            cache_salt=cache_salt,
-            special_tokens=special_tokens,
         )
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from sharp.serving.api.errors import QueueFullError
-from sharp.serving.api.request import Request
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.engine.sequence import Sequence
 
 ADMISSIONS = 64  # the rate is that of the last so many
@@ -14,7 +14,7 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 60.0
 
 
 class QueueLimit:
-    """Refuses requests when too many answers, or too many tokens of prompts, wait for their first step.
+    """Refuses requests when too many sequences, or too many tokens of prompts, wait for their first step.
 
     A client that is refused is told a time after which, at the rate of the last admissions, there would be room.
     """
@@ -28,30 +28,30 @@ class QueueLimit:
         """Note that a sequence no longer waits."""
         self._admissions.append((now, len(sequence.token_ids)))
 
-    def check(self, request: Request, waiting: Iterable[Sequence]) -> None:
+    def check(self, request: GenerateRequest, waiting: Iterable[Sequence]) -> None:
         """Let a request in, or raise QueueFullError. Where nothing waits, any request may."""
-        # Each answer has its own copy of the prompt.
-        sizes = [(1 if one.started or one.index else one.request.params.n, len(one.token_ids)) for one in waiting]
+        # Each sequence has its own copy of the prompt.
+        sizes = [(1 if one.times.started or one.index else one.request.params.n, len(one.token_ids)) for one in waiting]
         if not sizes:
             return
-        waiting_answers, waiting_tokens = sum(n for n, _ in sizes), sum(n * tokens for n, tokens in sizes)
-        answers = waiting_answers + request.params.n
+        waiting_sequences, waiting_tokens = sum(n for n, _ in sizes), sum(n * tokens for n, tokens in sizes)
+        sequences = waiting_sequences + request.params.n
         tokens = waiting_tokens + request.params.n * len(request.prompt_ids)
-        if answers > self._max_requests:
-            what = f"{waiting_answers} answers wait already; the limit is {self._max_requests}"
+        if sequences > self._max_requests:
+            what = f"{waiting_sequences} sequences wait already; the limit is {self._max_requests}"
         elif tokens > self._max_tokens:
             what = f"{waiting_tokens} prompt tokens wait already; the limit is {self._max_tokens}"
         else:
             return
-        seconds = self._seconds_until_gone(answers - self._max_requests, tokens - self._max_tokens)
+        seconds = self._seconds_until_gone(sequences - self._max_requests, tokens - self._max_tokens)
         raise QueueFullError(f"{what}; try again in {seconds:.1f} s", seconds)
 
-    def _seconds_until_gone(self, answers: int, tokens: int) -> float:
-        """How long it takes, at the current rate, until so many answers and tokens have left the queue."""
+    def _seconds_until_gone(self, sequences: int, tokens: int) -> float:
+        """How long it takes, at the current rate, until so many sequences and tokens have left the queue."""
         elapsed = time.perf_counter() - self._admissions[0][0] if self._admissions else 0.0
         if not elapsed:
             return UNKNOWN_SECONDS
-        seconds_per_answer = elapsed / len(self._admissions)
+        seconds_per_sequence = elapsed / len(self._admissions)
         seconds_per_token = elapsed / sum(tokens for _, tokens in self._admissions)
-        seconds = max(answers * seconds_per_answer, tokens * seconds_per_token)
+        seconds = max(sequences * seconds_per_sequence, tokens * seconds_per_token)
         return min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)

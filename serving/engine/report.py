@@ -32,8 +32,8 @@ class EngineReport:
     cache_usage: float
     prompt_tokens: int
     generated_tokens: int
-    draft_tokens: int  # tokens that were guessed ahead
-    accepted_tokens: int  # those of them that were right
+    draft_tokens: int  # of speculative decoding
+    accepted_tokens: int  # draft tokens that were accepted
     preemptions: int
     prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
     prefix_cache_hits: int  # those that it had

@@ -8,13 +8,13 @@ from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.sequence import PROMPT_LOGPROBS_TOKENS, Sequence
 
 ORDER = attrgetter("order")
-SHORT = 4  # times a prompt must be shorter than the first one to be computed beside it
+SHORT = 4  # times a prompt must be shorter than the first one to be computed with it
 MOST_OVERTAKEN = 16  # prompts that a short one may pass in the queue
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next `tokens` tokens of a sequence, and guesses at those that follow them."""
+    """The next `tokens` tokens of a sequence, and draft tokens after them."""
 
     sequence: Sequence
     tokens: int
@@ -50,8 +50,8 @@ class Scheduler:
     there is always progress. A waiting sequence of a better priority preempts as well; with the same priority nobody
     overtakes.
 
-    Where all sequences decode, the step guesses up to `speculative_tokens` tokens ahead, shared out evenly. A guess
-    costs little while few sequences decode, as the weights are read anyway; for many there is nothing to share out.
+    Where all sequences decode, the step has up to `speculative_tokens` draft tokens, shared out evenly. They cost
+    little while few sequences decode, as the weights are read anyway; for many there is nothing to share out.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Scheduler:
             self._blocks.share(sequence.number, shared)
             # All tokens of a prompt get their blocks at once: half-computed prompts cannot starve each other.
             self._blocks.grow(sequence.number, len(sequence.token_ids))
-            sequence.join(len(shared), self._blocks.block_size)
+            sequence.start(len(shared), self._blocks.block_size)
             admitted.append(sequence)
         return Plan(tuple(self._chunks()), tuple(preempted), tuple(admitted))
 
@@ -150,7 +150,7 @@ class Scheduler:
             return None
         for sequence in self.waiting[: MOST_OVERTAKEN + 1]:
             cached = len(self._blocks.cached(sequence.cacheable)) * self._blocks.block_size
-            if _short_beside(prompts[0], sequence, len(sequence.token_ids) - cached):
+            if _much_shorter(prompts[0], sequence, len(sequence.token_ids) - cached):
                 return sequence
         return None
 
@@ -174,7 +174,7 @@ class Scheduler:
     def _chunks(self) -> list[Chunk]:
         """Share out the budget: a token for everyone who decodes, and what is left to prompts."""
         shares, with_logprobs = self._shares(), PROMPT_LOGPROBS_TOKENS
-        guesses = 0 if shares else self._guesses()
+        drafts = 0 if shares else self._draft_tokens()
         chunks = []
         for sequence in self.running:
             tokens = shares.get(sequence.number, 1)
@@ -182,21 +182,21 @@ class Scheduler:
                 tokens = min(tokens, with_logprobs)
                 with_logprobs -= tokens
             if tokens:
-                chunks.append(Chunk(sequence, tokens, self._draft(sequence, guesses)))
+                chunks.append(Chunk(sequence, tokens, self._draft(sequence, drafts)))
         return chunks
 
-    def _guesses(self) -> int:
-        """How many tokens each sequence may guess where all decode."""
+    def _draft_tokens(self) -> int:
+        """Most draft tokens of each sequence where all decode."""
         decoding = len(self.running)
         return min(self._speculative_tokens, self._max_batch_tokens - decoding) // max(decoding, 1)
 
-    def _draft(self, sequence: Sequence, guesses: int) -> tuple[int, ...]:
-        """What a sequence guesses, as far as blocks are left for it: nobody should give up blocks for a guess."""
-        if not guesses:
+    def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """The draft of a sequence, as far as free blocks hold it: no sequence gives up blocks for another's draft."""
+        if not most:
             return ()
-        draft = sequence.draft(guesses)
+        draft = sequence.draft(most)
         tokens = len(sequence.token_ids)
-        # One spare block per running sequence, as for newcomers: what a wrong guess took stays taken.
+        # One spare block per running sequence, as for newcomers: the blocks of a rejected draft stay taken.
         while draft and (missing := self._blocks.missing(sequence.number, tokens + len(draft))):
             if missing + len(self.running) <= self._blocks.free:
                 break
@@ -207,7 +207,7 @@ class Scheduler:
     def _shares(self) -> dict[int, int]:
         """Tokens for every prompt, by its sequence's number: half for short ones, the rest in order."""
         prompts, budget, shares = self._prompts(), self._prompt_budget(), {}
-        short = [one for one in prompts[1:] if _short_beside(prompts[0], one, one.remaining)]
+        short = [one for one in prompts[1:] if _much_shorter(prompts[0], one, one.remaining)]
         left = self._short_budget()
         for sequence in sorted(short, key=attrgetter("remaining")):
             shares[sequence.number] = min(sequence.remaining, sequence.largest_chunk, left)
@@ -221,6 +221,6 @@ class Scheduler:
         return shares
 
 
-def _short_beside(first: Sequence, other: Sequence, tokens: int) -> bool:
+def _much_shorter(first: Sequence, other: Sequence, tokens: int) -> bool:
     """Whether a prompt of which so many `tokens` are left need not wait for the `first` one."""
     return other.request.priority == first.request.priority and SHORT * tokens <= first.remaining

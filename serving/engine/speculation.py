@@ -1,4 +1,4 @@
-"""How far the engine guesses ahead, and how much of a guess was right."""
+"""Speculative decoding: how many draft tokens a step may have, and which of them are accepted."""
 
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.sampling import NO_TOKEN
@@ -10,21 +10,21 @@ SPECULATIVE_TOKENS = 8
 
 
 def speculative_tokens(config: EngineConfig, backend: Backend, manifest: Manifest) -> int:
-    """How many tokens a step may guess.
+    """Most draft tokens of a step.
 
-    What it gains on a GPU was not measured, so there it must be asked for. A block of an int8 cache has one scale for
-    all its tokens: a guess would round those before it anew.
+    The gain on a GPU is not measured, so there it is off unless set. A block of an int8 cache has one scale for all its
+    tokens: a draft token would round those before it anew.
     """
     if config.speculative_tokens is not None:
         return config.speculative_tokens
     return SPECULATIVE_TOKENS if backend.device == "cpu" and manifest.cache.dtype != "int8" else 0
 
 
-def agreed(chunk: Chunk, drawn: list[int]) -> list[int]:
-    """The tokens drawn from the logits of a chunk, up to the first that was guessed wrongly or ends the answer."""
-    for place, (token, guessed) in enumerate(zip(drawn, chunk.draft, strict=False)):
-        if token != guessed or token in chunk.sequence.stop_token_ids:
-            return drawn[: place + 1]
-        if drawn[place + 1] == NO_TOKEN:  # without a guess the next step finds out why
-            return drawn[: place + 1]
-    return drawn
+def accepted_tokens(chunk: Chunk, sampled: list[int]) -> list[int]:
+    """The tokens sampled after a chunk and its draft, up to the first that differs from the draft or ends the text."""
+    for position, (token, draft) in enumerate(zip(sampled, chunk.draft, strict=False)):
+        if token != draft or token in chunk.sequence.stop.token_ids:
+            return sampled[: position + 1]
+        if sampled[position + 1] == NO_TOKEN:  # the next step, without a draft, finds out why
+            return sampled[: position + 1]
+    return sampled

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sharp.serving.api.errors import EngineError, NotFoundError, SharpError
 from sharp.serving.api.events import Event, Failed, Finished
-from sharp.serving.api.request import Request
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.report import EngineReport
 
@@ -22,7 +22,7 @@ Sink = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class _Submit:
-    request: Request
+    request: GenerateRequest
     sink: Sink
 
 
@@ -32,8 +32,8 @@ class _Abort:
     sink: Sink | None
     done: "Future[None]" = field(default_factory=Future)
 
-    def answer(self, error: SharpError | None = None) -> None:
-        """Say what came of it, unless whoever asked has given up."""
+    def resolve(self, error: SharpError | None = None) -> None:
+        """Set the result, unless the caller has given up."""
         if not self.done.set_running_or_notify_cancel():
             return
         if error is None:
@@ -71,7 +71,7 @@ class EngineThread:
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
-    def submit(self, request: Request, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Queue a request. Its sink gets Accepted, Deltas and Finished, or Failed."""
         self._put(_Submit(request, sink))
 
@@ -87,7 +87,7 @@ class EngineThread:
     def _put(self, command: _Submit | _Abort) -> None:
         self._commands.put(command)
         if self.ended.done():  # nobody reads the queue any more
-            self._answer_rest()
+            self._reject_rest()
 
     def _run(self) -> None:
         try:
@@ -95,7 +95,7 @@ class EngineThread:
                 self._step_began = time.monotonic()
                 events = self._engine.step() if self._engine.has_work else []
                 self._step_began = None
-                # First: who has the last token of an answer finds all of it in the metrics.
+                # First: who has the last token of a completion finds all of it in the metrics.
                 self._observe(self._engine.report())
                 self._deliver(events)
                 if not self._engine.has_work:
@@ -137,10 +137,10 @@ class EngineThread:
     def _abort(self, command: _Abort) -> None:
         sink = self._sinks.get(command.request_id)
         if sink is None or command.sink not in (None, sink):
-            command.answer(NotFoundError(f"request_id {command.request_id!r} is not running"))
+            command.resolve(NotFoundError(f"request_id {command.request_id!r} is not running"))
             return
         self._deliver(self._engine.abort(command.request_id))
-        command.answer()
+        command.resolve()
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -155,9 +155,9 @@ class EngineThread:
             sink(Failed(request_id, EngineError("the engine has stopped")))
         self._sinks.clear()
         self.ended.set_result(None)
-        self._answer_rest()
+        self._reject_rest()
 
-    def _answer_rest(self) -> None:
+    def _reject_rest(self) -> None:
         error = EngineError("the engine has stopped")
         while True:
             try:
@@ -167,4 +167,4 @@ class EngineThread:
             if isinstance(command, _Submit):
                 command.sink(Failed(command.request.request_id, error))
             elif command is not None:
-                command.answer(error)
+                command.resolve(error)

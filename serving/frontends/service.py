@@ -1,10 +1,9 @@
-"""`GenerationService`: what every edge does with a request, whatever protocol it came by."""
+"""`GenerationService`: what every API frontend does with a request, whatever its protocol."""
 
 import asyncio
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from sharp.serving.api.errors import (
     DrainingError,
@@ -15,7 +14,7 @@ from sharp.serving.api.errors import (
     StalledError,
 )
 from sharp.serving.api.events import Event, Failed, Finished
-from sharp.serving.api.request import Request
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
@@ -35,9 +34,14 @@ class EventStream:
     """
 
     def __init__(
-        self, request: Request, engine: EngineThread, limit: int, served: ServedRequest, headers: Mapping[str, str]
+        self,
+        request: GenerateRequest,
+        engine: EngineThread,
+        limit: int,
+        served: ServedRequest,
+        headers: Mapping[str, str],
     ) -> None:
-        """`headers` are for the answer: the trace context of the request."""
+        """`headers` go with the response: the trace context of the request."""
         self.request = request
         self.headers = headers
         self._served = served
@@ -73,11 +77,15 @@ class EventStream:
             self._served.take(event, now)
         self._events.put_nowait(event)
 
+    async def accepted(self) -> None:
+        """Wait until the engine has queued the request; raises the error of one that it refuses."""
+        await anext(self)  # Accepted, or Failed
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
     async def __anext__(self) -> Event:
-        """The next event; the last answer's Finished is the last, and Failed is raised as its error."""
+        """The next event: Finished of the last sequence ends the stream, and Failed is raised as its error."""
         if self._ended:
             raise StopAsyncIteration
         event = await self._events.get()
@@ -88,7 +96,7 @@ class EventStream:
 
 
 class GenerationService:
-    """Takes requests for one model and streams what the engine says of them; lives in one event loop."""
+    """Takes requests for one model and streams the engine's events; lives in one event loop."""
 
     def __init__(
         self,
@@ -118,7 +126,7 @@ class GenerationService:
         self.load = report
 
     def check_serving(self) -> None:
-        """Find out whether a request would be answered now; health and every new request ask this.
+        """Check that the engine can run a request now; health and every new request do.
 
         Raises:
             DrainingError: the server takes no more requests.
@@ -150,14 +158,31 @@ class GenerationService:
             raise NotFoundError(f"model {name!r} is not served here; the server has {served!r}")
 
     @asynccontextmanager
-    async def stream(self, call: Call, prepare: Callable[[], Request]) -> AsyncIterator[EventStream]:
-        """Run the request that `prepare` gives. However the block is left, the request ends and its blocks are free.
+    async def stream(self, call: Call, prepare: Callable[[], GenerateRequest]) -> AsyncIterator[EventStream]:
+        """See `streams`: the stream of one request."""
+        async with self.streams(call, [prepare]) as (stream,):
+            yield stream
 
-        Its end is logged and traced.
+    @asynccontextmanager
+    async def streams(
+        self, call: Call, prepare: Sequence[Callable[[], GenerateRequest]]
+    ) -> AsyncIterator[list[EventStream]]:
+        """Run the requests that the functions make, which the engine has accepted when the block is entered.
+
+        However the block is left, the requests end and their cache blocks are free. Each is logged and traced.
 
         Raises:
-            SharpError: what `check_serving` and `prepare` raise.
+            SharpError: from `check_serving` or one of the functions, or the engine refuses a request.
         """
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(self._submitted(call, one)) for one in prepare]
+            for stream in streams:
+                await stream.accepted()
+            yield streams
+
+    @asynccontextmanager
+    async def _submitted(self, call: Call, prepare: Callable[[], GenerateRequest]) -> AsyncIterator[EventStream]:
+        """A request that the engine has been given, whose end is logged and traced."""
         served = ServedRequest(call)
         span = None if self._tracing is None else self._tracing.start(call, served.arrived)
         try:
@@ -177,7 +202,7 @@ class GenerationService:
 
     @asynccontextmanager
     async def _run(
-        self, served: ServedRequest, prepare: Callable[[], Request], headers: Mapping[str, str]
+        self, served: ServedRequest, prepare: Callable[[], GenerateRequest], headers: Mapping[str, str]
     ) -> AsyncIterator[EventStream]:
         self.check_serving()
         self._open += 1
@@ -211,8 +236,3 @@ class GenerationService:
             self._time_is_over = True
             for stream in self._streams:
                 stream.stop()  # its client gets what there is, and that it was cancelled
-
-
-def new_request_id() -> str:
-    """An id for a request whose client gave none."""
-    return uuid.uuid4().hex

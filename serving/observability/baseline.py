@@ -11,13 +11,14 @@ from sharp.plugins.cli import SharpCommand
 from sharp.plugins.output_file import check_can_write
 from sharp.serving.api.errors import InputError
 from sharp.serving.api.events import Failed
-from sharp.serving.api.request import tokenize
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.model_folder import load_model_folder
 from sharp.serving.machine import available_cpus
 from sharp.serving.observability.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT
+from sharp.serving.text.tokenizer import tokenize
 
 CHARACTERS_PER_TOKEN = 8  # of a text that is longer than this, the rest is not read
 
@@ -56,9 +57,9 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     ids = tokenize(start, model.manifest, model.tokenizer)[:tokens]
 
     def sequences() -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-        for number, first in enumerate(range(0, len(ids), length)):
+        for first in range(0, len(ids), length):
             params = SamplingParams(max_tokens=0)
-            engine.add(model.prepare(str(number), ids[first : first + length], params))
+            engine.add(model.prepare(GenerateRequest(ids[first : first + length], params)))
             while engine.has_work:
                 for event in engine.step():
                     if isinstance(event, Failed):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sharp.serving.api.events import Delta, Event, Failed, Finished, PromptChunk, PromptComputed, Timing
-from sharp.serving.api.request import Request
+from sharp.serving.api.request import GenerateRequest
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ServedRequest:
 
     call: Call
     arrived: float = field(default_factory=time.perf_counter)
-    request: Request | None = None
+    request: GenerateRequest | None = None
     submitted: float | None = None
     chunks: tuple[PromptChunk, ...] = ()
     cached_tokens: int = 0

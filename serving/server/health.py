@@ -51,6 +51,6 @@ def _ask(server: ServerConfig, timeout: float) -> str:
         answer = connection.getresponse()
         return f"{answer.status} {answer.read(4096).decode(errors='replace')}"
     except (OSError, http.client.HTTPException) as error:
-        return f"{join(host, server.http_port)} does not answer: {error or type(error).__name__}"
+        return f"{join(host, server.http_port)} does not respond: {error or type(error).__name__}"
     finally:
         connection.close()

@@ -90,10 +90,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt that the model answers as the assistant, who may call the `tools`.
+        """The prompt that the model continues as the assistant, who may call the `tools`.
 
-        `variables` are for the template. The answer begins a message unless `add_generation_prompt` is false, or goes
-        on with the last one where `continue_final_message` is true.
+        `variables` are for the template. The completion begins a message unless `add_generation_prompt` is
+        false, or continues the last one if `continue_final_message` is true.
 
         Raises:
             FieldError: the template refuses the messages, knows no tools or variables of such names, has calls in a

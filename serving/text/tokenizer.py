@@ -8,6 +8,10 @@ from tokenizers import Tokenizer as FileTokenizer
 from sharp.plugins.manifest import Manifest
 from sharp.serving.api.errors import FieldError, InputError
 
+# Of text that is longer than this many characters per allowed token, the start is tokenized first.
+CHARACTERS_PER_TOKEN = 8
+MOST_CHARACTERS = 2**20
+
 
 class Tokenizer:
     """The tokenizer of a model. Safe to share between threads."""
@@ -25,7 +29,7 @@ class Tokenizer:
         self._special = {token.content: token_id for token_id, token in added if token.special}
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """The token ids of a prompt, with the special tokens that the tokenizer file puts around it if wanted."""
+        """The token ids of a prompt, with the tokenizer file's special tokens around it if `special_tokens`."""
         try:
             # A batch of one: `encode` would keep Python's lock, and with it every other thread, for all of a long text.
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
@@ -35,7 +39,7 @@ class Tokenizer:
         return token_ids
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
-        """The text of token ids, without special tokens unless they are wanted."""
+        """The text of token ids, without special tokens unless requested."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 
     def decode_one(self, token_id: int) -> str:
@@ -74,3 +78,37 @@ def load_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
         InputError: the file is not a tokenizer.
     """
     return None if manifest.tokenizer.file is None else Tokenizer(folder / manifest.tokenizer.file)
+
+
+def tokenize(text: str, manifest: Manifest, tokenizer: Tokenizer | None, *, special_tokens: bool = True) -> list[int]:
+    """The token ids of a text prompt.
+
+    Raises:
+        InputError: the model has no tokenizer.
+    """
+    if tokenizer is None:
+        raise FieldError("prompt", f"prompt is text, and {manifest.name} has no tokenizer; send token ids")
+    return tokenizer.encode(text, special_tokens=special_tokens)
+
+
+def check_characters(text: str, context_limit: int) -> None:
+    """Refuse a text to tokenize, which need not fit the context, that would take a server's memory.
+
+    Raises:
+        FieldError: it has more characters than a full context may have, and more than a million.
+    """
+    limit = max(MOST_CHARACTERS, context_limit * CHARACTERS_PER_TOKEN)
+    if len(text) > limit:
+        raise FieldError("prompt", f"prompt has {len(text)} characters; the limit is {limit}, tokenize it in parts")
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], manifest: Manifest) -> None:
+    """Refuse token ids, in the field `name` of a request, that the model has not.
+
+    Raises:
+        FieldError: which one.
+    """
+    low, high = min(token_ids, default=0), max(token_ids, default=0)
+    if low < 0 or high >= manifest.vocab_size:
+        limit = f"{manifest.name} has ids 0 to {manifest.vocab_size - 1}"
+        raise FieldError(name, f"{name} has token id {low if low < 0 else high}; {limit}")

@@ -1,4 +1,4 @@
-"""Calls of functions in the text of an answer, as Hermes and Qwen write them."""
+"""Function calls in the text of a completion, in the format of Hermes and Qwen."""
 
 import json
 import uuid
@@ -22,7 +22,7 @@ class ToolCallParser:
     """Takes the calls out of a growing text: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
     What stands between the marks and is no call stays text; a mark in a string of the call is a part of it. Unless
-    `several` are wanted, only the first call counts.
+    `several` are allowed, only the first call counts.
     """
 
     def __init__(self, *, several: bool = True) -> None:

@@ -69,8 +69,9 @@ def test_the_context_holds_what_is_built_from():
     copied = {word for value in read_stages(SERVER)[0].values("COPY") for word in value.split()[:-1]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = set(project["tool"]["scikit-build"]["wheel"]["packages"].values())
-    wanted = {"CMakeLists.txt", "cmake", "pyproject.toml", "constraints.txt", project["project"]["readme"]}
-    assert copied == packages | wanted | set(project["project"]["license-files"])
+    sources = {"CMakeLists.txt", "cmake", "pyproject.toml", "constraints.txt", project["project"]["readme"]}
+    templates = {one["template-path"] for one in project["tool"]["scikit-build"]["generate"]}
+    assert copied == packages | sources | templates | set(project["project"]["license-files"])
     assert all((ROOT / name).exists() for name in copied)
     lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
     assert "*" in lines

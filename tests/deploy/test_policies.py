@@ -102,7 +102,7 @@ COUNTEREXAMPLES = [
     ("busy_servers_are_kept", setting("SHARP_MAX_SEQUENCES", "48"), "at most 48 requests"),
     ("busy_servers_are_kept", set_at("ScaledObject", "spec/triggers/1", None), "when nothing waits"),
     ("prometheus_can_read", set_at("PodMonitor", "spec/jobLabel", None), "SharpDown would never fire"),
-    ("prometheus_can_read", set_at("PodMonitor", "spec/podMetricsEndpoints/0/scheme", "http"), "answers https"),
+    ("prometheus_can_read", set_at("PodMonitor", "spec/podMetricsEndpoints/0/scheme", "http"), "serves https"),
     ("prometheus_can_read", set_at("PodMonitor", "spec/podMetricsEndpoints/0/path", "/stats"), "asks for /stats"),
     ("prometheus_can_read", set_at("NetworkPolicy", "spec/ingress/1", None), "keeps Prometheus out"),
     (
@@ -179,4 +179,4 @@ def test_every_policy_has_a_counterexample():
 def test_the_wrong_order_of_components_is_found(tmp_path):
     """TLS changes how Prometheus asks, so it comes after monitoring."""
     wrong = render(write_kustomization(tmp_path, ["cpu", "model-from-pvc", "tls", "monitoring"]))
-    assert POLICIES["prometheus_can_read"](wrong) == ["Prometheus asks over http; the server answers https"]
+    assert POLICIES["prometheus_can_read"](wrong) == ["Prometheus asks over http; the server serves https"]

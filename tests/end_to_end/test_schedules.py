@@ -1,4 +1,4 @@
-"""Greedy tokens under any schedule, with preemption, prefix hits and guesses, are those of the PyTorch model."""
+"""Greedy tokens under any schedule, with preemption, prefix hits and draft tokens, are those of the PyTorch model."""
 
 from collections import Counter
 
@@ -11,12 +11,13 @@ from sharp.models.checkpoint import load_checkpoint
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.api.events import Delta, Failed
-from sharp.serving.api.request import Request
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from tests.end_to_end.commands import CHECKPOINT
 from tests.exporter.tiny_hugging_face import SIZES, save, tiny
+from tests.serving.running_engine import prepared
 
 SYSTEM = "The package manager installs a program together with everything that it needs to run. "
 PROMPTS = [
@@ -37,7 +38,10 @@ def test_greedy_tokens_equal_pytorch_under_pressure(export, model):
     llm = LLM(export(CHECKPOINT, "ssa"), engine=config)
     engine = llm._engine
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    requests = [llm.model.prepare(str(number), prompt, params) for number, prompt in enumerate(PROMPTS)]
+    requests = [
+        llm.model.prepare(GenerateRequest(prompt, params, request_id=str(number)))
+        for number, prompt in enumerate(PROMPTS)
+    ]
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for step in range(10_000):
         if step % 3 == 0 and step // 3 < len(requests):
@@ -104,7 +108,7 @@ def test_greedy_tokens_equal_hugging_face_under_any_schedule(architecture, expor
                 if request["arrival"] == step:
                     params = SamplingParams(temperature=0, ignore_eos=True)
                     prompt, count = tuple(request["prompt"]), request["count"]
-                    engine.add(Request(str(number), prompt, params, count, priority=request["priority"]))
+                    engine.add(prepared(str(number), prompt, params, count, priority=request["priority"]))
             for event in engine.step():
                 assert not isinstance(event, Failed)
                 if isinstance(event, Delta):

@@ -56,9 +56,9 @@ def test_greedy_tokens_equal_hugging_face(export, smollm2, expected):
         alone = [generate(server.grpc, prompt) for prompt in PROMPTS[:2]]
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             together = list(pool.map(lambda prompt: generate(server.grpc, prompt), PROMPTS))
-    wanted = [(len(prompt_ids), answer) for prompt_ids, answer in expected]
-    assert alone == wanted[:2]
-    assert together == wanted
+    references = [(len(prompt_ids), answer) for prompt_ids, answer in expected]
+    assert alone == references[:2]
+    assert together == references
 
 
 def test_a_conversation_becomes_the_tokens_that_hugging_face_makes_of_it(export, smollm2):

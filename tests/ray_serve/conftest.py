@@ -126,7 +126,7 @@ class Sharp:
 
     @contextmanager
     def held(self):
-        """Requests are taken, and no answer goes on or begins."""
+        """Requests are taken, and no stream goes on or begins."""
         flag = self._folder.parent / HELD
         flag.touch()
         try:

@@ -13,7 +13,7 @@ from sharp.serving.server.tokens import Tokens
 
 
 class Replica:
-    """Its answers to HTTP alone: nothing runs."""
+    """Its responses to HTTP alone: nothing runs."""
 
     _http = ModelServer.func_or_class._http
     _of_model = ModelServer.func_or_class._of_model
@@ -53,7 +53,7 @@ def asked(tmp_path, monkeypatch):
 def test_who_has_no_token_makes_a_replica_load_nothing(asked):
     ask, loads = asked
     assert ask("/v1/models", "other")[0] == 401
-    assert ask("/v1/models", "other", authorization="Bearer guess")[0] == 401
+    assert ask("/v1/models", "other", authorization="Bearer wrong")[0] == 401
     assert loads == []
     assert ask("/v1/models", "other", authorization="Bearer secret") == (200, "other")
     assert ask("/v1/models", "missing", authorization="Bearer secret")[0] == 404

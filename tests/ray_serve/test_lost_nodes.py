@@ -32,7 +32,7 @@ RAY = Path(sys.executable).parent / "ray"
 PER_REPLICA = 4
 LOST = "the replica that had the request was lost; send it again"
 TOKENS = 25
-# Ray asks four times, and waits half a second and one for an answer. Serve alone would take 420.
+# Ray asks four times, and waits half a second and one for a response. Serve alone would take 420.
 LOST_SECONDS = 15
 
 
@@ -116,7 +116,7 @@ def test_requests_of_a_lost_proxy_go_through_another(sharp):
         begun = (untouched, of_replica, of_proxy)
         wait_for(lambda: all(len(streams.begun) == len(streams.lengths) for streams in begun))
         with sharp.held():
-            # They take turns between the proxies.
+            # They alternate between the proxies.
             unanswered = Streams(both, of_length(2, *homes.values()))
             wait_for(lambda: sharp.ongoing() == sum(len(streams.lengths) for streams in (*begun, unanswered)))
             sharp.cluster.remove_node(sharp.near, allow_graceful=False)
@@ -125,7 +125,7 @@ def test_requests_of_a_lost_proxy_go_through_another(sharp):
             streams.join()
     assert untouched.failed == unanswered.failed == {}
     assert {str(error) for error in of_replica.failed.values()} == {LOST}
-    assert all("went away before the answer was complete" in str(error) for error in of_proxy.failed.values())
+    assert all("went away before the response was complete" in str(error) for error in of_proxy.failed.values())
     assert {error.retry_after for error in (*of_replica.failed.values(), *of_proxy.failed.values())} == {1.0}
 
 
@@ -140,7 +140,7 @@ def http_stream(sharp, number):
 
 
 def test_streams_behind_a_cut_link_end(sharp, network):
-    """So do requests that are sent there before anyone knows, but gRPC makes those again, as they had no answer."""
+    """So do requests that are sent there before anyone knows, but gRPC makes those again, as they had no response."""
     homes = by_home(sharp)
     with Client(sharp.address) as client:
         kept = Streams(client, of_length(2 * TOKENS, homes[HEAD]))

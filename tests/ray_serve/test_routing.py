@@ -79,7 +79,7 @@ def test_a_busy_replica_is_left_alone():
 def test_calls_end_when_their_replica_is_dead_and_no_sooner(monkeypatch):
     """It may drain, or be out of reach for a while. What ends is seen in `test_lost_nodes`."""
     monkeypatch.setattr(router, "PING_SECONDS", 0)
-    answers = [3, ActorUnavailableError("no answer", b"0" * 16), 1, ActorDiedError()]
+    answers = [3, ActorUnavailableError("no response", b"0" * 16), 1, ActorDiedError()]
 
     class Replica:
         _channel = None

@@ -1,4 +1,4 @@
-"""What a replica does for a reader that does not take its answers, in Serve's hands but without a cluster."""
+"""What a replica does for a reader that does not read its responses, in Serve's hands but without a cluster."""
 
 import asyncio
 import json

@@ -35,7 +35,7 @@ def make_model(hashing: int) -> onnx.ModelProto:
     """Next token = (last + 1 + hashing * sum of (position + 1) * token) mod VOCAB, all read from the paged cache.
 
     A cache value is the token. With `hashing` 0 the model counts; with 1 a token in the wrong slot, a stale block or a
-    wrong block table changes the answer. The statistics are those of uniform attention, scaled per head.
+    wrong block table changes the tokens. The statistics are those of uniform attention, scaled per head.
     """
     nodes, constants = [], []
 
@@ -256,7 +256,7 @@ def steps(monkeypatch):
 
     def counted(engine):
         events = step(engine)
-        seen.append((len(engine._answers), engine.blocks.free))
+        seen.append((len(engine._groups), engine.blocks.free))
         time.sleep(0.02)  # a step as long as a small model's: a cancellation has time to arrive
         return events
 

@@ -36,7 +36,7 @@ class FakeMachine:
         self.used: list[int] = []  # profile of every step
         self.memory: dict[int, ctypes.Array] = {}  # by address
         self.addresses: dict[str, set[int]] = {}  # of every tensor in any step
-        self.features: list[tuple[str, bool]] = []  # that the builder was asked for
+        self.features: list[tuple[str, bool]] = []  # that were requested of the builder
         self.refuse = ""  # what fails
         self.profiles: list[dict] = []
 

@@ -5,12 +5,18 @@ import numpy as np
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.api.events import Delta, Finished
-from sharp.serving.api.request import Request
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0)
+
+
+def prepared(name, prompt, params, max_new_tokens, **fields):
+    """A request as `ModelFolder.prepare` gives it to the engine; `prompt` is token ids."""
+    ids = tuple(prompt)
+    return GenerateRequest(ids, params, request_id=name, prompt_ids=ids, max_new_tokens=max_new_tokens, **fields)
 
 
 class RunningEngine:
@@ -31,7 +37,7 @@ class RunningEngine:
         self.events = []
 
     def add(self, name, prompt, count, params=GREEDY, **fields):
-        self.engine.add(Request(name, tuple(prompt), params, count, **fields))
+        self.engine.add(prepared(name, prompt, params, count, **fields))
 
     def step(self, steps=1):
         for _ in range(steps):

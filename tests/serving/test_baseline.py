@@ -19,9 +19,9 @@ from sharp.serving.observability.metrics.baseline import Drift, make_baseline, r
 
 def values(mean, tokens=2000, seed=0):
     """H / ln n [1 layer, tokens, 2 heads] about `mean`; head 1 is always 0, as a head that looks at one key."""
-    drawn = np.random.default_rng(seed).normal(mean, 0.05, (1, tokens, 2))
-    drawn[..., 1] = 0
-    return drawn
+    values = np.random.default_rng(seed).normal(mean, 0.05, (1, tokens, 2))
+    values[..., 1] = 0
+    return values
 
 
 def rows(normalized, visible=100):

@@ -13,7 +13,7 @@ from sharp.serving.api.errors import InputError
 from sharp.serving.bench.load import Load, Sample, run_load
 from sharp.serving.bench.summary import summarize
 from sharp.serving.config import EngineConfig
-from sharp.serving.frontends.grpc import inference
+from sharp.serving.engine import prepare
 from tests.serving.conftest import wait_for
 
 
@@ -62,7 +62,7 @@ def test_the_command_prints_and_writes_the_figures(address, tmp_path):
     options = ["--requests", "12", "--prompt-tokens", "8", "--answer-tokens", "4", "--concurrency", "3"]
     result = bench(address, *options, "--output", output)
     assert result.exit_code == 0, result.output
-    assert "12 of 12 requests answered" in result.stdout
+    assert "12 of 12 requests completed" in result.stdout
     assert "time to first token" in result.stdout
     figures = json.loads(output.read_text())["figures"]
     assert (figures["answered"], figures["failed"]) == (12, 0)
@@ -76,19 +76,19 @@ def test_refused_requests_are_counted(connect, counting, steps):
         next(running)  # it runs, so that one of the six can wait
         result = bench(address, "--requests", 6, "--prompt-tokens", 4, "--answer-tokens", 8)
     assert result.exit_code == 0, result.output
-    assert "1 of 6 requests answered" in result.stdout
+    assert "1 of 6 requests completed" in result.stdout
     assert "(5 refused, 0 failed)" in result.stdout
 
 
 def test_an_answer_that_is_cut_short_is_none(connect, counting, steps, monkeypatch):
     address = connect(counting).address
-    monkeypatch.setattr(inference, "new_request_id", lambda: "known")
+    monkeypatch.setattr(prepare, "new_request_id", lambda: "known")
     with ThreadPoolExecutor(1) as pool, Client(address) as client:
         load = pool.submit(bench, address, "--requests", 1, "--prompt-tokens", 4, "--answer-tokens", 100)
         wait_for(lambda: len(steps) > 2)
         client.abort("known")
         result = load.result(20)
-    assert "0 of 1 requests answered" in result.stdout
+    assert "0 of 1 requests completed" in result.stdout
     assert "1 x the server ended, or the request was aborted" in result.stderr
 
 
@@ -116,4 +116,4 @@ def test_where_no_figures_can_be_written_nothing_is_sent(tmp_path):
 
 def test_without_a_server():
     result = bench("127.0.0.1:1", "--requests", 1)
-    assert (result.exit_code, "does not answer" in result.output) == (2, True)
+    assert (result.exit_code, "does not respond" in result.output) == (2, True)

@@ -3,12 +3,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharp.plugins.manifest import read_manifest
+from sharp.serving.engine.block_hashes import BlockHashes, first_hash
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.prefix import PrefixChain, chain_start
 
 
 def hashes(token_ids, salt=b""):
-    return PrefixChain(salt, 4).upto(list(token_ids), len(token_ids))
+    return BlockHashes(salt, 4).up_to(list(token_ids), len(token_ids))
 
 
 def hold(blocks, number, token_ids):
@@ -17,7 +17,7 @@ def hold(blocks, number, token_ids):
     shared = blocks.cached(chain)
     blocks.share(number, shared)
     blocks.grow(number, len(token_ids))
-    blocks.remember(number, len(shared), chain[len(shared) :])
+    blocks.register(number, len(shared), chain[len(shared) :])
     return len(shared)
 
 
@@ -72,14 +72,14 @@ def test_models_norms_and_salts_share_nothing(counting):
     manifest = read_manifest(counting)
     other_norm = manifest.model_copy(update={"norm": manifest.norm.model_copy(update={"alpha": 2.0})})
     other_model = manifest.model_copy(update={"name": "other"})
-    starts = {chain_start(*each) for each in ((manifest, ""), (manifest, "salt"), (other_norm, ""), (other_model, ""))}
+    starts = {first_hash(*each) for each in ((manifest, ""), (manifest, "salt"), (other_norm, ""), (other_model, ""))}
     assert len(starts) == 4
 
 
 def test_what_is_forgotten_is_not_found():
     blocks = BlockManager(4, 4)
     hold(blocks, 1, range(8))
-    blocks.forget(1)
+    blocks.unregister(1)
     blocks.check_integrity()
     assert blocks.cached(hashes(range(8))) == []
 

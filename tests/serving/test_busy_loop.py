@@ -14,24 +14,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.api.completion import Completion
-from sharp.serving.api.events import Accepted, FinishReason, PromptComputed, Timing, TokenLogprobs, Usage
-from sharp.serving.api.request import Request
+from sharp.serving.api.events import FinishReason, PromptComputed, Timing, TokenLogprobs, Usage
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.engine.thread import EngineThread
 from sharp.serving.frontends.grpc.inference import InferenceService
 from sharp.serving.frontends.http import generation
-from sharp.serving.frontends.http.openai_answer import ChatAnswer, Extras
+from sharp.serving.frontends.http.openai_response import ChatResponse, Extras
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.server import grpc_server as server
 from tests.serving.grpc_client import status
+from tests.serving.running_engine import prepared
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture
 def started(start_server, counting, monkeypatch):
-    monkeypatch.setattr(server, "HEALTH_SECONDS", 3600)  # so that no probe owes its answer to an update just in time
+    monkeypatch.setattr(server, "HEALTH_SECONDS", 3600)  # so that no probe depends on an update just in time
     return start_server(counting)
 
 
@@ -123,7 +123,7 @@ def test_a_probe_that_is_given_up_leaves_no_old_news():
 
 
 MANY = 4000
-FEW = 8  # turns of a loop that is held up all the time; Python's threads take turns every 5 ms
+FEW = 8  # turns of a loop that is held up all the time; Python's threads switch every 5 ms
 LOGPROBS = (TokenLogprobs(97, -1.0, tuple((97 + place, -1.0) for place in range(20))),) * MANY
 
 
@@ -157,7 +157,7 @@ def test_while_a_large_body_is_written_the_event_loop_goes_on():
         sent.append(message)
 
     extras = Extras(token_ids=True, prompts=[(97,) * MANY])
-    assert turns(generation._send_whole(ChatAnswer("1", "m", TokenTexts(None), extras), [answer], {}, send)) > FEW
+    assert turns(generation._send_whole(ChatResponse("1", "m", TokenTexts(None), extras), [answer], {}, send)) > FEW
     body = b"".join(message.get("body", b"") for message in sent)
     assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == MANY
     assert dict(sent[0]["headers"])[b"content-length"] == str(len(body)).encode()
@@ -167,11 +167,11 @@ def test_while_a_large_body_is_written_the_event_loop_goes_on():
 class Computed:
     """The events of a request whose prompt is computed."""
 
-    request = Request("1", (97,), SamplingParams(prompt_logprobs=20), 1)
+    request = prepared("1", (97,), SamplingParams(prompt_logprobs=20), 1)
 
     def __init__(self):
         self.headers = {}
-        self._events = iter((Accepted("1", 1), PromptComputed("1", 0, (), LOGPROBS)))
+        self._events = iter((PromptComputed("1", 0, (), LOGPROBS),))
 
     def __aiter__(self):
         return self

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from sharp import Client
 from sharp.serving.cli import generate, serve
-from sharp.serving.frontends.grpc import inference
+from sharp.serving.engine import prepare
 from tests.serving.conftest import wait_for
 
 
@@ -67,7 +67,7 @@ def test_generate_reports_an_error_in_one_sentence(address, arguments, message):
 
 
 def test_an_answer_that_is_cut_short_is_an_error(address, steps, monkeypatch):
-    monkeypatch.setattr(inference, "new_request_id", lambda: "known")
+    monkeypatch.setattr(prepare, "new_request_id", lambda: "known")
     with ThreadPoolExecutor(1) as pool, Client(address) as client:
         cut = pool.submit(run, generate, address, "a", "--temperature", 0, "--max-tokens", 100)
         wait_for(lambda: len(steps) > 2)
@@ -102,7 +102,7 @@ def test_generate_without_a_server():
         address = f"127.0.0.1:{free.getsockname()[1]}"
     result = run(generate, address, "a")
     assert result.exit_code == 2
-    assert result.stderr == f"Error: the server at {address} does not answer; start one with sharp-serve\n"
+    assert result.stderr == f"Error: the server at {address} does not respond; start one with sharp-serve\n"
 
 
 def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_path):

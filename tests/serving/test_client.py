@@ -97,7 +97,7 @@ def test_the_example_of_the_readme_runs(address, capsys):
     (example,) = (
         code for code in re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S) if "client.stream" in code
     )
-    greedy = example.replace("max_tokens=48", "max_tokens=48, temperature=0")  # a drawn answer may be empty
+    greedy = example.replace("max_tokens=48", "max_tokens=48, temperature=0")  # a sampled completion may be empty
     exec(greedy.replace("localhost:50051", address), {})
     assert capsys.readouterr().out
 
@@ -256,7 +256,7 @@ def test_a_stream_whose_server_is_lost_says_when_to_ask_again(address, steps):
         threading.Thread(target=relay, daemon=True).start()
         with (
             Client(f"127.0.0.1:{listening.getsockname()[1]}", attempts=1) as client,
-            pytest.raises(UnavailableError, match="went away before the answer was complete") as lost,
+            pytest.raises(UnavailableError, match="went away before the response was complete") as lost,
         ):
             for number, _ in enumerate(client.stream("a", SamplingParams(temperature=0, max_tokens=100))):
                 if number == 2:

@@ -12,11 +12,11 @@ from sharp.v1 import control_pb2
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import Client
 
-MESSAGE = "the server ended or the request was aborted before the answer was complete; ask again"
+MESSAGE = "the server ended or the request was aborted before the completion was done; ask again"
 
 
 def ask(started, stream, n=1):
-    """The error that ends a long answer."""
+    """The error that ends a long completion."""
     with (
         openai.OpenAI(base_url=f"http://{started.http_address}/v1", api_key="none", max_retries=0) as client,
         pytest.raises(openai.APIError) as caught,

@@ -66,7 +66,7 @@ def line_with(process, pattern):
 
 
 def test_the_request_of_a_client_behind_a_cut_link_ends(namespaces, counting):
-    """TCP gives up what is not acknowledged after the keepalive timeout of 20 s; the whole answer would take 50."""
+    """TCP gives up what is not acknowledged after the keepalive timeout of 20 s; the whole completion would take 50."""
     server = inside(
         namespaces[0],
         *(sys.executable, "-c", SERVE_SLOWLY, str(counting)),

@@ -10,13 +10,13 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import AlreadyExistsError, EngineError
 from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
-from sharp.serving.api.request import Request
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.engine import Engine
+from sharp.serving.engine.prompt_lookup import PromptLookup
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.engine.token_history import TokenHistory
+from tests.serving.running_engine import prepared
 
 BLOCKS = 10  # of 4 tokens
 LIMITS = EngineConfig(max_batch_tokens=7, max_sequences=4, attention_interval=1)
@@ -31,7 +31,7 @@ class Harness:
 
     def add(self, name, prompt, max_new_tokens, params=None, **fields):
         params = params or SamplingParams(temperature=0)
-        self.engine.add(Request(name, tuple(prompt), params, max_new_tokens, **fields))
+        self.engine.add(prepared(name, prompt, params, max_new_tokens, **fields))
         self.prompts.pop(name, None)
         self.tokens |= {key(name, index): [] for index in range(params.n)}
 
@@ -116,7 +116,7 @@ def params_of(request, number):
     st.integers(0, 6),
 )
 def test_tokens_are_the_same_alone_and_under_any_schedule(harness, requests, config, wrong):
-    """Guesses are right up to the one at `wrong`: without an oracle hardly any would be."""
+    """Draft tokens are right up to the one at `wrong`: without an oracle hardly any would be."""
     apart = [harness(config=replace(config, speculative_tokens=0)) for _ in requests]
     for number, (one, request) in enumerate(zip(apart, requests, strict=True)):
         one.add("alone", request["prompt"], request["count"], params_of(request, number))
@@ -127,13 +127,13 @@ def test_tokens_are_the_same_alone_and_under_any_schedule(harness, requests, con
         for tokens in one.tokens.values()
     ]
 
-    def guess(history, most):
+    def draft(history, most):
         said = history._tokens[: history._count].tolist()
         following = next((text[len(said) :] for text in texts if text[: len(said)] == said), [])[:most]
         following[wrong:] = [0] * (len(following) - wrong)
         return following
 
-    with mock.patch.object(TokenHistory, "guess", guess):
+    with mock.patch.object(PromptLookup, "draft", draft):
         check_schedule(harness, requests, config, apart)
 
 

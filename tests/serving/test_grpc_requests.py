@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 
 from sharp import SamplingParams
 from sharp.serving.api.errors import DrainingError, QueueFullError
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.client import Client as SharpClient
 from sharp.serving.config import EngineConfig, ServerConfig
 from sharp.serving.observability.metrics import Metrics
@@ -246,7 +247,7 @@ def test_a_text_that_is_read_for_longer_than_a_server_waits_is_refused(counting,
 
             def prepare():
                 assert released.wait(10)
-                return running.model.prepare("late", "a", SamplingParams(max_tokens=2))
+                return running.model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="late"))
 
             async def ask():
                 async with running.service.stream(Call("grpc"), prepare) as stream:

@@ -6,6 +6,7 @@ from llguidance import LLParserLimits
 
 from sharp.serving import LLM, Guided, SamplingParams
 from sharp.serving.api.errors import FieldError, InputError
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig
 from sharp.serving.engine import guide
 
@@ -96,15 +97,17 @@ def test_what_cannot_be_compiled_is_refused_in_one_sentence(llm, guided, message
 def test_a_grammar_that_becomes_too_costly_fails_its_own_request(llm, monkeypatch):
     monkeypatch.setattr(guide, "LIMITS", LLParserLimits(max_items_in_row=7, verbose_errors=False))
     costly = Guided(grammar="start: a b\na: /x*/ | /[xy]+/ a\nb: /[a-z]+/ b | /foo/")
-    request = llm.model.prepare("costly", "a", SamplingParams(guided=costly, logit_bias={ord("x"): 100}))
-    other = llm.model.prepare("other", "a", SamplingParams(temperature=0, max_tokens=3))
+    request = llm.model.prepare(
+        GenerateRequest("a", SamplingParams(guided=costly, logit_bias={ord("x"): 100}), request_id="costly")
+    )
+    other = llm.model.prepare(GenerateRequest("a", SamplingParams(temperature=0, max_tokens=3), request_id="other"))
     engine = llm._engine
     engine.add(request)
     engine.add(other)
     events = [event for _ in range(6) if engine.has_work for event in engine.step()]
     (failed,) = [event for event in events if event.request_id == "costly" and hasattr(event, "error")]
     assert isinstance(failed.error, InputError)
-    assert str(failed.error).startswith("the answer cannot follow guided: Parser Error: Current row has")
+    assert str(failed.error).startswith("the completion cannot follow guided: Parser Error: Current row has")
     assert events[-1].reason == "length"
     engine.check_integrity()
 

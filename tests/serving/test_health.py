@@ -72,7 +72,7 @@ def test_no_server_and_one_that_says_nothing():
         port = silent.getsockname()[1]
         result = ask(http_port=port)
         assert (result.exit_code, result.output.count("\n")) == (1, 1)
-        assert f"127.0.0.1:{port} does not answer" in result.output
+        assert f"127.0.0.1:{port} does not respond" in result.output
         silent.listen()
         assert "timed out" in ask("--timeout", "0.2", http_port=port).output
 

@@ -92,7 +92,7 @@ def test_what_a_request_may_want_returned(got):
 def test_a_whole_answer(got):
     assert (got["whole"], got["without_input"], got["parameters"]) == ("abcde", "bcde", "abc")
     assert got["guided"] in ("ayes", "ano")
-    assert len(got["timeout"]) < 60  # a microsecond; with all its time the answer would have 127 tokens
+    assert len(got["timeout"]) < 60  # a microsecond; with all its time the completion would have 127 tokens
 
 
 def test_requests_of_a_stream_run_together_and_fail_alone(got):
@@ -111,12 +111,12 @@ def test_requests_of_a_stream_run_together_and_fail_alone(got):
         ("bad_value", "INVALID_ARGUMENT", "top_p is 2.0; it must be a number more than 0 and at most 1"),
         ("bad_name", "INVALID_ARGUMENT", "beam_width is not known here"),
         ("bad_json", "INVALID_ARGUMENT", "input 'sampling_parameters' must be a JSON object: "),
-        ("bad_stream", "INVALID_ARGUMENT", "stream is true; only ModelStreamInfer can answer in parts"),
+        ("bad_stream", "INVALID_ARGUMENT", "stream is true; only ModelStreamInfer can stream"),
         ("no_text", "INVALID_ARGUMENT", "input 'text_input' is missing"),
         (
             "not_returned",
             "INVALID_ARGUMENT",
-            "output 'finish_reason' is asked for; it needs input 'return_finish_reason'",
+            "output 'finish_reason' is requested; it needs input 'return_finish_reason'",
         ),
         ("no_output", "INVALID_ARGUMENT", "output 'logits' is not known; the outputs are text_output, finish_reason"),
     ],

@@ -138,7 +138,7 @@ def test_an_answer_as_it_comes(llm):
 def test_one_streamed_answer_at_a_time_and_closing_it_ends_it(llm):
     answer = llm.stream("a", GREEDY)
     next(answer)
-    with pytest.raises(InputError, match="another answer of this LLM is still being streamed"):
+    with pytest.raises(InputError, match="another stream of this LLM still runs"):
         llm.generate("b", GREEDY)
     answer.close()
     assert llm.generate("b", GREEDY)[0].text == "cdefghij"
@@ -207,7 +207,7 @@ def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
 
 
 def test_logprobs_of_a_long_prompt_are_bounded(llm, monkeypatch):
-    monkeypatch.setattr("sharp.serving.api.request.MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr("sharp.serving.engine.prepare.MAX_PROMPT_LOGPROBS", 100)
     params = replace(GREEDY, prompt_logprobs=4)
     llm.generate("a" * 20, params)
     with pytest.raises(

@@ -98,7 +98,7 @@ def test_the_bytes_of_split_characters(client, stream):
 
 def test_echoed_logprobs_have_a_limit_for_all_prompts_and_answers(client):
     fields = {"logprobs": 20, "max_tokens": 0, "echo": True}
-    message = "logprobs is 20, which with echo makes 275520 numbers for 13120 tokens of all prompts and answers"
+    message = "logprobs is 20, which with echo makes 275520 numbers for 13120 tokens of all prompts and completions"
     for prompt, n in (([97] * 100, 128), ([[97] * 82] * 2, 80)):
         with pytest.raises(openai.BadRequestError) as caught:
             complete(client, prompt, n=n, **fields)
@@ -116,7 +116,8 @@ def test_many_echoed_logprobs_are_one_json(client):
 def test_logprobs_of_answers_that_are_not_streamed_have_a_limit(client, steps):
     fields = {"logprobs": 20, "max_tokens": 100}
     message = (
-        "logprobs is 20, which makes 268800 numbers for 12800 tokens of all prompts and answers; the limit is 262144"
+        "logprobs is 20, which makes 268800 numbers for 12800 tokens of all prompts and completions; "
+        "the limit is 262144"
     )
     for prompt, n in ((["a"], 128), (["a", "b"], 64)):
         with pytest.raises(openai.BadRequestError, match=f"{message}; set a lower max_tokens") as caught:

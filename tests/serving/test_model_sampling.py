@@ -1,4 +1,4 @@
-"""What the checkpoint says of how tokens are drawn holds where a request says nothing, by whatever way it comes."""
+"""What the checkpoint says of sampling holds where a request says nothing, by whatever way it comes."""
 
 import json
 import pickle
@@ -15,9 +15,9 @@ from sharp.serving.client import Client
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.conftest import SETTINGS
 
-# Without it the answers are drawn: the counting model gives every other token one chance in 311.
+# Without it tokens are sampled: the counting model gives every other token one chance in 311.
 GREEDY = Sampling(top_k=1, repetition_penalty=1.25)
-DRAWN = {"top_k": 0, "seed": 1}
+SAMPLED = {"top_k": 0, "seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,13 @@ def python_client(server, **fields):
 @pytest.mark.parametrize("ask", [http, kserve, python_client])
 def test_what_is_not_said_is_the_models(server, ask):
     assert ask(server) == "bcdefghi"
-    assert ask(server, **DRAWN) != "bcdefghi"
+    assert ask(server, **SAMPLED) != "bcdefghi"
 
 
 def test_grpc(server, connect, folder):
     client = connect(folder)
     assert client.answer(sampling=inference_pb2.Sampling(seed=1))[0] == "bcdefghi"
-    assert client.answer(sampling=inference_pb2.Sampling(**DRAWN))[0] != "bcdefghi"
+    assert client.answer(sampling=inference_pb2.Sampling(**SAMPLED))[0] != "bcdefghi"
     assert client.control.GetModelInfo(control_pb2.GetModelInfoRequest()).sampling == inference_pb2.Sampling(
         top_k=1, repetition_penalty=1.25
     )
@@ -81,7 +81,7 @@ def test_a_server_may_ignore_it(start_server, folder):
 def test_without_a_server(folder):
     llm = LLM(folder)
     assert [answer.text for answer in llm.generate(["a"] * 3, SamplingParams(max_tokens=8))] == ["bcdefghi"] * 3
-    assert llm.generate("a", SamplingParams(max_tokens=8, **DRAWN))[0].text != "bcdefghi"
+    assert llm.generate("a", SamplingParams(max_tokens=8, **SAMPLED))[0].text != "bcdefghi"
 
 
 def test_what_counts_as_given():

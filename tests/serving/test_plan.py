@@ -139,12 +139,12 @@ def test_the_command(counting, tmp_path):
     own = tmp_path / "own.toml"
     own.write_text(
         "[l4]\nprice_per_hour = 0.5\n"
-        '[mine]\nmemory_gb = 1\nbandwidth_gb_s = 10\ntflops = 1\nsource = "a guess"\ndate = "2026-01-01"\n'
+        '[mine]\nmemory_gb = 1\nbandwidth_gb_s = 10\ntflops = 1\nsource = "an assumption"\ndate = "2026-01-01"\n'
     )
     load = ("--context", 128, "--answer-tokens", 64, "--rate", 4)
     shown = run(counting, "--gpu", "mine", *load, "--devices", own, "--price", 2)
     assert shown.exit_code == 0, shown.output
-    for text in ("an estimate", "a guess", FORMULA.splitlines()[1], "servers", "an hour"):
+    for text in ("an estimate", "an assumption", FORMULA.splitlines()[1], "servers", "an hour"):
         assert text in shown.output
     read = run(counting, "--gpu", "l4", *load, "--devices", own, "--json")
     found = json.loads(read.output)

@@ -1,4 +1,4 @@
-"""Two servers behind one address: calls take turns, and a rolling restart under load loses no request."""
+"""Two servers behind one address: calls alternate, and a rolling restart under load loses no request."""
 
 import socket
 import threading

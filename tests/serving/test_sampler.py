@@ -7,13 +7,13 @@ from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
-from sharp.serving.api.request import Request
-from sharp.serving.engine.adjust import adjust
+from sharp.serving.engine.block_hashes import BlockHashes
+from sharp.serving.engine.logits_processors import SamplingRow, apply
 from sharp.serving.engine.logprobs import token_logprobs
-from sharp.serving.engine.place import Place
-from sharp.serving.engine.prefix import PrefixChain
 from sharp.serving.engine.sampler import sample
 from sharp.serving.engine.sequence import Sequence
+from sharp.serving.engine.stop_condition import StopCondition
+from tests.serving.running_engine import prepared
 
 LOGITS = np.log(np.array([0.4, 0.05, 0.3, 0.2, 0.05], np.float32))
 DRAWS = 4000
@@ -21,15 +21,16 @@ DRAWS = 4000
 
 def sequence(prompt=(0,), eos=(), **params):
     """A sequence that is about to get its first token."""
-    request = Request("a", tuple(prompt), SamplingParams(**params), 100)
-    return Sequence(request, 0, 0, PrefixChain(b"", 4), None, eos)
+    request = prepared("a", prompt, SamplingParams(**params), 100)
+    stop = StopCondition(request.params, None, eos, request.prompt_ids[-1])
+    return Sequence(request, 0, 0, BlockHashes(b"", 4), stop)
 
 
 def shares(**params) -> np.ndarray:
-    """How often each token is drawn."""
-    places = [Place(sequence(seed=seed, **params)) for seed in range(DRAWS)]
-    drawn = sample(np.tile(LOGITS, (DRAWS, 1)), places)
-    return np.bincount(drawn, minlength=5) / DRAWS
+    """How often each token is sampled."""
+    places = [SamplingRow(sequence(seed=seed, **params)) for seed in range(DRAWS)]
+    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), places)
+    return np.bincount(sampled, minlength=5) / DRAWS
 
 
 @pytest.mark.parametrize(
@@ -78,29 +79,29 @@ PARAMS = st.fixed_dictionaries(
 def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, seed):
     logits = np.random.default_rng(seed).normal(0, 3, (3, len(params), vocab)).astype(np.float32)
 
-    def draw(rows):
+    def offset(rows):
         several = [sequence(eos=(5,), **params[row]) for row in rows]
-        drawn = []
+        sampled = []
         for step in logits:
-            drawn.append(sample(step[rows], [Place(one) for one in several]).tolist())
-            for one, token in zip(several, drawn[-1], strict=True):
+            sampled.append(sample(step[rows], [SamplingRow(one) for one in several]).tolist())
+            for one, token in zip(several, sampled[-1], strict=True):
                 one.append(token)
-        return drawn
+        return sampled
 
-    together = draw(list(range(len(params))))
+    together = offset(list(range(len(params))))
     for row in range(len(params)):
-        assert draw([row]) == [[step[row]] for step in together]
+        assert offset([row]) == [[step[row]] for step in together]
 
 
 @settings(max_examples=100, deadline=None)
 @given(PARAMS, st.lists(st.integers(6, 30), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_a_token_behind_guesses_is_drawn_as_if_they_had_been_drawn(params, guesses, seed):
-    logits = np.random.default_rng(seed).normal(0, 3, (len(guesses) + 1, 40)).astype(np.float32)
+def test_a_token_behind_draft_tokens_is_sampled_as_if_they_had_been_sampled(params, drafts, seed):
+    logits = np.random.default_rng(seed).normal(0, 3, (len(drafts) + 1, 40)).astype(np.float32)
     one, other = sequence(eos=(5,), **params), sequence(eos=(5,), **params)
-    ahead = sample(logits.copy(), [Place(one, tuple(guesses[:place])) for place in range(len(logits))])
-    for row, guess in zip(range(len(logits)), [*guesses, 0], strict=True):
-        assert sample(logits[row : row + 1].copy(), [Place(other)]).tolist() == [ahead[row]]
-        other.append(guess)
+    ahead = sample(logits.copy(), [SamplingRow(one, tuple(drafts[:place])) for place in range(len(logits))])
+    for row, draft in zip(range(len(logits)), [*drafts, 0], strict=True):
+        assert sample(logits[row : row + 1].copy(), [SamplingRow(other)]).tolist() == [ahead[row]]
+        other.append(draft)
 
 
 def by_definition(logits, temperature, top_k, top_p, min_p):
@@ -125,15 +126,16 @@ def by_definition(logits, temperature, top_k, top_p, min_p):
     st.sampled_from([0.3, 0.9, 1]),
     st.sampled_from([0, 0.01, 0.3]),
 )
-def test_only_tokens_that_the_limits_keep_are_drawn(seed, spread, temperature, top_k, top_p, min_p):
+def test_only_tokens_that_the_limits_keep_are_sampled(seed, spread, temperature, top_k, top_p, min_p):
     logits = np.random.default_rng(seed).normal(0, spread, 3000).astype(np.float32)
     expected = by_definition(logits, temperature, top_k, top_p, min_p)
     params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    drawn = sample(np.tile(logits, (64, 1)), [Place(sequence(seed=seed + draw, **params)) for draw in range(64)])
+    rows = [SamplingRow(sequence(seed=seed + number, **params)) for number in range(64)]
+    sampled = sample(np.tile(logits, (64, 1)), rows)
     # At a limit the last bit may decide: the share of what is next to it is all that may differ.
     allowed = expected > 0
     allowed[np.argsort(-logits, kind="stable")[: allowed.sum() + 1]] = True
-    assert allowed[drawn].all()
+    assert allowed[sampled].all()
 
 
 def test_penalties_by_their_formulas():
@@ -141,25 +143,25 @@ def test_penalties_by_their_formulas():
     one = sequence(prompt=(0, 1), temperature=0, repetition_penalty=2, presence_penalty=0.25, frequency_penalty=0.125)
     for token in (3, 3, 1):
         one.append(token)
-    # Repetition: prompt and answer. Presence and frequency: the answer only.
+    # Repetition: prompt and completion. Presence and frequency: the completion only.
     expected = [2 / 2, -2 * 2 - 0.25 - 0.125, 1, 1 / 2 - 0.25 - 2 * 0.125, 1]
-    adjust(logits, [Place(one)])
+    apply(logits, [SamplingRow(one)])
     np.testing.assert_allclose(logits[0], expected)
 
 
 @pytest.mark.parametrize(("penalty", "best"), [(1e-300, 0), (1e300, 2)])
 def test_a_repetition_penalty_beyond_float32_leaves_logits_finite(penalty, best):
     logits = np.array([[2.0, 0.0, 1.0, -np.inf]], np.float32)
-    assert sample(logits, [Place(sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty))]).tolist() == [
-        best
-    ]
+    assert sample(
+        logits, [SamplingRow(sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty))]
+    ).tolist() == [best]
 
 
 def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_wanted():
     logits = np.array([[1.0, 2, 3], [3, 2, 1]], np.float32)
     before = logits.copy()
     biased = [sequence(temperature=0, logit_bias={0: 100}, logprobs=0), sequence(temperature=0, logit_bias={2: 100})]
-    assert sample(logits, [Place(one) for one in biased]).tolist() == [0, 2]
+    assert sample(logits, [SamplingRow(one) for one in biased]).tolist() == [0, 2]
     np.testing.assert_array_equal(logits, before)
 
 
@@ -168,7 +170,7 @@ def test_min_tokens_keeps_the_end_away():
     one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
     answer = []
     for _ in range(3):
-        answer.append(int(sample(logits.copy(), [Place(one)])[0]))
+        answer.append(int(sample(logits.copy(), [SamplingRow(one)])[0]))
         one.append(answer[-1])
     assert answer == [1, 1, 0]
 
@@ -187,19 +189,19 @@ def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
 
 
 def test_greedy_takes_the_first_of_equals():
-    assert sample(np.array([[1, 3, 3]], np.float32), [Place(sequence(temperature=0))]).tolist() == [1]
+    assert sample(np.array([[1, 3, 3]], np.float32), [SamplingRow(sequence(temperature=0))]).tolist() == [1]
 
 
 def test_masked_tokens_are_never_drawn():
     logits = np.tile(np.array([-np.inf, 0, -np.inf], np.float32), (200, 1))
-    assert set(sample(logits, [Place(sequence(seed=seed)) for seed in range(200)]).tolist()) == {1}
+    assert set(sample(logits, [SamplingRow(sequence(seed=seed)) for seed in range(200)]).tolist()) == {1}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
     logits = np.array([[0, bad], [0, 1]], np.float32)
     for temperature in (0.0, 1e-6):
-        places = [Place(sequence(temperature=temperature)) for _ in range(2)]
+        places = [SamplingRow(sequence(temperature=temperature)) for _ in range(2)]
         assert sample(logits, places).tolist() == [NO_TOKEN, 1]
 
 

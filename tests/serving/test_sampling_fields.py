@@ -88,7 +88,7 @@ def client(start_server, tmp_path_factory):
 
 
 def chat(client, *messages, **extra):
-    """The prompt of a conversation, and the answer."""
+    """The prompt of a conversation, and the completion."""
     answer = client.chat.completions.create(
         model="chatting",
         messages=messages or [QUESTION],

@@ -13,7 +13,7 @@ from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.sequence import Sequence
+from sharp.serving.engine.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
 
 
@@ -248,7 +248,7 @@ def test_text_that_cannot_be_made_at_the_end_fails_its_request_alone(start_engin
     running.add("b", [2], 9)
     running.step(3)
     with monkeypatch.context() as broken:
-        broken.setattr(Sequence, "cut", lambda sequence: 1 / 0)
+        broken.setattr(StopCondition, "flush", lambda stop: 1 / 0)
         if ending == "abort":
             running.events += running.engine.abort("a")
         else:
@@ -302,7 +302,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(start_engine, clock):
     running.step()
     for number in range(3):
         running.add(str(number), [1], 1)
-    with pytest.raises(QueueFullError, match=r"3 answers wait already; the limit is 3; try again in 1\.0 s") as caught:
+    with pytest.raises(QueueFullError, match=r"3 sequences wait .*; the limit is 3; try again in 1\.0 s") as caught:
         running.add("more", [1], 1)
     assert caught.value.retry_after == 1  # nothing is known of the rate yet
     clock.now += 4
@@ -324,7 +324,7 @@ def test_the_queue_counts_tokens_and_answers(start_engine):
     with pytest.raises(QueueFullError, match="15 prompt tokens wait already"):
         running.add("b", range(3), 1, SamplingParams(n=2))
     running.add("b", [1], 1, SamplingParams(n=4))
-    with pytest.raises(QueueFullError, match="5 answers wait already; the limit is 5"):
+    with pytest.raises(QueueFullError, match="5 sequences wait already; the limit is 5"):
         running.add("c", [], 1)
 
 

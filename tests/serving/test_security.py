@@ -93,7 +93,7 @@ def test_a_client_without_tls_or_with_another_authority_gets_one_sentence(encryp
     for tls in (None, ClientTls(Authority(tmp_path).file)):
         with Client(encrypted.grpc_address, tls=tls, attempts=1) as client, pytest.raises(SharpError) as refused:
             client.generate("a", PARAMS)
-        assert "does not answer (" in str(refused.value)
+        assert "does not respond (" in str(refused.value)
 
 
 def test_client_certificates(served, authority, tmp_path):

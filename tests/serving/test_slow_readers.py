@@ -16,7 +16,7 @@ from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.frontends.grpc import inference
 from sharp.serving.frontends.http import generation
 from sharp.serving.frontends.http import server as http_server
-from sharp.serving.frontends.kserve import answer
+from sharp.serving.frontends.kserve.outputs import Outputs
 from sharp.serving.frontends.rpc import status as grpc_status
 from sharp.serving.server.tls import TlsConfig
 from sharp.v1 import control_pb2, inference_pb2
@@ -107,7 +107,7 @@ def test_over_grpc_the_handler_ends_and_the_status_comes_after_what_was_sent(sta
         return inference_pb2.GenerateResponse(delta=inference_pb2.TokenDelta(text=PADDING))
 
     monkeypatch.setattr(inference, "delta_message", padded)
-    monkeypatch.setattr(answer.Answer, "outputs", lambda *_: {"text_output": PADDING})
+    monkeypatch.setattr(Outputs, "tensors", lambda *_: {"text_output": PADDING})
     started = start()
     channel, stream = ask(started)
     next(stream)

@@ -1,4 +1,4 @@
-"""Tokens that are guessed ahead: what is guessed, and that answers stay as they are."""
+"""Speculative decoding: which tokens are drafted, and that completions stay as they are."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.engine.token_history import TokenHistory
+from sharp.serving.engine.prompt_lookup import PromptLookup
 from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import GREEDY
 
@@ -33,25 +33,25 @@ def by_definition(tokens, most):
             length += 1
         if length and length >= best:
             best, following = length, end + 1
-    guess = []
-    while len(guess) < min(best - 1, most):
-        at = following + len(guess)
-        guess.append(tokens[at] if at < len(tokens) else guess[at - len(tokens)])
-    return guess
+    draft = []
+    while len(draft) < min(best - 1, most):
+        at = following + len(draft)
+        draft.append(tokens[at] if at < len(tokens) else draft[at - len(tokens)])
+    return draft
 
 
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(1, 9)
 )
 def test_what_followed_the_longest_match_is_guessed(prompt, answer, most):
-    history = TokenHistory(prompt)
+    history = PromptLookup(prompt)
     for token in answer:
         history.append(token)
-    assert history.guess(most) == by_definition([*prompt, *answer], most)
+    assert history.draft(most) == by_definition([*prompt, *answer], most)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "guess"),
+    ("tokens", "draft"),
     [
         ([1, 2, 3, 4, 5, 1, 2, 3], [4, 5]),
         ([1, 2, 3, 4, 5, 9, 3], []),  # one token that agrees means nothing
@@ -61,8 +61,8 @@ def test_what_followed_the_longest_match_is_guessed(prompt, answer, most):
         ([4], []),
     ],
 )
-def test_guesses(tokens, guess):
-    assert TokenHistory(tokens).guess(4) == guess
+def test_drafts(tokens, draft):
+    assert PromptLookup(tokens).draft(4) == draft
 
 
 def test_right_guesses_save_steps(start_engine):
@@ -70,7 +70,7 @@ def test_right_guesses_save_steps(start_engine):
     running.add("a", COUNTED, 12)
     running.run()
     assert running.tokens("a") == list(range(14, 26))
-    # The prompt, a token whose four guesses are right, the same, and the one that is left.
+    # The prompt, a token whose four drafts are right, the same, and the one that is left.
     assert running.chunks()[1:] == [[8], [5], [5], [1]]
     report = running.engine.report()
     assert (report.generated_tokens, report.draft_tokens, report.accepted_tokens) == (12, 8, 8)
@@ -94,7 +94,7 @@ def test_a_stop_token_among_the_guesses_ends_the_answer(start_engine):
     assert running.tokens("a") == [14, 15, 16, 17, 18]
     (finished,) = running.of(Finished)
     assert (finished.reason, finished.matched) == ("stop", 18)
-    # The last token ends the answer: it is not computed.
+    # The last token ends the completion: it is not computed.
     assert finished.attention.tokens == len(COUNTED) + 4
     assert sum(len(rows.positions) for rows in running.engine.report().attention) == len(COUNTED) + 4
 
@@ -108,7 +108,7 @@ def test_a_stop_string_among_the_guesses_ends_the_answer(start_engine):
     assert "".join(one.text for one in running.of(Delta)) == "ef"
     assert (finished.reason, finished.matched, finished.usage.completion_tokens) == ("stop", "gh", 4)
     report = running.engine.report()
-    # What was guessed behind the end is no part of the answer.
+    # Draft tokens behind the end are no part of the completion.
     assert report.accepted_tokens == 2
     assert finished.attention.tokens == sum(len(rows.positions) for rows in report.attention) == len(text) + 3
 
@@ -146,7 +146,7 @@ def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start_engine, count
     assert running.of(Finished)[0].reason == "stop"
 
 
-def test_guesses_are_shared_out_and_prompts_come_first(start_engine):
+def test_drafts_are_shared_out_and_prompts_come_first(start_engine):
     running = start_engine(speculative_tokens=4, max_batch_tokens=32)
     for name in "ab":
         running.add(name, COUNTED, 30)
@@ -156,8 +156,8 @@ def test_guesses_are_shared_out_and_prompts_come_first(start_engine):
     assert running.chunks()[2:] == [[3, 3], [1, 1, 6], [3, 3]]
 
 
-def test_nobody_gives_up_blocks_for_a_guess(start_engine, monkeypatch):
-    monkeypatch.setattr(TokenHistory, "guess", lambda _history, most: [0] * most)  # all wrong
+def test_nobody_gives_up_blocks_for_a_draft(start_engine, monkeypatch):
+    monkeypatch.setattr(PromptLookup, "draft", lambda _history, most: [0] * most)  # all wrong
     running = start_engine(blocks=7, speculative_tokens=8)  # of 4 tokens
     running.add("a", [5] * 9, 12)
     running.add("b", [9] * 11, 3)
@@ -178,7 +178,7 @@ def test_a_guide_that_ends_inside_a_guess(start_engine, counting):
 
 
 def test_an_int8_cache_guesses_nothing_by_itself(counting):
-    """A guess would round the tokens of its block anew, as they have one scale."""
+    """A draft token would round the tokens of its block anew, as they have one scale."""
     manifest = read_manifest(counting)
     backend = load_backend(counting, manifest, BackendConfig(threads=1, kernels=False))
     int8 = manifest.model_copy(update={"cache": manifest.cache.model_copy(update={"dtype": "int8"})})
@@ -201,21 +201,21 @@ def test_a_drawn_answer_is_the_same(start_engine):
     def tokens(speculative_tokens):
         running = start_engine(speculative_tokens=speculative_tokens)
         for seed in range(4):
-            # Sharp enough that guesses are right now and then, and wrong as often.
+            # Sharp enough that drafts are right now and then, and wrong as often.
             running.add(str(seed), COUNTED, 40, SamplingParams(temperature=0.8, seed=seed, n=2))
         running.run()
         report = running.engine.report()
         return [running.tokens(str(seed), index) for seed in range(4) for index in range(2)], report
 
     alone, _ = tokens(0)
-    guessed, report = tokens(8)
-    assert guessed == alone
+    drafted, report = tokens(8)
+    assert drafted == alone
     assert 0 < report.accepted_tokens < report.draft_tokens
 
 
 def test_zero_guesses_none_and_a_processor_guesses_by_itself(start_engine):
-    for settings, guesses in (({"speculative_tokens": 0}, False), ({}, True)):
+    for settings, drafts in (({"speculative_tokens": 0}, False), ({}, True)):
         running = start_engine(**settings)
         running.add("a", COUNTED, 12, GREEDY)
         running.run()
-        assert bool(running.engine.report().draft_tokens) is guesses
+        assert bool(running.engine.report().draft_tokens) is drafts

@@ -7,6 +7,7 @@ import pytest
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import QueueFullError
 from sharp.serving.api.events import Accepted, Delta, Failed, Finished
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.model_folder import load_model_folder
 from sharp.serving.engine.thread import EngineThread
@@ -39,7 +40,7 @@ def test_a_full_queue_is_an_event_with_a_time_to_come_back(start):
     model, _, thread = start(max_waiting_requests=2)
     events = queue.Queue()
     for name in "abc":
-        thread.submit(model.prepare(name, "a", SamplingParams(max_tokens=2)), events.put)
+        thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id=name)), events.put)
     thread.start()
     seen = events_until(events, Failed, "c")
     assert [one.request_id for one in seen if isinstance(one, Accepted)] == ["a", "b"]
@@ -53,7 +54,7 @@ def test_a_request_that_the_engine_cannot_take_fails_alone(start, monkeypatch):
     add = engine.add
     monkeypatch.setattr(engine, "add", lambda request: 1 / 0 if request.request_id == "a" else add(request))
     for name in "ab":
-        thread.submit(model.prepare(name, "a", SamplingParams(max_tokens=2)), events.put)
+        thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id=name)), events.put)
     thread.start()
     seen = events_until(events, Finished, "b")
     assert [str(one.error) for one in seen if isinstance(one, Failed)] == ["the request failed: division by zero"]
@@ -63,7 +64,10 @@ def test_every_answer_of_a_request_arrives(start):
     model, _, thread = start()
     events = queue.Queue()
     thread.start()
-    thread.submit(model.prepare("a", "a", SamplingParams(max_tokens=3, n=2, temperature=0)), events.put)
+    thread.submit(
+        model.prepare(GenerateRequest("a", SamplingParams(max_tokens=3, n=2, temperature=0), request_id="a")),
+        events.put,
+    )
     finished = []
     tokens = {0: [], 1: []}
     while not (finished and finished[-1].last):
@@ -79,10 +83,10 @@ def test_every_answer_of_a_request_arrives(start):
 def test_an_abort_whose_caller_gave_up_ends_the_request_and_not_the_engine(start):
     model, _, thread = start()
     events = queue.Queue()
-    thread.submit(model.prepare("a", "a", SamplingParams(temperature=0)), events.put)
+    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(temperature=0), request_id="a")), events.put)
     for name in ("a", "nobody"):
         assert thread.abort(name).cancel()  # as a deadline of the call does
-    thread.submit(model.prepare("b", "a", SamplingParams(max_tokens=2)), events.put)
+    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="b")), events.put)
     thread.start()
     seen = events_until(events, Finished, "b")
     assert [one.reason for one in seen if isinstance(one, Finished)] == ["cancelled", "length"]
@@ -98,7 +102,7 @@ def test_a_panic_ends_the_engine_and_leaves_nobody_waiting(start, monkeypatch):
     model, engine, thread = start()
     monkeypatch.setattr(engine, "step", panic)
     events = queue.Queue()
-    thread.submit(model.prepare("a", "a", SamplingParams(max_tokens=2)), events.put)
+    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="a")), events.put)
     thread.start()
     assert str(events_until(events, Failed, "a")[-1].error) == "the engine has stopped"
     thread.ended.result(timeout=10)
@@ -107,6 +111,6 @@ def test_a_panic_ends_the_engine_and_leaves_nobody_waiting(start, monkeypatch):
 def test_an_engine_that_lost_a_block_ends_instead_of_going_on(start):
     model, engine, thread = start()
     engine.blocks._free.popitem()
-    thread.submit(model.prepare("a", "a", SamplingParams(max_tokens=2)), queue.Queue().put)
+    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="a")), queue.Queue().put)
     thread.start()
     thread.ended.result(timeout=10)

@@ -112,7 +112,7 @@ LOOSE = {"type": "function", "function": {"name": "loose", "parameters": CITY}}
 
 @pytest.fixture(scope="module", params=[(), ("<tool_call>", "</tool_call>", "<think>")], ids=["text", "tokens"])
 def refused_at(request, counting, tmp_path_factory):
-    """`refused_at(text, **fields)`: how much of a text an answer to such a request may begin with; None for all.
+    """`refused_at(text, **fields)`: how much of a text a completion of such a request may begin with; None for all.
 
     The vocabulary has bytes only, or a token for each mark, too.
     """
@@ -197,7 +197,7 @@ def test_results_of_tools_come_back_as_messages(client):
         ({"tools": [tool("w"), tool("w")]}, "tools", "tools has two functions of the same name"),
         ({"tools": [tool("a b")]}, "tools", "tools.0.function.name cannot be used"),
         ({"tools": [tool("w")] * 129}, "tools", "tools has 129 entries; the limit is 128"),
-        ({"response_format": {"type": "json_object"}}, "tools", "tools and a form of the answer are both set"),
+        ({"response_format": {"type": "json_object"}}, "tools", "tools and response_format are both set"),
         (
             {"tools": [tool("w", {"type": "nonsense"})], "tool_choice": "required"},
             "tools",

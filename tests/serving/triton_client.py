@@ -35,7 +35,7 @@ def text(result):
 
 
 def returned(client):
-    """Every output of a whole answer, by name, and of each part of one."""
+    """Every output of a whole completion, by name, and of each part of one."""
     names = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
     tensors = inputs("ab", stream=True, sampling=json.dumps({"temperature": 0, "max_tokens": 2}))
     for name in names:

@@ -1,1 +1,1 @@
-"""The gRPC edge: messages in, messages out; what a step is, it does not know."""
+"""The gRPC API `sharp.v1`: messages to requests, events to messages."""

@@ -12,7 +12,7 @@ MISSING_REQUEST_ID = "request_id is not set; it is in the metadata and in the fi
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
-    """Answers from what was fixed at start and from the engine's last report; Abort goes to the engine."""
+    """Reads the configuration and the engine's last report; Abort goes to the engine."""
 
     def __init__(self, service: GenerationService, info: control_pb2.GetServerInfoResponse) -> None:
         self._service = service

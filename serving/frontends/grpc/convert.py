@@ -1,4 +1,4 @@
-"""Between the messages of `sharp.v1` and the engine's own types."""
+"""Messages of `sharp.v1` to requests, and events to messages."""
 
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ from sharp.serving.api.attention import AttentionSummary
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.events import Delta, Finished, FinishReason, PromptComputed, TokenLogprobs
 from sharp.serving.api.guided import Guided
-from sharp.serving.api.request import Prompt, Request
+from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -20,6 +20,7 @@ from sharp.serving.api.sampling_params import (
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.v1 import control_pb2, inference_pb2
 
+MAX_REQUEST_ID = 256  # characters
 REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
@@ -39,29 +40,38 @@ PATHS = {
 }
 
 
-def prompt_of(request: inference_pb2.GenerateRequest) -> Prompt:
-    """The prompt of a request.
+def generate_request(message: inference_pb2.GenerateRequest) -> GenerateRequest:
+    """The request of a message; fields that it does not set keep their defaults.
 
     Raises:
-        InputError: the request has none.
+        FieldError: the message has no prompt, or a value is out of range.
     """
-    kind = request.WhichOneof("prompt")
+    if len(message.request_id) > MAX_REQUEST_ID:
+        text = f"request_id has {len(message.request_id)} characters; the limit is {MAX_REQUEST_ID}"
+        raise FieldError("request_id", text)
+    return GenerateRequest(
+        _prompt(message),
+        _sampling_params(message),
+        request_id=message.request_id,
+        attention=message.response.attention_stats,
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+    )
+
+
+def _prompt(message: inference_pb2.GenerateRequest) -> Prompt:
+    kind = message.WhichOneof("prompt")
     if kind == "text":
-        return request.text
+        return message.text
     if kind == "token_ids":
-        return request.token_ids.ids  # not copied before its length is checked
+        return message.token_ids.ids  # not copied before its length is checked
     raise FieldError("prompt", "prompt is not set; set text or token_ids")
 
 
-def sampling_params_of(request: inference_pb2.GenerateRequest) -> SamplingParams:
-    """The sampling parameters of a request; what it does not set keeps its default.
-
-    Raises:
-        InputError: a value is out of its range.
-    """
-    given = {**_set_fields(request.sampling), **_set_fields(request.stopping), **_set_fields(request.response)}
+def _sampling_params(message: inference_pb2.GenerateRequest) -> SamplingParams:
+    given = {**_set_fields(message.sampling), **_set_fields(message.stopping), **_set_fields(message.response)}
     given.pop("attention_stats", None)
-    guided = Guided(**_set_fields(request.guided)) if request.HasField("guided") else None
+    guided = Guided(**_set_fields(message.guided)) if message.HasField("guided") else None
     return SamplingParams(**given, guided=guided)
 
 
@@ -74,7 +84,9 @@ def _set_fields(message: Message) -> dict[str, Any]:
     }
 
 
-def prompt_info(request: Request, model: str, computed: PromptComputed | None) -> inference_pb2.GenerateResponse:
+def prompt_info(
+    request: GenerateRequest, model: str, computed: PromptComputed | None
+) -> inference_pb2.GenerateResponse:
     """The first message of a stream; `computed` is None when the request ended before its prompt was read."""
     info = inference_pb2.PromptInfo(
         request_id=request.request_id,
@@ -106,7 +118,7 @@ def _logprobs(entries: tuple[TokenLogprobs, ...] | None) -> list[inference_pb2.T
 
 
 def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
-    """The last message of an answer."""
+    """The last message of a sequence."""
     message = inference_pb2.Finished(
         reason=REASONS[finished.reason],
         usage=inference_pb2.Usage(

@@ -1,1 +1,1 @@
-"""The HTTP edge: the API of OpenAI, `/metrics` and `/health`; what a step is, it does not know."""
+"""The HTTP API: OpenAI's endpoints, `/metrics`, `/health` and a status page."""

@@ -16,7 +16,7 @@ from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts
-from sharp.serving.frontends.http.tokenization import DetokenizeRequest, Question, TokenizeRequest, tokenization
+from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, TokenizerRequest, tokenization
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.server.tokens import Tokens
@@ -32,7 +32,7 @@ def make_app(
     max_body_bytes: int,
     tokens: Tokens | None = None,
 ) -> Starlette:
-    """The application; `template` is None for a model that has no chat template, `tokens` where everyone may ask."""
+    """The application; `template` is None for a model that has no chat template, `tokens` without authentication."""
     name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
     entry = {
         "id": name,
@@ -77,7 +77,7 @@ def make_app(
     def generation(path: str, kind: type[CompletionRequest] | type[ChatRequest]) -> Route:
         return Route(path, Generation(service, kind, template, texts, max_body_bytes), methods=["POST"])
 
-    def question(path: str, kind: type[Question]) -> Route:
+    def question(path: str, kind: type[TokenizerRequest]) -> Route:
         return Route(path, tokenization(kind, service, template, max_body_bytes), methods=["POST"])
 
     return Starlette(

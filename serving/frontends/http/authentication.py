@@ -23,7 +23,7 @@ def is_protected(scope: Scope) -> bool:
 
 
 class TokenMiddleware:
-    """Answers requests for the model without a good token with 401, before their body is read."""
+    """Refuses requests without a valid token with 401, before their body is read."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app = app

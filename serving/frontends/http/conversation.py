@@ -74,7 +74,7 @@ class Conversation(StrictMessage):
 
     @property
     def callable(self) -> list[Tool]:
-        """The tools that the answer may call."""
+        """The tools that the completion may call."""
         return callable_tools(self.tools or (), self.tool_choice)
 
     def rendered(self, template: ChatTemplate | None) -> str:

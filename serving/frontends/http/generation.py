@@ -3,31 +3,36 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from sharp.serving.api.completion import Answers, Completion
+from sharp.serving.api.completion import Completion, CompletionBuilder
 from sharp.serving.api.errors import FieldError, SharpError, UnavailableError
 from sharp.serving.api.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
-from sharp.serving.api.request import Prompt
-from sharp.serving.api.request import Request as EngineRequest
+from sharp.serving.api.request import GenerateRequest, Prompt, new_request_id
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.http.body import parse, read_body
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.logprobs import LogprobLimit
-from sharp.serving.frontends.http.openai_answer import Answer, ChatAnswer, Extras, TextAnswer, usage_of
 from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest
+from sharp.serving.frontends.http.openai_response import (
+    ChatResponse,
+    CompletionResponse,
+    Extras,
+    ResponseBuilder,
+    usage_of,
+)
 from sharp.serving.frontends.http.token_texts import TokenTexts
-from sharp.serving.frontends.service import EventStream, GenerationService, new_request_id
+from sharp.serving.frontends.service import EventStream, GenerationService
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 from sharp.serving.text.chat_template import ChatTemplate
 
-CUT_SHORT = "the server ended or the request was aborted before the answer was complete; ask again"
-RETRY_SECONDS = 1  # after that answer; another server may take it at once
+CUT_SHORT = "the server ended or the request was aborted before the completion was done; ask again"
+RETRY_SECONDS = 1  # after that response; another server may take it at once
 BODY_LEVELS = 5  # body, choices, choice, logprobs, their lists
 PIECE_BYTES = 2**16  # handed over at once; the next waits until the client has taken what was before
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -54,52 +59,49 @@ class Generation:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         call = Call("http", dict(Request(scope).headers))
         try:
             with refusals_logged(call, self._service.model.manifest.name):
                 body = await read_body(Request(scope, receive), self._max_body_bytes)
-            await _until_disconnected(receive, self._answer(body, call, scope, receive, send))
+            await _until_disconnected(receive, self._respond(body, call, scope, receive, send))
         except ClientDisconnect:
             return
         except SharpError as error:
             await error_response(error)(scope, receive, send)
 
-    async def _answer(self, body: bytes, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, body: bytes, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         with refusals_logged(call, self._service.model.manifest.name):
             request = await asyncio.to_thread(parse, self._kind, body)
             self._service.check_model(request.model)
             try:
                 params = request.params()
             except FieldError as error:
-                raise request.in_its_words(error) from error
+                raise request.renamed(error) from error
             prompts = await asyncio.to_thread(self._prompts, request)
         if params.logprobs is not None:
             await asyncio.to_thread(self._texts.load)
         request_id = new_request_id()
         limit = LogprobLimit(whole=not request.stream)
-        async with AsyncExitStack() as stack:
-            streams: list[EventStream] = []
-            for number, prompt in enumerate(prompts):
-                name = f"{request_id}-{number}"
-                prepare = self._preparation(request, name, prompt, params, limit)
-                streams.append(await stack.enter_async_context(self._service.stream(call, prepare)))
-            for stream in streams:
-                await anext(stream)  # accepted, or the error that says why not
-            answer = self._shape(request, request_id, prompts, streams)
+        prepare = [
+            self._preparation(request, f"{request_id}-{number}", prompt, params, limit)
+            for number, prompt in enumerate(prompts)
+        ]
+        async with self._service.streams(call, prepare) as streams:
+            response = self._response(request, request_id, prompts, streams)
             if request.stream:
-                await _send_stream(request, params, answer, streams, send)
+                await _send_stream(request, params, response, streams, send)
                 return
             try:
                 completions = await _completions(streams)
             except UnavailableError as error:  # caught here: to the log it is cancelled, not failed
                 await error_response(error)(scope, receive, send)
             else:
-                await _send_whole(answer, completions, streams[0].headers, send)
+                await _send_whole(response, completions, streams[0].headers, send)
 
-    def _shape(
+    def _response(
         self, request: GenerationRequest, request_id: str, prompts: list[Prompt], streams: list[EventStream]
-    ) -> Answer:
+    ) -> ResponseBuilder:
         name, tokenizer, texts = self._service.model.manifest.name, self._service.model.tokenizer, self._texts
         extras = Extras(
             token_ids=request.return_token_ids or tokenizer is None,  # without one the text is empty
@@ -108,13 +110,13 @@ class Generation:
         )
         if isinstance(request, ChatRequest):
             several = request.parallel_tool_calls
-            return ChatAnswer(request_id, name, texts, extras, tools=bool(request.callable), several=several)
+            return ChatResponse(request_id, name, texts, extras, tools=bool(request.callable), several=several)
         echo = []
         if isinstance(request, CompletionRequest) and request.echo and tokenizer is not None:
             for prompt, stream in zip(prompts, streams, strict=True):
                 text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
                 echo.append((text, stream.request.prompt_ids[0]))
-        return TextAnswer(request_id, name, texts, extras, echo)
+        return CompletionResponse(request_id, name, texts, extras, echo)
 
     def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         if isinstance(request, CompletionRequest):
@@ -125,37 +127,38 @@ class Generation:
 
     def _preparation(
         self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams, limit: LogprobLimit
-    ) -> Callable[[], EngineRequest]:
-        def prepare() -> EngineRequest:
+    ) -> Callable[[], GenerateRequest]:
+        def prepare() -> GenerateRequest:
             try:
-                prepared = self._service.model.prepare(
-                    request_id,
+                generate = GenerateRequest(
                     prompt,
                     params,
+                    request_id=request_id,
                     attention=request.attention_stats,
                     priority=request.priority,
                     cache_salt=request.cache_salt,
                     special_tokens=not isinstance(request, ChatRequest),  # the template has written them
                 )
-                prepared = limit.add(prepared)
+                return limit.add(self._service.model.prepare(generate))
             except FieldError as error:
-                raise request.in_its_words(error) from error
-            return prepared
+                raise request.renamed(error) from error
 
         return prepare
 
 
 async def _completions(streams: list[EventStream]) -> list[Completion]:
-    answers = [Answers(stream.request.params) for stream in streams]
+    builders = [CompletionBuilder(stream.request.params) for stream in streams]
     async with aclosing(_merged(streams)) as events:
         async for number, event in events:
-            answers[number].take(event)
-    return [one.completion() for one in answers]
+            builders[number].add(event)
+    return [builder.build() for builder in builders]
 
 
-async def _send_whole(answer: Answer, completions: list[Completion], trace: Mapping[str, str], send: Send) -> None:
-    """An answer in one body. One of many logprobs takes seconds to write, and the event loop serves everyone."""
-    body = await asyncio.to_thread(lambda: _json(answer.whole(completions)).encode())
+async def _send_whole(
+    response: ResponseBuilder, completions: list[Completion], trace: Mapping[str, str], send: Send
+) -> None:
+    """A response in one body. One with many logprobs takes seconds to write, and the event loop serves everyone."""
+    body = await asyncio.to_thread(lambda: _json(response.whole(completions)).encode())
     headers = {"content-type": "application/json", "content-length": str(len(body)), **trace}
     await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
     await _send_pieces(send, body)
@@ -163,7 +166,11 @@ async def _send_whole(answer: Answer, completions: list[Completion], trace: Mapp
 
 
 async def _send_stream(
-    request: GenerationRequest, params: SamplingParams, answer: Answer, streams: list[EventStream], send: Send
+    request: GenerationRequest,
+    params: SamplingParams,
+    response: ResponseBuilder,
+    streams: list[EventStream],
+    send: Send,
 ) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": _raw({**SSE_HEADERS, **streams[0].headers})})
     try:
@@ -175,31 +182,31 @@ async def _send_stream(
                 if isinstance(event, PromptComputed):
                     large = bool(event.logprobs) or request.return_token_ids
                     for choice in range(first, first + params.n):
-                        await _send_start(send, answer, choice, number, event, large=large)
+                        await _send_start(send, response, choice, number, event, large=large)
                 elif isinstance(event, Delta):
-                    chunks = answer.delta(first + event.index, event)
+                    chunks = response.delta(first + event.index, event)
                 elif isinstance(event, Finished):
                     usages[first + event.index] = event.usage
-                    chunks = answer.finished(first + event.index, event)
+                    chunks = response.finished(first + event.index, event)
                 for chunk in chunks:
                     await _send_data(send, chunk)
         if request.counts_stream:
             prompts = [usages[number * params.n] for number in range(len(streams))]
-            await _send_data(send, answer.usage(usage_of(prompts, usages.values())))
+            await _send_data(send, response.usage(usage_of(prompts, usages.values())))
     except SharpError as error:  # the status is sent already
         await _send_data(send, error_body(error)[1])
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 
 async def _send_start(
-    send: Send, answer: Answer, choice: int, prompt: int, event: PromptComputed, *, large: bool
+    send: Send, response: ResponseBuilder, choice: int, prompt: int, event: PromptComputed, *, large: bool
 ) -> None:
     if not large:
-        for chunk in answer.start(choice, prompt, event.logprobs):
+        for chunk in response.start(choice, prompt, event.logprobs):
             await _send_data(send, chunk)
         return
-    # What is said of each token of a prompt takes a while to write.
-    for chunk in await asyncio.to_thread(answer.start, choice, prompt, event.logprobs):
+    # The logprobs of a whole prompt take a while to write.
+    for chunk in await asyncio.to_thread(response.start, choice, prompt, event.logprobs):
         await _send_text(send, await asyncio.to_thread(_json, chunk))
 
 
@@ -237,7 +244,7 @@ async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event
     """(number of the stream, event) of all streams as they come.
 
     Raises:
-        UnavailableError: an answer was cancelled; OpenAI's API has no other way to say so.
+        UnavailableError: a completion was cancelled; OpenAI's API has no other way to say so.
     """
 
     async def following(stream: EventStream) -> Event | None:

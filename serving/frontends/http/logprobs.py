@@ -6,7 +6,8 @@ from typing import Any
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.events import TokenLogprobs
-from sharp.serving.api.request import MAX_PROMPT_LOGPROBS, Request
+from sharp.serving.api.request import GenerateRequest
+from sharp.serving.engine.prepare import MAX_PROMPT_LOGPROBS
 from sharp.serving.frontends.http.token_texts import TokenTexts
 
 # Of a token that cannot come: JSON has no infinity. vLLM's number.
@@ -16,8 +17,8 @@ LOWEST_LOGPROB = -9999.0
 class LogprobLimit:
     """Holds all logprobs of one response to the limit of one prompt's.
 
-    Every answer repeats those of its prompt, and a response that is no stream (`whole`) is held in memory until it is
-    complete. The new ones of a stream are bounded by what may wait for its reader.
+    Every completion repeats those of its prompt, and a response that is no stream (`whole`) is held in memory until it
+    is complete. The new ones of a stream are bounded by what may wait for its reader.
     """
 
     def __init__(self, *, whole: bool) -> None:
@@ -25,8 +26,8 @@ class LogprobLimit:
         self._tokens = 0
         self._numbers = 0
 
-    def add(self, request: Request) -> Request:
-        """Count what the answers to a prompt may have; one without `max_tokens` ends where the limit is.
+    def add(self, request: GenerateRequest) -> GenerateRequest:
+        """Count what the completions of a prompt may have; one without `max_tokens` ends where the limit is.
 
         Raises:
             FieldError: with those before they are too many.
@@ -43,9 +44,9 @@ class LogprobLimit:
             echo = " with echo" if params.prompt_logprobs is not None else ""
             message = (
                 f"logprobs is {params.logprobs}, which{echo} makes {self._numbers} numbers for {self._tokens} tokens "
-                f"of all prompts and answers; the limit is {MAX_PROMPT_LOGPROBS}"
+                f"of all prompts and completions; the limit is {MAX_PROMPT_LOGPROBS}"
             )
-            what = "; set a lower max_tokens, or ask for fewer answers or a stream" if self._whole else ""
+            what = "; set a lower max_tokens, or request fewer completions or a stream" if self._whole else ""
             raise FieldError("logprobs", message + what)
         return request
 

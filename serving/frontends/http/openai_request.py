@@ -27,7 +27,7 @@ FILL_MARKS = (
 
 
 class StreamOptions(StrictMessage):
-    """What a stream carries besides the answer."""
+    """What a stream carries besides the text."""
 
     include_usage: Flag = False
     include_obfuscation: Flag = False
@@ -61,8 +61,8 @@ class GenerationRequest(SamplingFields):
         """Whether the last chunk of a stream has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def in_its_words(self, error: FieldError) -> FieldError:
-        """An error about a field that a field of this request was turned into, as one about that."""
+    def renamed(self, error: FieldError) -> FieldError:
+        """An error about a field of `GenerateRequest`, under the name that the field has in this API."""
         return error
 
 
@@ -82,7 +82,7 @@ class CompletionRequest(GenerationRequest):
     suffix: str | None = None
 
     def prompts(self, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
-        """The prompts; the answers of each follow those of the one before."""
+        """The prompts; the choices of each follow those of the one before."""
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise FieldError("best_of", f"best_of is {self.best_of}; only the value of n is supported")
         if self.echo and tokenizer is None:
@@ -99,12 +99,12 @@ class CompletionRequest(GenerationRequest):
             raise FieldError("prompt", f"prompt has {len(self.prompt)} prompts; the limit is {MAX_PROMPTS}")
         return self.prompt
 
-    def in_its_words(self, error: FieldError) -> FieldError:
+    def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
         return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else error
 
     def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
-        """The prompt whose answer stands between `prompt` and `suffix`."""
+        """The prompt whose completion stands between `prompt` and `suffix`."""
         marks = next((marks for marks in FILL_MARKS if tokenizer and tokenizer.has(marks)), None)
         if marks is None:
             raise FieldError("suffix", "suffix is set, and the model has no tokens to fill in the middle; leave it out")
@@ -119,18 +119,18 @@ class CompletionRequest(GenerationRequest):
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
-    def wanted_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
         """`SamplingParams.logprobs`."""
         return self.logprobs
 
     @property
-    def wanted_prompt_logprobs(self) -> int | None:
+    def requested_prompt_logprobs(self) -> int | None:
         """`SamplingParams.prompt_logprobs`."""
         return self.logprobs if self.echo else None
 
 
 class ResponseFormat(StrictMessage):
-    """What the answer must be."""
+    """The format of the completion."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
@@ -162,13 +162,13 @@ class ChatRequest(GenerationRequest, Conversation):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def wanted_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
         """`SamplingParams.logprobs`."""
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs", f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def in_its_words(self, error: FieldError) -> FieldError:
+    def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
         if self.top_logprobs is not None and error.field == "logprobs":
             return _renamed(error, "top_logprobs")
@@ -180,11 +180,11 @@ class ChatRequest(GenerationRequest, Conversation):
         return _renamed(error, "response_format")
 
     def guide(self) -> Guided | None:
-        """What the answer must match: `guided`, OpenAI's own `response_format`, or calls of tools alone."""
+        """What the completion must match: `guided`, OpenAI's own `response_format`, or calls of tools alone."""
         form = self.response_format
         tools = self.callable
         if tools and (self.guided is not None or (form is not None and form.type != "text")):
-            raise FieldError("tools", "tools and a form of the answer are both set; with tool_choice none they can be")
+            raise FieldError("tools", "tools and response_format are both set; that needs tool_choice none")
         if tools and self._must_call:
             one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
             return calls_only(tools, several=not one)

@@ -48,11 +48,11 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start accepting connections."""
         self._serving = asyncio.create_task(self._server.serve([self._socket]))
-        answers = asyncio.create_task(self._server.answers.wait())
-        await asyncio.wait({self._serving, answers}, return_when=asyncio.FIRST_COMPLETED)
-        answers.cancel()
+        started = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
 
     async def stop(self) -> None:
         """End; what still runs has a moment to send its last messages."""
@@ -98,16 +98,16 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers, and leaves the signals to the process: it is a part of it and not the whole."""
+    """Says when it listens, and leaves signals to the process, of which it is only a part."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.answers = asyncio.Event()
+        self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
+        """Start accepting connections."""
         await super().startup(sockets)
-        self.answers.set()
+        self.listening.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

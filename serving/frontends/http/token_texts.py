@@ -22,7 +22,7 @@ class TokenText:
         text: what it is inside a text; parts of characters are U+FFFD.
         name: the text, or of a token that is not whole characters its bytes as OpenAI writes them, or its id.
         utf8: its bytes; None where they are not known.
-        characters: how many characters of an answer's text begin in it.
+        characters: how many characters of a completion's text begin in it.
         inside: it begins inside a character that a token before it began.
     """
 

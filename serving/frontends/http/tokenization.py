@@ -10,7 +10,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from sharp.serving.api.errors import FieldError
-from sharp.serving.api.request import MOST_CHARACTERS, check_characters, check_token_ids, tokenize
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.body import parse, read_body
@@ -19,17 +18,18 @@ from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 from sharp.serving.text.chat_template import ChatTemplate
+from sharp.serving.text.tokenizer import MOST_CHARACTERS, check_characters, check_token_ids, tokenize
 
 OF_MESSAGES = Conversation.model_fields.keys() - {"messages"}
 
 
-class Question(StrictMessage, ABC):
-    """The body of a request that the tokenizer answers alone."""
+class TokenizerRequest(StrictMessage, ABC):
+    """The body of a request that needs the tokenizer only."""
 
     model: Annotated[str, NULL_IS_UNSET] = ""
 
     @abstractmethod
-    def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
+    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
         """The body of the response.
 
         Raises:
@@ -37,16 +37,16 @@ class Question(StrictMessage, ABC):
         """
 
 
-class TokenizeRequest(Question, Conversation):
-    """A text, or a conversation as in `/v1/chat/completions`; the answer is what a completion of it would read."""
+class TokenizeRequest(TokenizerRequest, Conversation):
+    """A text, or a conversation as in `/v1/chat/completions`: the tokens that a completion of it would read."""
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], NULL_IS_UNSET] = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: Flag = False
 
-    def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
-        """See `Question`."""
+    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
+        """See `TokenizerRequest`."""
         if (self.prompt is None) == (not self.messages):
             raise FieldError("prompt", "give either prompt or messages")
         if self.prompt is not None and (unused := self.model_fields_set & OF_MESSAGES):
@@ -64,13 +64,13 @@ class TokenizeRequest(Question, Conversation):
         }
 
 
-class DetokenizeRequest(Question):
-    """Token ids, whose text is wanted."""
+class DetokenizeRequest(TokenizerRequest):
+    """Token ids to decode."""
 
     tokens: Annotated[list[WholeNumber], FAIL_FAST]
 
-    def answer(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:  # noqa: ARG002
-        """See `Question`."""
+    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:  # noqa: ARG002
+        """See `TokenizerRequest`."""
         if model.tokenizer is None:
             raise FieldError("tokens", f"tokens have no text, as {model.manifest.name} has no tokenizer")
         limit = max(MOST_CHARACTERS, model.context_limit)
@@ -81,14 +81,14 @@ class DetokenizeRequest(Question):
 
 
 def tokenization(
-    kind: type[Question], service: GenerationService, template: ChatTemplate | None, max_body_bytes: int
+    kind: type[TokenizerRequest], service: GenerationService, template: ChatTemplate | None, max_body_bytes: int
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint for questions of a kind."""
+    """The endpoint for requests of a kind."""
 
     def respond(body: bytes) -> Response:
-        question = parse(kind, body)
-        service.check_model(question.model)
-        return JSONResponse(question.answer(service.model, template))
+        request = parse(kind, body)
+        service.check_model(request.model)
+        return JSONResponse(request.respond(service.model, template))
 
     async def endpoint(request: Request) -> Response:
         try:

@@ -55,7 +55,7 @@ ToolChoice = Annotated[
 
 
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Tool]:
-    """The tools that an answer may call, none where it must not.
+    """The tools that a completion may call; none if tool_choice forbids it.
 
     Raises:
         FieldError: too many tools, two of the same name, or a choice that is not among them.
@@ -75,7 +75,7 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Too
 
 
 def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
-    """An answer that is nothing but calls of these tools, their arguments as the schemas say.
+    """A completion that is nothing but calls of these tools, with arguments that match the schemas.
 
     Raises:
         FieldError: the schemas are too long.
@@ -86,7 +86,7 @@ def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
 
 
 def calls_or_words(tools: Sequence[Tool], *, several: bool) -> Guided:
-    """An answer in words, in which every call is of one of these tools, a strict one's arguments as its schema says.
+    """A completion in words, in which every call is of one of these tools; a strict tool's arguments match its schema.
 
     Raises:
         FieldError: the schemas are too long.

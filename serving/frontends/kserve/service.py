@@ -11,8 +11,9 @@ from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.api.errors import SERVER_FAILED, FieldError, NotFoundError, SharpError
 from sharp.serving.api.events import Delta, Finished
-from sharp.serving.api.request import Request
-from sharp.serving.frontends.kserve.answer import Answer
+from sharp.serving.api.request import GenerateRequest
+from sharp.serving.frontends.kserve.inference_request import InferenceRequest, read_request
+from sharp.serving.frontends.kserve.outputs import Outputs
 from sharp.serving.frontends.kserve.statistics import Statistics
 from sharp.serving.frontends.kserve.tensors import (
     FINISH_REASON,
@@ -22,15 +23,13 @@ from sharp.serving.frontends.kserve.tensors import (
     TEXT_INPUT,
     response,
 )
-from sharp.serving.frontends.kserve.wish import Wish, read_wish
-from sharp.serving.frontends.rpc.call import call_of
-from sharp.serving.frontends.rpc.status import Context, reports_errors, write
-from sharp.serving.frontends.service import GenerationService, new_request_id
+from sharp.serving.frontends.rpc.status import Context, call_of, reports_errors, write
+from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 
 logger = logging.getLogger(__name__)
-Asked = TypeVar("Asked")
+Message = TypeVar("Message")
 Response = TypeVar("Response")
 
 VERSION = "1"
@@ -46,7 +45,7 @@ FINAL = "triton_final_response"
 
 
 class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Gives requests to the engine and answers in tensors."""
+    """KServe's RPCs over one `GenerationService`."""
 
     def __init__(self, service: GenerationService, version: str) -> None:
         self._service = service
@@ -132,14 +131,14 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(  # noqa: N802
         self, request: messages.ModelInferRequest, context: Context
     ) -> messages.ModelInferResponse:
-        """Generate, and answer with the whole text."""
+        """Generate, and respond with the whole text."""
         call = call_of(context, "kserve")
         with self._statistics.measured():
             with refusals_logged(call, self._model):
-                wish = self._wish(request)
-                if wish.stream:
-                    raise FieldError(STREAM, "stream is true; only ModelStreamInfer can answer in parts")
-            return await self._whole(request, wish, call)
+                inference = self._read(request)
+                if inference.stream:
+                    raise FieldError(STREAM, "stream is true; only ModelStreamInfer can stream")
+            return await self._whole(request.id, inference, call)
 
     @reports_errors
     async def ModelStreamInfer(  # noqa: N802
@@ -147,12 +146,14 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> None:
         """Generate for each request of the stream; an error is that of its request and ends no other."""
         call = call_of(context, "kserve")
-        await answer_together(requests, lambda request: self._answered(request, call), partial(write, context))
+        await respond_concurrently(
+            requests, lambda request: self._stream_responses(request, call), partial(write, context)
+        )
 
-    async def _answered(
+    async def _stream_responses(
         self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelStreamInferResponse, None]:
-        """What a stream has for a request, its error included."""
+        """The messages of a stream for one request, its error included."""
         try:
             with self._statistics.measured():
                 async with aclosing(self._responses(request, call)) as responses:
@@ -167,58 +168,51 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
         with refusals_logged(call, self._model):
-            wish = self._wish(request)
-        if not wish.stream:
-            whole = await self._whole(request, wish, call)
+            inference = self._read(request)
+        if not inference.stream:
+            whole = await self._whole(request.id, inference, call)
             whole.parameters[FINAL].bool_param = True
             yield whole
             return
-        async with self._service.stream(call, lambda: self._prepare(wish)) as events:
-            await anext(events)  # accepted, or the error that says why not
-            answer = Answer(len(events.request.prompt_ids))
+        async with self._service.stream(call, lambda: self._prepare(inference)) as events:
+            outputs = Outputs(len(events.request.prompt_ids))
             async for event in events:
                 if isinstance(event, Delta):
-                    answer.take(event)
+                    outputs.add(event)
                     if event.text:
-                        yield response(self._model, request.id, answer.outputs(wish.outputs, event.text, None))
+                        yield response(self._model, request.id, outputs.tensors(inference.outputs, event.text, None))
                 elif isinstance(event, Finished):
-                    yield self._last(request, wish, answer, "", event)
+                    yield self._last(request.id, inference, outputs, "", event)
 
-    async def _whole(self, request: messages.ModelInferRequest, wish: Wish, call: Call) -> messages.ModelInferResponse:
-        text = [wish.text] if wish.with_input else []
-        async with self._service.stream(call, lambda: self._prepare(wish)) as events:
-            await anext(events)
-            answer = Answer(len(events.request.prompt_ids))
+    async def _whole(self, request_id: str, inference: InferenceRequest, call: Call) -> messages.ModelInferResponse:
+        text = [str(inference.generate.prompt)] if inference.echo else []
+        async with self._service.stream(call, lambda: self._prepare(inference)) as events:
+            outputs = Outputs(len(events.request.prompt_ids))
             async for event in events:
                 if isinstance(event, Delta):
-                    answer.take(event)
+                    outputs.add(event)
                     text.append(event.text)
                 elif isinstance(event, Finished):
-                    return self._last(request, wish, answer, "".join(text), event)
+                    return self._last(request_id, inference, outputs, "".join(text), event)
         raise RuntimeError("the engine lost a request")
 
     def _last(
-        self, request: messages.ModelInferRequest, wish: Wish, answer: Answer, text: str, finished: Finished
+        self, request_id: str, inference: InferenceRequest, outputs: Outputs, text: str, finished: Finished
     ) -> messages.ModelInferResponse:
-        self._statistics.take(finished)
-        last = response(self._model, request.id, answer.outputs(wish.outputs, text, finished.reason))
+        self._statistics.add(finished)
+        last = response(self._model, request_id, outputs.tensors(inference.outputs, text, finished.reason))
         last.parameters[FINISH_REASON].string_param = str(finished.reason)
-        if wish.stream:
+        if inference.stream:
             last.parameters[FINAL].bool_param = True
         return last
 
-    def _prepare(self, wish: Wish) -> Request:
-        return self._service.model.prepare(
-            new_request_id(),  # the client's is its own affair: it may have several of one name
-            wish.text,
-            wish.params,
-            priority=wish.priority,
-            cache_salt=wish.cache_salt,
-        )
+    def _prepare(self, inference: InferenceRequest) -> GenerateRequest:
+        # With an id of its own: the client's need not be unique.
+        return self._service.model.prepare(inference.generate)
 
-    def _wish(self, request: messages.ModelInferRequest) -> Wish:
+    def _read(self, request: messages.ModelInferRequest) -> InferenceRequest:
         self._check_model(request.model_name, request.model_version)
-        return read_wish(request)
+        return read_request(request)
 
     def _check_model(self, name: str, version: str) -> None:
         self._service.check_model(name)
@@ -226,12 +220,12 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             raise NotFoundError(f"model {name!r} has no version {version!r}; it has version {VERSION!r}")
 
 
-async def answer_together(
-    requests: AsyncIterator[Asked],
-    answers: Callable[[Asked], AsyncGenerator[Response]],
+async def respond_concurrently(
+    requests: AsyncIterator[Message],
+    respond: Callable[[Message], AsyncGenerator[Response]],
     write: Callable[[Response], Awaitable[None]],
 ) -> None:
-    """Write what there is for each request of a stream as it comes; a client that goes cancels all of it.
+    """Write the responses to each request of a stream as they come; a client that goes cancels all of it.
 
     Raises:
         SharpError: one that `write` raised.
@@ -239,9 +233,9 @@ async def answer_together(
     room = asyncio.Semaphore(MAX_TOGETHER)
     writing = asyncio.Lock()
 
-    async def answer(request: Asked) -> None:
+    async def run(request: Message) -> None:
         try:
-            async with aclosing(answers(request)) as responses:
+            async with aclosing(respond(request)) as responses:
                 async for one in responses:
                     async with writing:  # one message at a time
                         await write(one)
@@ -252,12 +246,12 @@ async def answer_together(
         async with asyncio.TaskGroup() as group:
             async for request in requests:
                 await room.acquire()
-                group.create_task(answer(request))
+                group.create_task(run(request))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
 def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:
-    """The answer of a stream to a request that failed."""
+    """The response of a stream to a request that failed."""
     failed = messages.ModelInferResponse(model_name=model, id=request.id)
     return messages.ModelStreamInferResponse(error_message=message, infer_response=failed)

@@ -44,8 +44,8 @@ class Statistics:
         self.success.add(time.perf_counter() - began)
         self.last = time.time()
 
-    def take(self, finished: Finished) -> None:
-        """Add what the engine says of an answer."""
+    def add(self, finished: Finished) -> None:
+        """Add the times of a finished sequence."""
         queue = finished.timing.queue or 0.0
         self.queue.add(queue)
         self.compute.add(finished.timing.total - queue)

@@ -98,7 +98,7 @@ def read_outputs(request: messages.ModelInferRequest, inputs: Mapping[str, str |
         if name not in OUTPUT_TYPES:
             raise FieldError(name, f"output {name!r} is not known; the outputs are {', '.join(OUTPUT_TYPES)}")
         if name not in returned:
-            raise FieldError(name, f"output {name!r} is asked for; it needs input 'return_{name}' to be true")
+            raise FieldError(name, f"output {name!r} is requested; it needs input 'return_{name}' to be true")
     return frozenset(listed or returned)
 
 

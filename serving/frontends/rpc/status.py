@@ -1,4 +1,4 @@
-"""Our errors as gRPC status codes, with the details of google.rpc."""
+"""A gRPC call: what it was sent with, and our errors as its status with the details of google.rpc."""
 
 import asyncio
 import functools
@@ -26,6 +26,7 @@ from sharp.serving.api.errors import (
     UnavailableError,
 )
 from sharp.serving.frontends.service import UNREAD_SECONDS
+from sharp.serving.observability.request_record import Call
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,12 @@ def details_of(error: SharpError) -> Any | None:
         delay.FromMilliseconds(round(error.retry_after * 1000))
         return error_details_pb2.RetryInfo(retry_delay=delay)
     return None
+
+
+def call_of(context: Context, protocol: str) -> Call:
+    """How a call came; metadata that is not text is left out."""
+    metadata = context.invocation_metadata() or ()
+    return Call(protocol, {name: value for name, value in metadata if isinstance(value, str)})
 
 
 async def abort(context: Context, error: SharpError) -> Any:

@@ -17,9 +17,9 @@ def prometheus_can_read(documents: list[Document]) -> list[str]:
             if named and pod.of_ray:
                 found.append(f'the job would be "{JOB}", and SharpDown would fire when Ray takes a replica away')
             for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-                wanted = "http" if settings(documents, pod).tls_cert is None else "https"
-                if endpoint.get("scheme", "http") != wanted:
-                    found.append(f"Prometheus asks over {endpoint.get('scheme', 'http')}; the server answers {wanted}")
+                expected = "http" if settings(documents, pod).tls_cert is None else "https"
+                if endpoint.get("scheme", "http") != expected:
+                    found.append(f"Prometheus asks over {endpoint.get('scheme', 'http')}; the server serves {expected}")
                 if endpoint.get("path", "/metrics") not in HTTP_ROUTES:
                     found.append(f"Prometheus asks for {endpoint['path']}")
         for policy in of_kind(documents, "NetworkPolicy"):

@@ -33,13 +33,13 @@ def fail(message: str) -> NoReturn:
 
 
 def download(url: str, archive: Path) -> str:
-    """Write what `url` answers to `archive`; its SHA-256 in hexadecimal."""
+    """Download `url` to `archive`; its SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
-    with urllib.request.urlopen(url, timeout=60) as answer, archive.open("wb") as file:
-        while chunk := answer.read(CHUNK):
+    with urllib.request.urlopen(url, timeout=60) as response, archive.open("wb") as file:
+        while chunk := response.read(CHUNK):
             digest.update(chunk)
             file.write(chunk)
-        arrived, announced = file.tell(), int(answer.headers.get("Content-Length", file.tell()))
+        arrived, announced = file.tell(), int(response.headers.get("Content-Length", file.tell()))
     if arrived < announced:  # a connection that breaks looks like an end
         raise OSError(f"{arrived} of {announced} bytes arrived")
     return digest.hexdigest()
@@ -66,8 +66,8 @@ def download_patiently(url: str, archive: Path) -> str:
 
 def main(folder: Path) -> None:
     """Put the model into `folder`."""
-    url, wanted = os.environ.get("MODEL_URL", ""), os.environ.get("MODEL_SHA256", "").lower()
-    if not re.fullmatch(r"[0-9a-f]{64}", wanted):
+    url, expected = os.environ.get("MODEL_URL", ""), os.environ.get("MODEL_SHA256", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", expected):
         fail("MODEL_SHA256 must be the 64 hexadecimal digits that sha256sum prints")
     if (folder / "sharp.json").is_file():  # the container was restarted in the same pod
         return
@@ -76,9 +76,9 @@ def main(folder: Path) -> None:
     staging.mkdir(parents=True)
     archive, unpacked = staging / "archive", staging / "unpacked"
     found = download_patiently(url, archive)
-    if found != wanted:
+    if found != expected:
         shutil.rmtree(staging)
-        fail(f"the SHA-256 of {url} is {found}, not {wanted}")
+        fail(f"the SHA-256 of {url} is {found}, not {expected}")
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(unpacked, filter="data")  # "data" refuses paths outside the folder, links and devices

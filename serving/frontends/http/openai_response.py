@@ -1,4 +1,4 @@
-"""The answers of OpenAI's API: whole, and as the chunks of a stream."""
+"""The responses of OpenAI's API: whole, and as the chunks of a stream."""
 
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from sharp.serving.frontends.http.logprobs import TextLogprobs, chat_logprobs
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.text.tool_calls import ToolCall, ToolCallParser
 
-# The API knows no other way to say that a limit cut an answer short. One that was cancelled is an error.
+# The API knows no other way to say that a limit cut a completion short. One that was cancelled is an error.
 REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -24,11 +24,11 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Extras:
-    """What an answer has besides its text.
+    """Optional fields of a response.
 
     Attributes:
         token_ids: choices have the ids of their tokens.
-        prompts: the ids of each prompt, where they are wanted.
+        prompts: the ids of each prompt, if requested.
         usage: chunks have the field `usage`, which only the last one fills.
     """
 
@@ -37,8 +37,8 @@ class Extras:
     usage: bool = False
 
 
-class Answer(ABC):
-    """The shape of one request's answer. Choices are numbered through all answers to all prompts."""
+class ResponseBuilder(ABC):
+    """The response to one request. Choices are numbered through all completions of all prompts."""
 
     prefix: str
     whole_object: str
@@ -53,26 +53,26 @@ class Answer(ABC):
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Everything at once; the completions of a request's prompts, each with its others."""
-        answers = [(prompt, one) for prompt, first in enumerate(completions) for one in (first, *first.others)]
+        all_completions = [(prompt, one) for prompt, first in enumerate(completions) for one in (first, *first.others)]
         choices = [
             {
                 "index": index,
-                **self._whole(answer, prompt, completions[prompt].prompt_logprobs),
-                "stop_reason": answer.matched,
-                **self._token_ids(answer.token_ids),
-                **_attention(answer.attention),
+                **self._whole(one, prompt, completions[prompt].prompt_logprobs),
+                "stop_reason": one.matched,
+                **self._token_ids(one.token_ids),
+                **_attention(one.attention),
             }
-            for index, (prompt, answer) in enumerate(answers)
+            for index, (prompt, one) in enumerate(all_completions)
         ]
         return {
             **self._base,
             "object": self.whole_object,
             "choices": choices,
-            "usage": usage_of([first.usage for first in completions], [answer.usage for _, answer in answers]),
+            "usage": usage_of([first.usage for first in completions], [one.usage for _, one in all_completions]),
         }
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk of a stream that was asked for it."""
+        """The last chunk of a stream with `stream_options.include_usage`."""
         return {**self._base, "object": self.chunk_object, "choices": [], "usage": usage}
 
     def _chunk(
@@ -109,12 +109,12 @@ class Answer(ABC):
 
     @abstractmethod
     def _whole(
-        self, answer: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
+        self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
-        """Text, logprobs and end of an answer to the prompt of that number, as fields of a choice."""
+        """Text, logprobs and finish reason of a completion of the prompt of that number, as fields of a choice."""
 
 
-class TextAnswer(Answer):
+class CompletionResponse(ResponseBuilder):
     """Of `/v1/completions`. With `echo` every choice begins with its prompt."""
 
     prefix = "cmpl"
@@ -126,11 +126,11 @@ class TextAnswer(Answer):
         """`echo` has text and first token of each prompt."""
         super().__init__(request_id, model, texts, extras)
         self._echo = echo
-        self._echoed: dict[int, dict[str, Any]] = {}  # the logprobs of prompts, made once for all their answers
+        self._echoed: dict[int, dict[str, Any]] = {}  # the logprobs of prompts, made once for all their completions
         self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # of choices
 
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
-        """The prompt, if its text is to be repeated or its token ids are wanted."""
+        """The prompt, with `echo` or `return_token_ids`."""
         if not self._echo and not self._extras.prompts:
             return []
         text = self._echo[prompt][0] if self._echo else ""
@@ -139,7 +139,7 @@ class TextAnswer(Answer):
         return [self._chunk(choice, {"text": text, **self._prompt_token_ids(prompt)}, logprobs)]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Text, once there is some, or token ids where they are wanted."""
+        """Text, once there is some, or token ids if requested."""
         if not event.text and not event.logprobs and not self._extras.token_ids:
             return []
         logprobs = None if event.logprobs is None else self._logprobs[choice].of(event.logprobs)
@@ -151,15 +151,15 @@ class TextAnswer(Answer):
         return [self._chunk(choice, text, None, REASONS[event.reason], event.matched)]
 
     def _whole(
-        self, answer: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
+        self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
         text = self._echo[prompt][0] if self._echo else ""
-        logprobs = None if answer.logprobs is None else TextLogprobs(self._texts, len(text)).of(answer.logprobs)
+        logprobs = None if completion.logprobs is None else TextLogprobs(self._texts, len(text)).of(completion.logprobs)
         if self._echo and logprobs is not None:
             before = self._of_prompt(prompt, prompt_logprobs or ())
             logprobs = {name: [*before[name], *values] for name, values in logprobs.items()}
-        end = {"finish_reason": REASONS[answer.finish_reason], **self._prompt_token_ids(prompt)}
-        return {"text": text + answer.text, "logprobs": logprobs, **end}
+        end = {"finish_reason": REASONS[completion.finish_reason], **self._prompt_token_ids(prompt)}
+        return {"text": text + completion.text, "logprobs": logprobs, **end}
 
     def _of_prompt(self, prompt: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
         if prompt not in self._echoed:
@@ -168,7 +168,7 @@ class TextAnswer(Answer):
         return self._echoed[prompt]
 
 
-class ChatAnswer(Answer):
+class ChatResponse(ResponseBuilder):
     """Of `/v1/chat/completions`. Where there are `tools`, calls of them are taken out of the text."""
 
     prefix = "chatcmpl"
@@ -185,7 +185,7 @@ class ChatAnswer(Answer):
         tools: bool = False,
         several: bool = True,
     ) -> None:
-        """Unless `several` are wanted, an answer has one call at most."""
+        """Unless `several`, a completion has one call at most."""
         super().__init__(request_id, model, texts, extras)
         self._tools = tools
         self._several = several
@@ -195,7 +195,7 @@ class ChatAnswer(Answer):
         return ToolCallParser(several=self._several)
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `ResponseBuilder`."""
         return {**super().whole(completions), **self._prompt_token_ids(0)}
 
     def start(
@@ -217,7 +217,7 @@ class ChatAnswer(Answer):
             return []
         delta: dict[str, Any] = {"content": text} if text or not calls else {}
         if calls:
-            delta["tool_calls"] = [{"index": known + place, **_call(call)} for place, call in enumerate(calls)]
+            delta["tool_calls"] = [{"index": known + index, **_call(call)} for index, call in enumerate(calls)]
         logprobs = None if event.logprobs is None else chat_logprobs(self._texts, event.logprobs)
         return [self._chunk(choice, {"delta": delta}, logprobs, token_ids=event.token_ids)]
 
@@ -231,23 +231,23 @@ class ChatAnswer(Answer):
 
     def _whole(
         self,
-        answer: Completion,
+        completion: Completion,
         prompt: int,  # noqa: ARG002
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         calls: list[ToolCall] = []
         if self._tools:
             parser = self._parser()
-            text, calls = parser.push(answer.text)
+            text, calls = parser.push(completion.text)
             text += parser.end()
             message["content"] = text if text or not calls else None
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         return {
             "message": message,
-            "logprobs": None if answer.logprobs is None else chat_logprobs(self._texts, answer.logprobs),
-            "finish_reason": _reason(answer.finish_reason, calls),
+            "logprobs": None if completion.logprobs is None else chat_logprobs(self._texts, completion.logprobs),
+            "finish_reason": _reason(completion.finish_reason, calls),
         }
 
 
@@ -260,7 +260,7 @@ def _reason(reason: FinishReason, calls: Sequence[ToolCall]) -> str:
 
 
 def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
-    """The field `attention_stats` of a choice, where it was asked for; names are those of `sharp.v1`."""
+    """The field `attention_stats` of a choice, if requested; names are those of `sharp.v1`."""
     if summary is None:
         return {}
     columns = {
@@ -276,11 +276,11 @@ def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
     return {"attention_stats": {"tokens": summary.tokens, "layers": layers}}
 
 
-def usage_of(prompts: Iterable[Usage], answers: Iterable[Usage]) -> dict[str, Any]:
-    """The field `usage`: each prompt counts once, however many answers it has."""
+def usage_of(prompts: Iterable[Usage], completions: Iterable[Usage]) -> dict[str, Any]:
+    """The field `usage`: each prompt counts once, however many completions it has."""
     prompts = tuple(prompts)
     prompt = sum(usage.prompt_tokens for usage in prompts)
-    completion = sum(usage.completion_tokens for usage in answers)
+    completion = sum(usage.completion_tokens for usage in completions)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -1,4 +1,4 @@
-"""What the responses of KServe's protocol say beside the text."""
+"""`Outputs`: the output tensors of KServe's protocol, from the engine's events."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,20 @@ from sharp.serving.frontends.kserve.tensors import (
 
 
 @dataclass
-class Answer:
-    """What a response says beside its text; in a stream, of the answer so far and of the tokens since the last one."""
+class Outputs:
+    """Counts of one request: log probability since its start, tokens since the last response."""
 
     prompt_tokens: int
     logprob: float = 0.0
     new_tokens: int = 0
 
-    def take(self, delta: Delta) -> None:
+    def add(self, delta: Delta) -> None:
         """Add new tokens."""
         self.new_tokens += len(delta.token_ids)
         self.logprob += sum(entry.logprob for entry in delta.logprobs or ())
 
-    def outputs(self, wanted: frozenset[str], text: str, reason: FinishReason | None) -> dict[str, str | float]:
-        """The wanted tensors of a response with this text."""
+    def tensors(self, requested: frozenset[str], text: str, reason: FinishReason | None) -> dict[str, str | float]:
+        """The requested tensors of a response with this text."""
         values: dict[str, str | float] = {
             TEXT_OUTPUT: text,
             FINISH_REASON: str(reason),  # "None" while there is none, as Triton's vLLM backend writes it
@@ -35,4 +35,4 @@ class Answer:
             NUM_OUTPUT_TOKENS: self.new_tokens,
         }
         self.new_tokens = 0
-        return {name: value for name, value in values.items() if name in wanted}
+        return {name: value for name, value in values.items() if name in requested}

@@ -1,4 +1,4 @@
-"""The hashes by which the prefix cache knows a block: a chain over all tokens from the start of a sequence."""
+"""Block hashes of the prefix cache: a chain over all tokens from the start of a sequence."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ import numpy as np
 from sharp.plugins.manifest import Manifest
 
 
-def chain_start(manifest: Manifest, salt: str) -> bytes:
+def first_hash(manifest: Manifest, salt: str) -> bytes:
     """What the chains of a model begin with. Different models, norms or salts never share a block.
 
     SHA-256, so that nobody can make a prompt that is taken for someone else's.
@@ -17,7 +17,7 @@ def chain_start(manifest: Manifest, salt: str) -> bytes:
     return hashlib.sha256(json.dumps(identity).encode()).digest()
 
 
-class PrefixChain:
+class BlockHashes:
     """The hashes of a sequence's full blocks; each is over the one before it and its own tokens."""
 
     def __init__(self, start: bytes, block_size: int) -> None:
@@ -25,7 +25,7 @@ class PrefixChain:
         self._block_size = block_size
         self._hashes: list[bytes] = []
 
-    def upto(self, token_ids: list[int], tokens: int) -> list[bytes]:
+    def up_to(self, token_ids: list[int], tokens: int) -> list[bytes]:
         """The hashes of the full blocks among the first `tokens` of `token_ids`, which only ever grows."""
         size = self._block_size
         blocks, known = tokens // size, len(self._hashes)

@@ -1,4 +1,4 @@
-"""What a request of KServe's protocol asks for."""
+"""`InferenceRequest`: a request of KServe's protocol, from its tensors and parameters."""
 
 import json
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.serving.api.errors import FieldError
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_fields import SamplingFields, first_error
-from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.kserve.tensors import (
     CUMULATIVE_LOGPROB,
     EXCLUDE_INPUT,
@@ -21,24 +21,28 @@ from sharp.serving.frontends.kserve.tensors import (
 )
 
 TIMEOUT = "timeout"  # of the clients' infer, in microseconds
-EMPTY_FINAL = "triton_enable_empty_final_response"  # a wish that is always fulfilled
+EMPTY_FINAL = "triton_enable_empty_final_response"  # always the case here
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A request, read; `outputs` are the names of the tensors that its responses have."""
+class InferenceRequest:
+    """A request for one completion.
 
-    text: str
-    params: SamplingParams
-    priority: int
-    cache_salt: str
+    Attributes:
+        generate: the request to the engine.
+        stream: one response per piece of text instead of one for all.
+        echo: the text begins with the prompt.
+        outputs: the names of the tensors that its responses have.
+    """
+
+    generate: GenerateRequest
     stream: bool
-    with_input: bool
+    echo: bool
     outputs: frozenset[str]
 
 
-def read_wish(request: messages.ModelInferRequest) -> Wish:
-    """What a request asks for.
+def read_request(request: messages.ModelInferRequest) -> InferenceRequest:
+    """The request of a message.
 
     Raises:
         FieldError: a tensor or a parameter is missing, unknown, of another type or out of its range.
@@ -63,12 +67,13 @@ def read_wish(request: messages.ModelInferRequest) -> Wish:
         message = f"input {SAMPLING_PARAMETERS!r} must be a JSON object: {error}"
         raise FieldError(SAMPLING_PARAMETERS, message) from error
     if fields.n not in (None, 1):
-        raise FieldError("n", f"n is {fields.n}; {TEXT_OUTPUT} holds one answer, ask several times")
+        raise FieldError("n", f"n is {fields.n}; {TEXT_OUTPUT} holds one completion; send several requests")
     stream = bool(inputs.get(STREAM))
-    with_input = not inputs.get(EXCLUDE_INPUT, stream)  # by default as in Triton's vLLM backend
-    if stream and with_input:
+    echo = not inputs.get(EXCLUDE_INPUT, stream)  # by default as in Triton's vLLM backend
+    if stream and echo:
         raise FieldError(EXCLUDE_INPUT, f"{EXCLUDE_INPUT} is false; a stream has new text only")
     params = fields.params()
     if CUMULATIVE_LOGPROB in outputs:
         params = replace(params, logprobs=0)
-    return Wish(str(inputs[TEXT_INPUT]), params, fields.priority, fields.cache_salt, stream, with_input, outputs)
+    generate = GenerateRequest(str(inputs[TEXT_INPUT]), params, priority=fields.priority, cache_salt=fields.cache_salt)
+    return InferenceRequest(generate, stream, echo, outputs)

@@ -1,0 +1,23 @@
+"""Sharp: export and serve transformers whose attention does not disperse."""
+
+import os
+from typing import Any
+
+# ONNX Runtime reports its use to its makers unless this is set before it is first imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+__version__ = "${version}"
+__all__ = ["LLM", "AsyncClient", "Client", "ClientTls", "Completion", "Guided", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that the exporter and the models need no serving dependency.
+    if name in ("LLM", "Completion", "Guided", "SamplingParams"):
+        import sharp.serving
+
+        return getattr(sharp.serving, name)
+    if name in ("AsyncClient", "Client", "ClientTls"):
+        import sharp.serving.client
+
+        return getattr(sharp.serving.client, name)
+    raise AttributeError(f"module 'sharp' has no attribute {name!r}")

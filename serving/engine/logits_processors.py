@@ -1,0 +1,112 @@
+"""Logits processors: guided masks, `min_tokens`, `logit_bias` and penalties, applied before sampling."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharp.serving.engine.sequence import Sequence
+
+# A repetition penalty outside these would make logits that are not finite, and does nothing else than the nearer one.
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """A row of logits: those of the token after a sequence and `draft`, the first tokens of its draft."""
+
+    sequence: Sequence
+    draft: tuple[int, ...] = ()
+
+    @property
+    def below_min_tokens(self) -> bool:
+        """Whether the sequence must not end here."""
+        return self.sequence.generated + len(self.draft) < self.sequence.request.params.min_tokens
+
+
+def changes_logits(row: SamplingRow) -> bool:
+    """Whether `apply` changes the logits of a row."""
+    sampling, params = row.sequence.sampling, row.sequence.request.params
+    return bool(sampling.guide or sampling.counts or params.logit_bias or row.below_min_tokens)
+
+
+def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
+    """Apply masks, logit bias and penalties in place: logits float32 [rows, vocab].
+
+    Only the entries that change are touched: the cost follows the number of distinct tokens, not the vocabulary.
+    """
+    for index, row in enumerate(rows):
+        if guide := row.sequence.sampling.guide:
+            np.copyto(logits[index], -np.inf, where=~guide.allowed(logits.shape[1], row.draft))
+    indices, tokens, _ = _entries(rows, _early_stops)
+    logits[indices, tokens] = -np.inf
+    indices, tokens, values = _entries(rows, _bias)
+    np.add.at(logits, (indices, tokens), values[:, 0])
+    indices, tokens, values = _entries(rows, _penalties)
+    if len(indices):
+        counts, repetition, presence, frequency = values.T
+        old = logits[indices, tokens]
+        new = np.where(old > 0, old / repetition, old * repetition)
+        logits[indices, tokens] = new - presence * (counts > 0) - frequency * counts
+
+
+def masks_all(row: SamplingRow, vocab_size: int) -> bool:
+    """Whether `apply` masks every token of a row: all that the guide allows would end the sequence too early."""
+    early = _early_stops(row)
+    if early is None:
+        return False
+    guide = row.sequence.sampling.guide
+    allowed = guide.allowed(vocab_size, row.draft) if guide else np.ones(vocab_size, np.bool_)
+    allowed[early[0]] = False
+    return not allowed.any()
+
+
+# Of one row: token ids int64 [entries], and what belongs to each, float32 [entries, values].
+Entries = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+def _early_stops(row: SamplingRow) -> Entries | None:
+    """The tokens that would end the sequence before `min_tokens`."""
+    if not row.below_min_tokens or not row.sequence.stop.token_ids:
+        return None
+    tokens = np.fromiter(row.sequence.stop.token_ids, np.int64)
+    return tokens, np.empty((len(tokens), 1), np.float32)
+
+
+def _bias(row: SamplingRow) -> Entries | None:
+    bias = row.sequence.request.params.logit_bias
+    if not bias:
+        return None
+    return np.array([token for token, _ in bias], np.int64), np.array([[value] for _, value in bias], np.float32)
+
+
+def _penalties(row: SamplingRow) -> Entries | None:
+    """The sequence's tokens with generated count, repetition, presence and frequency penalty."""
+    if not row.sequence.sampling.counts:
+        return None
+    params = row.sequence.request.params
+    token_ids, counts = row.sequence.sampling.counts.after(row.draft)
+    values = np.empty((len(token_ids), 4), np.float32)
+    values[:, 0] = counts
+    repetition = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
+    values[:, 1:] = repetition, params.presence_penalty, params.frequency_penalty
+    return token_ids, values
+
+
+def _entries(
+    rows: Rows[SamplingRow], of: Callable[[SamplingRow], Entries | None]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The entries of all rows in one: row and token id int64 [entries], values float32 [entries, values]."""
+    found: list[tuple[int, Entries]] = [(index, entries) for index, row in enumerate(rows) if (entries := of(row))]
+    if not found:
+        return _NONE, _NONE, np.empty((0, 1), np.float32)
+    return (
+        np.repeat([index for index, _ in found], [len(tokens) for _, (tokens, _) in found]),
+        np.concatenate([tokens for _, (tokens, _) in found]),
+        np.concatenate([values for _, (_, values) in found]),
+    )
+
+
+_NONE = np.empty(0, np.int64)

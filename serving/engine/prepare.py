@@ -1,0 +1,98 @@
+"""`prepare_request`: tokenizes a request and checks it against the model, before the engine sees it."""
+
+import operator
+from dataclasses import replace
+
+from sharp.plugins.manifest import Manifest
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.request import GenerateRequest, new_request_id
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.engine.guide import GuideCompiler
+from sharp.serving.text.tokenizer import CHARACTERS_PER_TOKEN, Tokenizer, check_token_ids, tokenize
+
+MAX_CACHE_SALT = 256
+# They are held until the prompt is computed, and then sent at once.
+MAX_PROMPT_LOGPROBS = 2**18
+MAX_PRIORITY = 2**31 - 1
+
+
+def prepare_request(
+    request: GenerateRequest,
+    *,
+    manifest: Manifest,
+    tokenizer: Tokenizer | None,
+    context_limit: int,
+    guides: GuideCompiler,
+) -> GenerateRequest:
+    """The request with `prompt_ids`, `max_new_tokens` and `guide`. Sequences may grow to `context_limit` tokens.
+
+    Raises:
+        FieldError: the prompt is empty, has a token id outside the vocabulary, is text for a model without a tokenizer,
+            or does not fit the context; the model does not support a parameter; or a field is out of range.
+    """
+    prompt, params = request.prompt, request.params
+    _check_params(params, manifest, tokenizer)
+    _check_priority(request.priority)
+    if not isinstance(request.cache_salt, str) or len(request.cache_salt) > MAX_CACHE_SALT:
+        raise FieldError("cache_salt", f"cache_salt must be a text of at most {MAX_CACHE_SALT} characters")
+    if isinstance(prompt, str):
+        _check_start(prompt, manifest, tokenizer, context_limit)
+        prompt = tokenize(prompt, manifest, tokenizer, special_tokens=request.special_tokens)
+    try:
+        room = _room(len(prompt), params, context_limit, manifest)  # first: a message may hold millions of them
+        prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
+    except TypeError as error:
+        raise FieldError("prompt", f"prompt is neither text nor a list of token ids: {error}") from error
+    check_token_ids("prompt", prompt_ids, manifest)
+    numbers = len(prompt_ids) * (1 + (params.prompt_logprobs or 0))
+    if params.prompt_logprobs is not None and numbers > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"prompt_logprobs is {params.prompt_logprobs}, which makes {numbers} numbers for {len(prompt_ids)} tokens"
+        )
+        raise FieldError("prompt_logprobs", f"{message}; the limit is {MAX_PROMPT_LOGPROBS}")
+    if params.min_tokens > room:
+        raise FieldError("min_tokens", f"min_tokens is {params.min_tokens}; the prompt leaves room for {room} tokens")
+    return replace(
+        request,
+        prompt=prompt_ids,
+        request_id=request.request_id or new_request_id(),
+        prompt_ids=prompt_ids,
+        max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        guide=guides.compile(params.guided) if params.guided else None,
+    )
+
+
+def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Manifest) -> int:
+    """How many tokens the context has left after a prompt of so many."""
+    if not tokens:
+        raise FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
+    room = context_limit - tokens
+    needed = 0 if params.max_tokens == 0 else 1
+    if room < needed:
+        small = context_limit < manifest.max_context
+        reason = f", as the server's cache has no room for the model's {manifest.max_context}" if small else ""
+        context = f"a context of {context_limit}{' with room for one new token' if needed else ''}{reason}"
+        raise FieldError("prompt", f"prompt has {tokens} tokens; the limit is {context_limit - needed} ({context})")
+    return room
+
+
+def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None and params.stop:
+        raise FieldError("stop", f"stop strings need text, and {manifest.name} has no tokenizer; use stop_token_ids")
+    check_token_ids("stop_token_ids", params.stop_token_ids, manifest)
+    check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], manifest)
+
+
+def _check_priority(priority: int) -> None:
+    if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        limits = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise FieldError("priority", f"priority is {priority!r}; it must be a whole number {limits}")
+
+
+def _check_start(text: str, manifest: Manifest, tokenizer: Tokenizer | None, limit: int) -> None:
+    """Refuse a text that is far too long without spending seconds on tokenizing all of it."""
+    start = text[: limit * CHARACTERS_PER_TOKEN]
+    # Where text is cut, a word may become more tokens than it is: a tenth more proves that the whole is too long.
+    if len(start) < len(text) and len(tokenize(start, manifest, tokenizer)) > limit * 1.1:
+        message = f"prompt has {len(text)} characters, which is far more than {limit} tokens, the limit"
+        raise FieldError("prompt", message)

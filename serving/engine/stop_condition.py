@@ -1,0 +1,60 @@
+"""`StopCondition`: the text of a sequence, token by token, and the stop string or token that ends it."""
+
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.text.detokenizer import Detokenizer
+from sharp.serving.text.stop_strings import StopStrings
+from sharp.serving.text.tokenizer import Tokenizer
+
+
+class StopCondition:
+    """Turns generated tokens into text and finds stop tokens and stop strings in them.
+
+    Attributes:
+        token_ids: the tokens that end the sequence.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: tuple[int, ...],
+        last_prompt_token: int,
+    ) -> None:
+        """Without a tokenizer the text stays empty. The first token follows `last_prompt_token`."""
+        self.token_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
+        # Decoding leaves out special tokens, so a stop string that is one is found by its id.
+        self._special = tokenizer.special_tokens(params.stop) if tokenizer and params.stop else {}
+        self._include_stop = params.include_stop_str_in_output
+        self._detokenizer = Detokenizer(tokenizer, last_prompt_token) if tokenizer else None
+        self._strings = StopStrings(params.stop, shown=params.include_stop_str_in_output)
+
+    def push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | int | None]:
+        """Add a token; return the text that became certain, and the stop string or token that was found.
+
+        Stop strings count only if the sequence `may_stop`: before `min_tokens` it may not.
+        """
+        if token_id in self.token_ids or (may_stop and token_id in self._special):
+            return self._stop_at(token_id)
+        return self._push(token_id, may_stop=may_stop)
+
+    def flush(self) -> tuple[str, str | None]:
+        """The text that was held back, once no token will come, and the stop string that was found in it."""
+        text, matched = self._strings.push(self._detokenizer.flush() if self._detokenizer else "")
+        return (text, matched) if matched is not None else (text + self._strings.flush(), None)
+
+    def _push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | None]:
+        text = self._detokenizer.push(token_id) if self._detokenizer else ""
+        return self._strings.push(text) if may_stop else (text, None)
+
+    def _stop_at(self, token_id: int) -> tuple[str, str | int]:
+        """The last text of a sequence that ends at a stop token, and what matched, a stop string first."""
+        text, matched = self._push(token_id, may_stop=True) if self._include_stop else ("", None)
+        if matched is None:
+            rest, matched = self.flush()
+            text += rest
+        if matched is not None:
+            return text, matched
+        if token_id in self.token_ids:
+            return text, token_id
+        string = self._special[token_id]
+        return (text + string if self._include_stop else text), string

@@ -1,0 +1,55 @@
+"""Words of our own for things that have names: `make lint` fails where one comes back.
+
+`python -m tests.words` prints every place with the word to use instead; the exit code is 1 if there is one.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+INSTEAD = {  # a regular expression of words, and what the field says
+    r"(?:an?|the|each|every|its|this|whole|one|no|of|new|long) answers?": "a completion, a sequence, a response",
+    r"answers? of": "completions of",
+    r"guess(?:es|ed|ing)?": "draft tokens, speculative decoding; else: estimate",
+    r"drawn": "random, randomly generated, sampled",
+    r"plain read": "memory bandwidth",
+    r"asked for|wanted": "requested, expected; of a figure: target",
+    r"by hand": "ad hoc, not archived; of code: written out, explicitly",
+    r"hostile numbers": "NaN, Inf, out-of-range values",
+    r"everyone may ask": "authentication: none",
+    r"every edge|all edges|edges of the server": "API frontends (gRPC, HTTP, KServe)",
+    r"(?:in|take|takes|taking) turns": "interleaved",
+    r"(?:tried )?in vain": "negative results",
+    r"remembered": "cached, hashed",
+    r"what is not here|what a cache has beside it": "limitations; auxiliary cache tensors",
+}
+PRIVATE_FILES = {"answer", "call", "kinds", "place", "remembered", "served", "wish"}  # names of modules
+CHECKED = (".py", ".md", ".proto", ".toml", ".yaml", ".yml", ".cc", ".h", ".cu", ".json", ".html", ".js")
+# This list itself, decisions and notes of the past, measured data, and texts that others wrote.
+EXCEPT = ("tests/words.py", "CHANGELOG.md", "bench/results/", "models/checkpoints/", "models/results/", "models/texts/")
+WORD = re.compile("|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(INSTEAD)), re.IGNORECASE)
+
+
+def main() -> int:
+    """Look through the files that git has; the exit code."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
+    found = 0
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if not name.endswith(CHECKED) or name.startswith(EXCEPT) or path.is_symlink() or not path.is_file():
+            continue
+        if path.suffix == ".py" and path.stem in PRIVATE_FILES:
+            print(f"{name}: a module is named after what it holds")
+            found += 1
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for match in WORD.finditer(line):
+                instead = list(INSTEAD.values())[int((match.lastgroup or "w0")[1:])]
+                print(f"{name}:{number}: {match[0]!r}; say {instead}")
+                found += 1
+    return int(found > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
