@@ -164,7 +164,7 @@ def announce(llm: LLM, prompt: list[int]) -> None:
     blocks = llm._engine.blocks
     chain = BlockHashes(first_hash(llm.model.manifest, ""), blocks.block_size)
     blocks.grow(-1, len(prompt))
-    blocks.remember(-1, 0, chain.up_to(prompt, len(prompt)))
+    blocks.register(-1, 0, chain.up_to(prompt, len(prompt)))
     blocks.release(-1)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 Row = dict[str, Any]
 Cell = Callable[[Row], str]
 
-PROMPTS = {"drawn": "random"}  # older files: a prompt of random tokens
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 PEERS = {"torch SDPA": "x torch SDPA", "ONNX Runtime GQA": "x GroupQueryAttention", "softmax": "x softmax"}
 
@@ -104,8 +103,8 @@ def generation(result: Row) -> Iterator[str]:
     if len(prompts) > 1:
         yield from ("", "Ratio of decode speed, by prompt:", "")
         rows = [{"runtime": row["runtime"], **row["decode_ratio_of_each"]} for row in result["rows"]]
-        names = {PROMPTS.get(prompt, prompt): field(prompt, ".2f") for prompt in prompts}
-        yield from table({"runtime": field("runtime"), **names}, rows)
+        columns = {"runtime": field("runtime"), **{prompt: field(prompt, ".2f") for prompt in prompts}}
+        yield from table(columns, rows)
 
 
 def normalizers(result: Row) -> Iterator[str]:

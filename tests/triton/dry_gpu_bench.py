@@ -21,7 +21,7 @@ CLOCK = itertools.count(1)
 
 
 class OnCpu(TorchFunctionMode):
-    """Makes what is asked for on "cuda" on the CPU."""
+    """Makes what is requested on "cuda" on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
