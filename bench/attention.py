@@ -1,11 +1,11 @@
 """Time of the attention op against its peers and against the machine's own limits, all in one run.
 
-python bench/attention.py [--data smollm2 | gaussian | CHECKPOINT:NORM] [--phases decode] [--contexts 32768] ...
+python -m bench.attention [--data smollm2 | gaussian | CHECKPOINT:NORM] [--phases decode] [--contexts 32768] ...
 
-Subjects take turns, one pass over all layers each, so that a slow minute of the machine hits all of them; a ratio is
-the median over rounds, of two subjects in the same round, or of a subject and the plain read just before it. The
-caches of all layers together are larger than the processor's caches where they are in a real model too. "ours" goes
-through ONNX Runtime, with the caches in place.
+Subjects are interleaved, one pass over all layers each, so that a slow minute of the machine hits all of them. A ratio
+is the median over rounds, of two subjects in the same round, or of a subject and the streaming read just before it,
+which measures memory bandwidth. The caches of all layers together are larger than the processor's caches where they are
+in a real model too. "ours" goes through ONNX Runtime, with the caches in place.
 """
 
 import itertools
@@ -20,8 +20,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of torch that spi
 
 import click
 import torch
-from attention_data import Layer, captured, gaussian, smollm2
-from attention_subjects import (
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.attention_data import Layer, captured, gaussian, smollm2
+from bench.attention_subjects import (
     PagedInputs,
     Step,
     Workload,
@@ -30,12 +34,8 @@ from attention_subjects import (
     ours,
     sdpa,
 )
-from result_file import PACKAGES, header, write
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from turns import pause
-
+from bench.interleaving import pause
+from bench.result_file import PACKAGES, header, write
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.ops.schema import NORMALIZERS
 
@@ -62,7 +62,7 @@ class Row:
     best_milliseconds: float  # the fastest pass: what is left when the machine is shared
     cache_bytes: int
     operations: int
-    bandwidth_ratio: float  # cache bytes per second / the plain read just before; may pass 1 where bytes are skipped
+    bandwidth_ratio: float  # cache bytes per second / memory bandwidth just before; above 1 where bytes are skipped
     peak_ratio: float  # operations per second / the machine's float32 matrix product
     extra_mb: float  # peak resident memory during a step above that before it
     spread: float  # (third quartile - first) / median of the passes
@@ -168,11 +168,11 @@ def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], fl
     memory: list[float] = []
     reads: list[list[float]] = [[] for _ in chosen]
     times: list[list[float]] = [[] for _ in chosen]
-    for turn in track(range(options.repetitions), f"{work.name} {phase} {work.context}", transient=True):
+    for round_ in track(range(options.repetitions), f"{work.name} {phase} {work.context}", transient=True):
         for index, (_, _, step) in enumerate(chosen):
             pause()
             reads[index].append(read())
-            if turn == 0:
+            if round_ == 0:
                 needed, took = first_step(step, options.clock)
                 memory.append(needed)
                 if layers == 1 and took > LONG_STEP_SECONDS:
@@ -210,7 +210,7 @@ def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], fl
 def print_rows(rows: list[Row]) -> None:
     """A table with the times relative to the peers in the same workload."""
     table = Table(
-        *("data", "phase", "context", "subject", "cache", "ms", "best", "of read", "of peak", "extra MB", "spread")
+        *("data", "phase", "context", "subject", "cache", "ms", "best", "of bandwidth", "of peak", "extra MB", "spread")
     )
     peers = ("torch SDPA", "ONNX Runtime GQA")
     for name in ("softmax", *peers):
@@ -287,7 +287,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option("--peers/--no-peers", default=True, show_default=True)
 @click.option("--statistics/--no-statistics", default=False, show_default=True, help="Also with statistics on.")
 @click.option("--processor-time", is_flag=True, help="Of the process, with --threads 1: for a machine that others use.")
-@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot lands beside it.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot has its name, as PNG.")
 def main(
     data: str,
     phases: str,
@@ -325,7 +325,9 @@ def main(
             measured, bandwidth, peak = measure(workload(name, layers, phase, context), phase, options)
             rows += measured
             limits.append({"phase": phase, "context": context, "read": bandwidth, "peak": peak})
-            click.echo(f"{phase} {context}: plain read {bandwidth / 1e9:.1f} GB/s, matrix {peak / 1e9:.0f} GFLOP/s")
+            click.echo(
+                f"{phase} {context}: memory bandwidth {bandwidth / 1e9:.1f} GB/s, matrix {peak / 1e9:.0f} GFLOP/s"
+            )
     print_rows(rows)
     if output is None:
         return

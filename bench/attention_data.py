@@ -1,4 +1,4 @@
-"""Queries, keys and values for the attention benchmark: captured from a checkpoint on a long text, or drawn.
+"""Queries, keys and values for the attention benchmark: captured from a checkpoint on a long text, or random.
 
 A model reads the text in windows of its own context, each from position 0, because beyond the positions that it was
 trained on its attention means little; a longer context is several windows after each other, and repeats them when the
@@ -26,7 +26,7 @@ ROPE_WINDOW = 8192
 EAGER_WINDOW = 2048  # EagerAttention holds all weights of a window
 WINDOWS = 4
 LAYERS = 10
-DONE = "done-with-key-bounds"  # beside a complete capture; earlier ones lack them
+DONE = "done-with-key-bounds"  # marks a complete capture; earlier ones lack key bounds
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def gaussian(layers: int, tokens: int, q_heads: int = 9, kv_heads: int = 3, head
     """Layers of independent standard normal numbers in SmolLM2-135M's shape."""
     generator = np.random.default_rng(0)
 
-    def draw(heads: int) -> Floats:
+    def random(heads: int) -> Floats:
         return generator.standard_normal((tokens, heads, head_dim), dtype=np.float32)
 
-    return [Layer(draw(q_heads), draw(kv_heads), draw(kv_heads)) for _ in range(layers)]
+    return [Layer(random(q_heads), random(kv_heads), random(kv_heads)) for _ in range(layers)]
 
 
 def smollm2() -> Path:

@@ -1,4 +1,4 @@
-"""What the attention benchmark runs: our op and its peers, each as a step over several layers in turn.
+"""What the attention benchmark runs: our op and its peers, each as a step over several layers.
 
 Every subject is made from the same workload and has its caches filled before the clock starts, all of them in memory
 like the server's (`page_memory`), the peers' too. A step is one call of attention in one layer; it also stores the new
@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import torch
-from attention_data import Layer
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from bench.attention_data import Layer
 from sharp.plugins import library_path, page_memory
 from sharp.plugins.ops.schema import BESIDE_CACHE, DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
 
@@ -141,7 +141,7 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     used = [*inputs.layers[0], "collect_stats"]
     if normalizer != "ssa":
         used.remove("head_params")
-    beside = [name for name in BESIDE_CACHE if name in used]
+    auxiliary = [name for name in BESIDE_CACHE if name in used]
     outputs = [*OUTPUTS, *(f"{name}_out" if name in used else "" for name in BESIDE_CACHE)]
     types = {
         **dict.fromkeys(("key_cache", "value_cache", "key_cache_out", "value_cache_out"), cache_type),
@@ -166,7 +166,7 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
         binding = loaded.io_binding()
         for name in used:
             binding.bind_ortvalue_input(name, values.get(name, collect))
-        for name in ("key_cache", "value_cache", *beside):
+        for name in ("key_cache", "value_cache", *auxiliary):
             binding.bind_ortvalue_output(f"{name}_out", values[name])
         binding.bind_ortvalue_output("output", ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32))
         binding.bind_ortvalue_output("stats", ort.OrtValue.ortvalue_from_shape_and_type((*shape[:2], 4), np.float32))

@@ -1,11 +1,11 @@
 """What the engine adds to the model's own time in a decoding step, and what the prefix cache saves.
 
-python bench/engine_step.py FOLDER [--streams 16] [--output bench/results/engine_step.json]
+python -m bench.engine_step FOLDER [--streams 16] [--output bench/results/engine_step.json]
 
 "engine_ms" is the processor time of the engine's thread outside the model, the median over steps in which `streams`
 requests each get one token; "step_ms" is the whole step by the clock. "times_one_stream" is the throughput of so many
-greedy streams beside that of one, whose step takes "one_stream_ms". "first_token_s" is for a prompt that nobody has
-asked before and for one that shares all but its last token with it.
+greedy streams over that of one, whose step takes "one_stream_ms". "first_token_s" is for a new prompt and for one that
+shares all but its last token with it.
 """
 
 import statistics
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from result_file import header, write
 
+from bench.result_file import header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.api.request import GenerateRequest

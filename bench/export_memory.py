@@ -1,31 +1,28 @@
 """The memory and the time that `sharp-export` takes, for a Llama of random weights of a chosen size.
 
-python bench/export_memory.py [--hidden 2048] [--layers 16] [--output bench/results/export_memory.json]
+python -m bench.export_memory [--hidden 2048] [--layers 16] [--output bench/results/export_memory.json]
 
 The model is written to a temporary folder as safetensors, exported by the installed command, and measured from outside
 ten times a second: "peak_rss" is its largest resident size, "peak_pss" the same with a page that is mapped twice
-counted once. The bar is 1.3 times the float32 weights and 2 GB.
+counted once. The target is at most 1.3 times the float32 weights and 2 GB.
 """
 
 import json
-import os
-import platform
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import click
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.result_file import header, write
 from sharp.plugins.cli import SharpCommand
 
-BAR_FACTOR, BAR_BYTES = 1.3, 2_000_000_000
+TARGET_FACTOR, TARGET_BYTES = 1.3, 2_000_000_000
 
 
 def write_model(folder: Path, hidden: int, layers: int, vocab: int, dtype: torch.dtype) -> int:
@@ -82,30 +79,23 @@ def measure(command: list[str]) -> dict[str, float]:
 @click.argument("options", nargs=-1)
 def main(hidden: int, layers: int, vocab: int, dtype: str, output: Path | None, options: tuple[str, ...]) -> None:
     """Measure one export; OPTIONS are passed on to sharp-export."""
-    with tempfile.TemporaryDirectory() as place:
-        source = Path(place, "model")
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work, "model")
         parameters = write_model(source, hidden, layers, vocab, getattr(torch, dtype))
-        command = [str(Path(sys.executable).with_name("sharp-export")), str(source), "-o", str(Path(place, "out"))]
+        command = [str(Path(sys.executable).with_name("sharp-export")), str(source), "-o", str(Path(work, "out"))]
         measured = measure([*command, *(options or ("--norm", "softmax"))])
-    bar = int(BAR_FACTOR * 4 * parameters) + BAR_BYTES
+    target = int(TARGET_FACTOR * 4 * parameters) + TARGET_BYTES
     result = {
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "system": platform.system(),
-        },
-        "date": str(date.today()),
-        "versions": {name: version(name) for name in ("torch", "onnx", "onnxruntime", "transformers")},
+        **header("export_memory", ("sharp-attention", "torch", "onnx", "onnxruntime", "transformers")),
         "parameters": parameters,
         "weights_float32": 4 * parameters,
         "checkpoint_dtype": dtype,
         "options": options,
-        "bar": bar,
+        "target_bytes": target,
         **measured,
     }
     click.echo(json.dumps(result, indent=2))
-    if output is not None:
-        output.write_text(json.dumps(result, indent=2) + "\n")
+    write(output, result)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""One stream in Sharp and in its peers: decoding speed and time to the first token, in turns, in one process.
+"""One stream in Sharp and in its peers: decoding speed and time to the first token, interleaved, in one process.
 
-python bench/generation.py --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
-python bench/generation.py --sharp FOLDER --genai FOLDER --texts --answer-tokens 192
+python -m bench.generation --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
+python -m bench.generation --sharp FOLDER --genai FOLDER --texts --answer-tokens 192
 
 Every runtime reads the same prompt and generates as many tokens greedily, past any end-of-sequence token; rounds go
-round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. The prompt is drawn
-tokens, and nothing is guessed ahead; with --texts they are requests to a chat model (`generation_texts.py`), and ours
-guesses ahead as it does by default, since what that is worth depends on the text.
+round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. The prompt has
+random tokens, and there is no speculative decoding. With --texts the prompts are requests to a chat model
+(`generation_texts.py`), and ours proposes draft tokens as by default, since what they are worth depends on the text.
 FOLDER of --genai is one of onnxruntime-genai's own model builder, or a contiguous one of sharp-export. "limit" is
-the share of the time that reading the weights once would take, at the plain read of the same minutes.
+the share of the time that reading the weights once would take, at the memory bandwidth of the same minutes.
 
 The peers' models: `python -m onnxruntime_genai.models.builder -m HF_FOLDER -o OUT -p fp32 -e cpu`, and any GGUF file.
 """
@@ -26,11 +26,11 @@ from typing import Any
 import click
 import numpy as np
 import torch  # noqa: F401 - before attention.py tells OpenMP's threads to sleep: llama.cpp's would, 4 times slower
-from attention import read_bandwidth
-from generation_texts import prompts_of
-from result_file import header, write
-from turns import pause
 
+from bench.attention import read_bandwidth
+from bench.generation_texts import prompts_of
+from bench.interleaving import pause
+from bench.result_file import header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -51,7 +51,7 @@ Runtime = Callable[[list[int], int], Run]
 
 
 def run_of(stamps: list[float], began: float) -> Run:
-    """What the times of all tokens say."""
+    """The run with tokens at these times."""
     return Run(stamps[0] - began, (len(stamps) - 1) / (stamps[-1] - stamps[0]))
 
 
@@ -134,9 +134,9 @@ def weight_bytes(path: Path) -> int:
 @click.option("--genai", "genais", type=click.Path(path_type=Path), multiple=True)
 @click.option("--llama", "llamas", type=click.Path(path_type=Path), multiple=True)
 @click.option("--threads", default=len(os.sched_getaffinity(0)), show_default=True)
-@click.option("--prompt-tokens", default=261, show_default=True, help="Of the drawn prompt.")
-@click.option("--texts", is_flag=True, help="Requests to a chat model instead of drawn tokens.")
-@click.option("--answer-tokens", default=64, show_default=True)
+@click.option("--prompt-tokens", default=261, show_default=True, help="Length of the random prompt.")
+@click.option("--texts", is_flag=True, help="Requests to a chat model instead of random tokens.")
+@click.option("--answer-tokens", default=64, show_default=True, help="Tokens of a completion.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(
@@ -151,8 +151,8 @@ def main(
     output: Path | None,
 ) -> None:
     """Measure every runtime and compare it with the first."""
-    drawn = {"drawn": np.random.default_rng(0).integers(100, 10_000, prompt_tokens).tolist()}
-    prompts = prompts_of(sharps[0]) if texts else drawn
+    random = {"random": np.random.default_rng(0).integers(100, 10_000, prompt_tokens).tolist()}
+    prompts = prompts_of(sharps[0]) if texts else random
     context = -(-(max(map(len, prompts.values())) + answer_tokens + 1) // 64) * 64
     subjects: list[tuple[str, Path, Runtime]] = [
         *((f"sharp {path.name}", path, sharp(path, threads, context, None if texts else 0)) for path in sharps),
@@ -168,12 +168,14 @@ def main(
             for name, _, run in subjects:
                 pause()
                 runs[name, prompt].append(run(tokens, answer_tokens))
+            pause()
             reads.append(read())
     bandwidth = statistics.median(reads)
     rows: list[dict[str, Any]] = []
     for name, path, _ in subjects:
         decodes = {prompt: statistics.median(one.decode for one in runs[name, prompt]) for prompt in prompts}
-        decode = statistics.harmonic_mean([*decodes.values()])  # all tokens over all the time: answers are equally long
+        # All tokens over all the time: completions are equally long.
+        decode = statistics.harmonic_mean([*decodes.values()])
         first = statistics.fmean(statistics.median(one.first_token for one in runs[name, prompt]) for prompt in prompts)
         rows.append(
             {

@@ -1,4 +1,4 @@
-"""What a chat model is asked: prompts that have nothing of their answer in them, and prompts that have much of it."""
+"""Requests to a chat model: prompts that hold nothing of their completion, and prompts that hold much of it."""
 
 import json
 import pydoc

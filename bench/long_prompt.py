@@ -1,6 +1,6 @@
 """Peak memory and time of one long prompt through a model folder, one fresh process per length.
 
-python bench/long_prompt.py FOLDER [--lengths 4096,8192,16384,32768] [--output bench/results/long_prompt.json]
+python -m bench.long_prompt FOLDER [--lengths 4096,8192,16384,32768] [--output bench/results/long_prompt.json]
 
 "extra_mb" is the peak resident memory minus what the process held once the model was loaded and had answered a short
 prompt: what the long prompt itself takes, with its key-value cache ("cache_mb"). It must grow linearly with the length.
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import click
-from result_file import header, write
 
+from bench.result_file import header, write
 from sharp.plugins.cli import SharpCommand
 
 
@@ -58,7 +58,7 @@ def main(folder: str, lengths: str, output: Path | None, one: int | None) -> Non
         return
     rows = []
     for length in map(int, lengths.split(",")):
-        command = [sys.executable, __file__, folder, "--one", str(length)]
+        command = [sys.executable, "-m", "bench.long_prompt", folder, "--one", str(length)]
         rows.append(json.loads(subprocess.check_output(command, text=True).splitlines()[-1]))
         click.echo(rows[-1])
     result = {

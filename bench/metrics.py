@@ -1,6 +1,6 @@
 """What attention metrics cost: throughput while decoding, and what reading /metrics does to tokens.
 
-python bench/metrics.py FOLDER [--streams 16] [--context 4096] [--output bench/results/metrics.json]
+python -m bench.metrics FOLDER [--streams 16] [--context 4096] [--output bench/results/metrics.json]
 
 All streams share a prompt, which the prefix cache computes once, and decode together. Every second step collects
 statistics for a metrics thread as the server has it, so steps with and without are neighbours in time, and what else
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from result_file import PACKAGES, header, write
 
+from bench.result_file import PACKAGES, header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.api.request import GenerateRequest
@@ -106,12 +106,12 @@ def main(folder: str, streams: int, context: int, steps: int, threads: int, outp
         readings.append(time.perf_counter() - began)
 
     found = decode(llm, observed, streams, context, steps, read)
-    beside, alone = ([one.seconds for one in found if one.read == flag] for flag in (True, False))
+    reading, alone = ([one.seconds for one in found if one.read == flag] for flag in (True, False))
     row |= {
         "readings": len(readings),
         "reading_ms": round(statistics.median(readings) * 1e3, 2),
         "slowest_reading_ms": round(max(readings) * 1e3, 2),
-        "delay_ms": round((statistics.median(beside) - statistics.median(alone)) * 1e3, 2),
+        "delay_ms": round((statistics.median(reading) - statistics.median(alone)) * 1e3, 2),
         "lines": metrics.text(OPENMETRICS)[0].count(b"\n"),
     }
     observed.close()

@@ -1,16 +1,16 @@
 """Tokens a second of one stream under every norm, as the context grows.
 
-python bench/normalizers.py fill FOLDER --cache FILE [--context 32768]
-python bench/normalizers.py measure FOLDER --cache FILE [--output bench/results/normalizers.json]
+python -m bench.normalizers fill FOLDER --cache FILE [--context 32768]
+python -m bench.normalizers measure FOLDER --cache FILE [--output bench/results/normalizers.json]
 
 FOLDER is a model that was exported with `--norm softmax --max-context 36864`. Only its attention changes from norm to
 norm: the attributes of the attention nodes, the heads' parameters of ssa, and where a norm scales queries, nodes that
-do, with parameters as at the start of training (projections of the block's input are drawn).
+do, with parameters as at the start of training (projections of the block's input are random).
 
 `fill` reads a text of `--context` tokens, prose of Python's help topics, with the model as it is, and keeps the keys
 and values that it computes. `measure` gives them to every model, under the prompt's hashes: `LLM.generate` finds the
 prompt in its cache, computes the last token and then what is measured. So all models read the same cache; under another
-norm, deeper layers would have computed somewhat other keys. Tokens a second are those after the first of an answer.
+norm, deeper layers would have computed somewhat other keys. Tokens a second are those after the first of a completion.
 Rounds go round the norms, and "over_softmax" is the median over rounds of a norm's speed by that of softmax in the same
 round.
 """
@@ -27,17 +27,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
-from result_file import header, write
-from turns import pause
 
+from bench.interleaving import pause
+from bench.result_file import header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.block_hashes import BlockHashes, first_hash
 
-MARGIN = 256  # tokens that answers may have
-# What the attention nodes say under each norm; b and n of ssa as at the start of training.
+MARGIN = 256  # the most tokens of a completion
+# Attributes of the attention nodes under each norm; b and n of ssa as at the start of training.
 NORMS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "adaptive-temperature": {"normalizer": "adaptive_softmax"},
@@ -142,7 +142,7 @@ def prompt_of(llm: LLM, length: int) -> list[int]:
 
 def load(folder: Path, context: int, threads: int) -> LLM:
     """A model with a cache for one stream."""
-    # Nothing is guessed ahead: under some norms the model repeats itself more than under others.
+    # No speculative decoding: under some norms the model repeats itself more than under others.
     engine = EngineConfig(attention_interval=0, max_sequences=1, cache_tokens=context + MARGIN, speculative_tokens=0)
     return LLM(folder, engine=engine, backend=BackendConfig(threads=threads))
 
@@ -164,7 +164,7 @@ def announce(llm: LLM, prompt: list[int]) -> None:
     blocks = llm._engine.blocks
     chain = BlockHashes(first_hash(llm.model.manifest, ""), blocks.block_size)
     blocks.grow(-1, len(prompt))
-    blocks.remember(-1, 0, chain.up_to(prompt, len(prompt)))
+    blocks.register(-1, 0, chain.up_to(prompt, len(prompt)))
     blocks.release(-1)
 
 
@@ -190,9 +190,9 @@ def fill(folder: Path, cache: Path, context: int, threads: int) -> None:
 @main.command(cls=SharpCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--cache", type=click.Path(path_type=Path), required=True, help="What `fill` wrote.")
-@click.option("--contexts", default="4096,32768", show_default=True, help="Tokens before the answer.")
-@click.option("--rounds", default=9, show_default=True, help="Answers of every model at every context.")
-@click.option("--tokens", default=32, show_default=True, help="Tokens of an answer.")
+@click.option("--contexts", default="4096,32768", show_default=True, help="Tokens before the completion.")
+@click.option("--rounds", default=9, show_default=True, help="Completions of every model at every context.")
+@click.option("--tokens", default=32, show_default=True, help="Tokens of a completion.")
 @click.option("--threads", default=2, show_default=True, help="Threads of the model.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def measure(

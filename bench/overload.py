@@ -1,11 +1,11 @@
-"""A server at twice its capacity, and answers that run while long prompts arrive.
+"""A server at twice its capacity, and completions that run while long prompts arrive.
 
-python bench/overload.py FOLDER [--requests 200] [--output bench/results/overload.json]
+python -m bench.overload FOLDER [--requests 200] [--output bench/results/overload.json]
 
-"capacity" is what a server answers when as many requests as it runs together are always open. "overload" then sends
-requests at twice that rate by chance: none may be lost, refused ones are told when to come back, and the time to the
+"capacity" is what a server completes when as many requests as it runs together are always open. "overload" then sends
+requests at twice that rate at random times: none may be lost, refused ones are told when to retry, and time to the
 first token of admitted ones is bounded by the queue, whose bound is (waiting requests + 1) / capacity. "alone" and
-"long prompts" are answers without and with prompts of 8,000 tokens that arrive meanwhile; their inter-token
+"long prompts" are completions without and with prompts of 8,000 tokens that arrive meanwhile; their inter-token
 latencies are compared.
 """
 
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from result_file import header, write
 
+from bench.result_file import header, write
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.bench.load import Load, run_load
 from sharp.serving.bench.summary import Summary, summarize

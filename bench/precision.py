@@ -1,6 +1,6 @@
 """What precision costs and saves: perplexity of a text, time of a decode step and size of model folders.
 
-python bench/precision.py --text FILE FOLDER [FOLDER ...] [--tokens 4096] [--output bench/results/precision.json]
+python -m bench.precision --text FILE FOLDER [FOLDER ...] [--tokens 4096] [--output bench/results/precision.json]
 
 The first folder is what the others are compared with. The text is read in windows of 2,048 tokens through the server's
 own backend. A decode step is one token after a context of 128; "least" is the fastest of them, which other work on the
@@ -8,11 +8,7 @@ machine disturbs least.
 """
 
 import json
-import os
-import platform
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -20,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from bench.result_file import header, write
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.serving.backends import Backend, Batch, load_backend
@@ -53,11 +50,11 @@ def perplexity(backend: Backend, tokens: NDArray[np.int64], block_size: int) -> 
         for start in range(0, len(window) - 1, CHUNK):
             part = window[start : start + CHUNK]
             logits = read(backend, part, start, block_size, every=True).astype(np.float64)
-            wanted = window[start + 1 : start + 1 + len(part)]
-            logits = logits[: len(wanted)]
+            targets = window[start + 1 : start + 1 + len(part)]
+            logits = logits[: len(targets)]
             top = logits.max(-1, keepdims=True)
             total = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
-            losses.append(total - logits[np.arange(len(wanted)), wanted])
+            losses.append(total - logits[np.arange(len(targets)), targets])
     return float(np.exp(np.concatenate(losses).mean()))
 
 
@@ -99,10 +96,7 @@ def main(folders: tuple[Path, ...], text: Path, tokens: int, output: Path | None
         row["perplexity_change"] = round(float(row["perplexity"]) / float((rows or [row])[0]["perplexity"]) - 1, 4)
         rows.append(row)
         click.echo(json.dumps(row))
-    if output:
-        machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "date": date.today().isoformat()}
-        content = {**machine, "onnxruntime": version("onnxruntime"), "text": text.name, "rows": rows}
-        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write(output, {**header("precision"), "text": text.name, "rows": rows})
 
 
 if __name__ == "__main__":

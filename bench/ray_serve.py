@@ -1,12 +1,12 @@
 """What Ray Serve costs and what a second replica brings, beside one sharp-serve of the same folder on this machine.
 
-python bench/ray_serve.py FOLDER [--requests 200] [--output bench/results/ray_serve.json]
+python -m bench.ray_serve FOLDER [--requests 200] [--output bench/results/ray_serve.json]
 
-The time to the first token is of one request at a time, in turns to the server and to one replica behind Serve's proxy.
+The time to the first token is of single requests, interleaved between the server and one replica behind Serve's proxy.
 Throughput is of many requests at a time, to one server and to two, to one replica and to two, where two get twice the
 requests: a step of more streams reads the weights for more of them, so replicas with half the load each would not show
 what they can carry. Every engine has one thread, so two need two cores of their own, and the proxy and this script a
-third; two servers without Ray show what the machine's cores can do at the same time. Bars: Ray adds at most 5 ms to
+third; two servers without Ray show what the machine's cores can do at the same time. Targets: Ray adds at most 5 ms to
 the median, and two replicas give at least 1.8 times the tokens a second of one. The variables that tell Serve and Ray's
 workers how to run are kept in the result.
 """
@@ -41,8 +41,8 @@ import click
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
-from result_file import PACKAGES, header, write
 
+from bench.result_file import PACKAGES, header, write
 from sharp import AsyncClient, Client, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.ray.application import Arguments
@@ -108,7 +108,7 @@ def cluster() -> Iterator[str]:
 
 
 def deploy(folder: Path, replicas: int) -> None:
-    """Put so many replicas in place of what is there."""
+    """Replace what is deployed by so many replicas."""
     arguments = Arguments(models=[str(folder)], settings=SETTINGS).model_dump()
     options = {"num_replicas": replicas, "autoscaling_config": None, "ray_actor_options": {"num_cpus": 1}}
     serve.run(ModelServer.options(**options).bind(**arguments))
@@ -125,13 +125,13 @@ def first_token(client: Client, prompt: list[int]) -> float:
 
 
 def first_tokens(addresses: dict[str, str], requests: int, prompt_tokens: int) -> dict[str, list[float]]:
-    """Of every server, asked in turns."""
-    draw = random.Random(0)
+    """Times of every server, interleaved."""
+    generator = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in addresses}
     clients = {name: Client(address) for name, address in addresses.items()}
     vocabulary = clients["server"].model_info().vocab_size
     for number in range(WARM_UP + requests):
-        prompt = draw.choices(range(vocabulary), k=prompt_tokens)
+        prompt = generator.choices(range(vocabulary), k=prompt_tokens)
         for name, client in clients.items():
             taken = first_token(client, prompt)
             if number >= WARM_UP:
@@ -175,7 +175,7 @@ def throughput(addresses: list[str], load: Load) -> float:
 def main(
     folder: Path, requests: int, concurrency: int, prompt_tokens: int, answer_tokens: int, output: Path | None
 ) -> None:
-    """Measure both bars with the model FOLDER."""
+    """Measure both targets with the model FOLDER."""
     load = Load(requests, None, prompt_tokens, answer_tokens, 0.5, 0, concurrency)
     tokens_per_second: dict[str, float] = {}
     with cluster() as address:
@@ -195,6 +195,8 @@ def main(
         "model": folder.name,
         "requests": requests,
         "concurrency": concurrency,
+        "prompt_tokens": prompt_tokens,
+        "answer_tokens": answer_tokens,
         "first_token_ms": {name: round(value, 2) for name, value in medians.items()},
         "ray_adds_ms": round(medians["ray"] - medians["server"], 2),
         "tokens_per_second": {name: round(value, 1) for name, value in tokens_per_second.items()},

@@ -1,11 +1,11 @@
 """What it is worth to send requests with the same prompt prefix to the same server: a simulation, nothing is served.
 
-python bench/routing.py [--replicas 1000] [--output bench/results/routing.json] [--plot docs/scale.png]
+python -m bench.routing [--replicas 1000] [--output bench/results/routing.json] [--plot docs/scale.png]
 
 Requests arrive as a Poisson process. Each begins with one of many shared prefixes, which are popular by Zipf's law,
 and goes on with tokens of its own. A replica reads prompts one after the other, at a fixed speed, without what its
-prefix cache has (least recently used prefixes go first), and then spends a fixed time on the answer. The time to the
-first token is the wait and the reading. Rates are given as the load on the servers if no cache had anything.
+prefix cache has (least recently used prefixes go first), and then spends a fixed time on the completion. The time to
+the first token is the wait and the reading. Rates are given as the load on the servers if no cache had anything.
 """
 
 import bisect
@@ -31,7 +31,7 @@ SLACK_SECONDS = 0.1  # a queue of one request is no queue
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked, and of what servers; tokens, seconds, and tokens a second."""
+    """The requests and the servers; tokens, seconds, and tokens a second."""
 
     replicas: int = 1000
     requests: int = 400_000
@@ -102,15 +102,15 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def chooser(policy: str, replicas: list[Replica], draws: random.Random) -> Callable[[int, float], int]:
+def chooser(policy: str, replicas: list[Replica], generator: random.Random) -> Callable[[int, float], int]:
     """Which replica gets a request with a prefix at a time."""
     count = len(replicas)
     if policy == "random":
-        return lambda _prefix, _now: draws.randrange(count)
+        return lambda _prefix, _now: generator.randrange(count)
 
     def less_loaded(_prefix: int, _now: float) -> int:
-        """The better of two drawn ones."""
-        return min(draws.randrange(count), draws.randrange(count), key=lambda one: replicas[one].free_at)
+        """The better of two random ones."""
+        return min(generator.randrange(count), generator.randrange(count), key=lambda one: replicas[one].free_at)
 
     if policy == "least-loaded":
         return less_loaded
@@ -146,14 +146,14 @@ def simulate(workload: Workload, policy: str, seed: int = 0) -> Outcome:
     generator = np.random.default_rng(seed)
     w = workload
     popularity = np.arange(1, w.prefixes + 1) ** -w.zipf
-    asked = generator.choice(w.prefixes, w.requests, p=popularity / popularity.sum())
+    requested = generator.choice(w.prefixes, w.requests, p=popularity / popularity.sum())
     full = (w.prefix_tokens + w.own_tokens) / w.tokens_per_second + w.answer_seconds
     arrivals = np.cumsum(generator.exponential(full / (w.load * w.replicas), w.requests))
     replicas = [Replica(w.cache_tokens) for _ in range(w.replicas)]
     choose = chooser(policy, replicas, random.Random(seed))
     first_token = np.empty(w.requests)
     hits = np.zeros(w.requests, bool)
-    for number, (prefix, now) in enumerate(zip(asked.tolist(), arrivals.tolist(), strict=True)):
+    for number, (prefix, now) in enumerate(zip(requested.tolist(), arrivals.tolist(), strict=True)):
         replica = replicas[choose(prefix, now)]
         hits[number] = replica.has(prefix, w.prefix_tokens)
         read = (w.own_tokens + (0 if hits[number] else w.prefix_tokens)) / w.tokens_per_second

@@ -44,8 +44,8 @@ if(SHARP_TENSORRT)
   sharp_gpu_library(sharp_trt)
   target_link_options(sharp_trt PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/plugins/tensorrt/exports.map)
 
-  # For bench/gpu_library.py: calls the plugin without TensorRT.
-  add_library(sharp_plugin_call SHARED EXCLUDE_FROM_ALL bench/plugin_call.cc)
+  # For bench/gpu/library.py: calls the plugin without TensorRT.
+  add_library(sharp_plugin_call SHARED EXCLUDE_FROM_ALL bench/gpu/plugin_call.cc)
   target_include_directories(sharp_plugin_call PRIVATE plugins/cuda)
   target_include_directories(sharp_plugin_call SYSTEM PRIVATE ${SHARP_CUDA_INCLUDE_DIR} ${SHARP_TENSORRT_INCLUDE_DIR})
   target_link_libraries(sharp_plugin_call PRIVATE ${CMAKE_DL_LIBS})

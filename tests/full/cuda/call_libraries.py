@@ -1,4 +1,4 @@
-"""Makes a call of each op in every way that bench/gpu_library.py knows, where the fake driver is what the loader finds.
+"""Makes a call of each op in every way that bench/gpu/library.py knows, where the fake driver is what the loader finds.
 
 python -m tests.full.cuda.call_libraries FOLDER: launches per op and way, with names of tensors for their addresses.
 """
@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
-
-import gpu_library
 import torch
+
+from bench.gpu import library as gpu_library
 
 
 def launches(events: list[str], addresses: dict[str, str]) -> list[str]:

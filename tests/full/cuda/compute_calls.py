@@ -1,4 +1,4 @@
-"""Cases of bench/gpu_library.py on a GPU that is interpreted, with memory accesses checked as in tests/triton.
+"""Cases of bench/gpu/library.py on a GPU that is interpreted, with memory accesses checked as in tests/triton.
 
 python -m tests.full.cuda.compute_calls FOLDER: cases as JSON on stdin, its rows for each on stdout. The first case of
 an op is called in every way, the others through the library.
@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.full.cuda.computing import Device, Memory
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
-
-import gpu_library
 import torch
+
+from bench.gpu import library as gpu_library
+from tests.full.cuda.computing import Device, Memory
 
 
 class Caller(gpu_library.Caller):
@@ -31,11 +29,11 @@ def rows(
     """What the ways to call the op have computed for the case."""
     case = {name: getattr(torch, value) if "dtype" in name else value for name, value in case.items()}
     call = op.make_call(device="cpu", **case)
-    wanted = op.expected(gpu_library.to_numpy(call.tensors), call.normalizer, call.attributes)
+    references = op.expected(gpu_library.to_numpy(call.tensors), call.normalizer, call.attributes)
     found = []
     for how in op.ways(case)[: None if every_way else 1]:
         call = op.make_call(device="cpu", **case)
-        row = op.compare(call, wanted, lambda call, how=how: op.run(caller, call, how))
+        row = op.compare(call, references, lambda call, how=how: op.run(caller, call, how))
         found.append({"how": how, **row, "launches": device.launches, "failures": device.failures})
         device.launches, device.failures = [], []
     return found

@@ -1,4 +1,4 @@
-"""`bench/gpu_generation.py` without a GPU: its two models are right on a CPU, and ONNX Runtime's steps are graphs."""
+"""`bench/gpu/generation.py` without a GPU: its two models are right on a CPU, and ONNX Runtime's steps are graphs."""
 
 import json
 import os
@@ -11,6 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from bench.gpu import generation
+from bench.gpu.cases import Cases
 from sharp import LLM, SamplingParams
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
@@ -18,17 +20,6 @@ from sharp.plugins import library_path
 from sharp.serving.config import BackendConfig
 from tests.exporter.conftest import tiny_model
 from tests.full.cuda.native import ROOT
-
-BENCH = ROOT / "bench"
-
-
-@pytest.fixture(scope="module")
-def bench():
-    sys.path.insert(0, str(BENCH))
-    import gpu_generation
-
-    yield gpu_generation
-    sys.path.remove(str(BENCH))
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +31,28 @@ def folder(tmp_path_factory):
     return out / "out"
 
 
-def test_the_loop_generates_what_the_engine_does(bench, folder):
+def test_the_loop_generates_what_the_engine_does(folder):
     library = Path(library_path("onnxruntime"))
     prompts = np.array([[5, 9, 40, 7], [200, 3, 1, 8]])
-    model = bench.OnnxModel(folder, library, 2, 40, device="cpu", graphs=False)
-    found = bench.generate(model, prompts, 0, 12)
+    model = generation.OnnxModel(folder, library, 2, 40, device="cpu", graphs=False)
+    found = generation.generate(model, prompts, 0, 12)
     llm = LLM(folder, backend=BackendConfig(threads=1, device="cpu"))
     answers = llm.generate(prompts.tolist(), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     assert found.tolist() == [list(answer.token_ids) for answer in answers]
 
 
-def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once(bench):
-    sizes = bench.Sizes(layers=2, q_heads=4, kv_heads=2, head_dim=16, vocab=97)
+def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once():
+    sizes = generation.Sizes(layers=2, q_heads=4, kv_heads=2, head_dim=16, vocab=97)
     prompt = np.random.default_rng(1).integers(0, 97, (3, 6))
 
     def made():
-        model = bench.TorchModel(sizes, 3, 20, device="cpu", dtype=torch.float64, graph=False)
+        model = generation.TorchModel(sizes, 3, 20, device="cpu", dtype=torch.float64, graph=False)
         for layer in model.layers:  # large enough for the context to decide
             for name in ("query_key_value", "out", "gate_up", "down"):
                 layer[name] *= 20
         return model
 
-    answers = bench.generate(made(), prompt, 0, 8)
+    answers = generation.generate(made(), prompt, 0, 8)
     assert len(set(answers.ravel())) > 10
     whole, again = np.concatenate([prompt, answers[:, :-1]], 1), made()
     assert [again.run(whole[:, : 6 + step], 0).tolist() for step in range(8)] == answers.T.tolist()
@@ -74,18 +65,16 @@ def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once(bench):
     assert np.stack(tokens, 1).tolist() == answers.tolist()
 
 
-def test_weights_that_were_left_out_are_drawn(bench, folder, tmp_path):
-    bench.strip(folder, tmp_path)
+def test_weights_that_were_left_out_are_random(folder, tmp_path):
+    generation.strip(folder, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "sharp.json", "weights.size"]
-    bench.fill(tmp_path)
+    generation.fill(tmp_path)
     assert (tmp_path / "model.onnx.data").stat().st_size == (folder / "model.onnx.data").stat().st_size
     assert np.fromfile(tmp_path / "model.onnx.data", np.float16).std() == pytest.approx(0.02, rel=0.05)
 
 
-def test_what_is_missing_is_a_row(bench, tmp_path):
-    from gpu_cases import Cases
-
-    rows = list(bench.end_to_end(True, Cases(lambda: True), tmp_path, tmp_path))
+def test_what_is_missing_is_a_row(tmp_path):
+    rows = list(generation.end_to_end(True, Cases(lambda: True), tmp_path, tmp_path))
     assert list(dict.fromkeys(row["subject"] for row in rows)) == [
         *("ONNX Runtime, our kernels", "torch", "ONNX Runtime, our kernels, CUDA graph", "torch, CUDA graph")
     ]
@@ -94,21 +83,21 @@ def test_what_is_missing_is_a_row(bench, tmp_path):
 
 def test_decode_steps_become_graphs_under_the_cuda_provider(libraries, cuda_provider, folder):
     script = f"""
-import sys, json, ctypes, pathlib; sys.path.insert(0, {str(BENCH)!r})
-import numpy as np, gpu_generation as bench
+import sys, json, ctypes, pathlib
+import numpy as np; from bench.gpu import generation
 runtime = ctypes.CDLL("libcudart.so.13"); runtime.fake_runtime_events.restype = ctypes.c_char_p
 said = []
 for graphs in (False, True):
     library = pathlib.Path({str(libraries)!r}) / "libsharp_ops.so"
-    model = bench.OnnxModel(pathlib.Path({str(folder)!r}), library, 3, 40, device="cuda", graphs=graphs)
+    model = generation.OnnxModel(pathlib.Path({str(folder)!r}), library, 3, 40, device="cuda", graphs=graphs)
     runtime.fake_runtime_events()
-    tokens = bench.generate(model, np.ones((3, 7), np.int64), 0, 5)
+    tokens = generation.generate(model, np.ones((3, 7), np.int64), 0, 5)
     events = runtime.fake_runtime_events().decode().splitlines()
     said.append([tokens.shape, events.count("capture"), events.count("replay")])
 print(json.dumps(said))
 """
     environment = {**os.environ, "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
-    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    finished = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     # The prompt, the first decode step that is captured, and three replays more.
     assert json.loads(finished.stdout) == [[[3, 5], 0, 0], [[3, 5], 1, 4]]

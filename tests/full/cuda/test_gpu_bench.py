@@ -1,4 +1,4 @@
-"""`bench/gpu_library.py` without a GPU: its ways to call an op put the same work on the stream, and it sees errors."""
+"""`bench/gpu/library.py` without a GPU: its ways to call an op put the same work on the stream, and it sees errors."""
 
 import json
 import os
@@ -54,5 +54,5 @@ def test_library_and_plugin_launch_the_same(libraries):
 
 
 def test_without_a_gpu_it_says_so():
-    finished = subprocess.run([sys.executable, ROOT / "bench" / "gpu_library.py"], capture_output=True, text=True)
+    finished = subprocess.run([sys.executable, "-m", "bench.gpu.library"], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 2 and "finds no CUDA device" in finished.stderr

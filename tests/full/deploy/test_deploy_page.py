@@ -129,7 +129,7 @@ def test_a_command(command, workplace, cluster):
     if kind in ("tar", "sha256sum", "kubectl kustomize"):
         assert run(command, workplace) or kind == "tar"
     elif kind == "sharp-export" or words[:2] == ["sharp", "plan"]:
-        assert f'"{command}"' in (ROOT / "tests" / "end_to_end" / "test_image.py").read_text()
+        assert f'"{command}"' in (ROOT / "tests" / "full" / "end_to_end" / "test_image.py").read_text()
     elif digest := re.fullmatch(r"(\w+)_DIGEST=\$\(docker buildx imagetools inspect (\S+) --format '.*'\)", command):
         text = "".join(path.read_text() for path in (ROOT / "deploy" / "docker").glob("*Dockerfile"))
         assert re.search(rf"^(ARG {digest[1]}_IMAGE=|FROM ){re.escape(digest[2])}(@|$)", text, re.M)

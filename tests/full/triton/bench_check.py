@@ -1,18 +1,14 @@
-"""What `bench/gpu.py` does for correctness, on a tiny case; runs in the interpreter's process."""
+"""What `bench/gpu/run.py` does for correctness, on a tiny case; runs in the interpreter's process."""
 
-import sys
-from pathlib import Path
 from typing import Any
-
-BENCH = Path(__file__).parents[3] / "bench"
 
 
 def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
     """Errors of a case of op Attention as the bench would find them, and whether a wrong answer is told."""
-    sys.path.insert(0, str(BENCH))
     import torch
-    from gpu_attention import compare, expected, make_call
-    from gpu_inputs import to_numpy
+
+    from bench.gpu.attention import compare, expected, make_call
+    from bench.gpu.inputs import to_numpy
 
     call = make_call("entmax", form, queries, new_keys, past=70, dtype=torch.float32, head_dim=16, device="cpu")
     answer = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
@@ -21,11 +17,11 @@ def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
 
 def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
     """Whether a right and a wrong answer are told apart, and how far rows of a large call are from float64."""
-    sys.path.insert(0, str(BENCH))
     import numpy as np
     import torch
-    from gpu_correctness import compare
-    from gpu_inputs import expected, expected_row, make_call, run, to_numpy
+
+    from bench.gpu.correctness import compare
+    from bench.gpu.inputs import expected, expected_row, make_call, run, to_numpy
 
     cache = getattr(torch, cache_dtype) if cache_dtype else None
     options: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 16, "dtype": torch.float32, "device": "cpu"}

@@ -1,20 +1,17 @@
-"""Every section of `bench/gpu.py` that times, with the CPU and Triton's interpreter in the place of a GPU.
+"""Every section of `bench/gpu/run.py` that times, with the CPU and Triton's interpreter in the place of a GPU.
 
-python -m tests.full.triton.dry_gpu_bench: a line of JSON per row, with what it launched that `gpu_compile.py` would not
+python -m tests.full.triton.dry_gpu_bench: a line of JSON per row, with what it launched that `compilation.py` would not
 have compiled ahead. The times are those of a fake clock.
 """
 
 import contextlib
 import itertools
 import json
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from tests.full.triton import interpreted
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 interpreted.start()
 
 import torch  # noqa: E402 - after interpreted.start()
@@ -24,7 +21,7 @@ CLOCK = itertools.count(1)
 
 
 class OnCpu(TorchFunctionMode):
-    """Makes what is asked for on "cuda" on the CPU."""
+    """Makes what is requested on "cuda" on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -71,11 +68,8 @@ def main() -> None:
         "synchronize": lambda: None,
         "get_device_capability": lambda: (9, 0),
     }
-    import gpu_cases
-    import gpu_inputs
-    import gpu_speed
-    import gpu_tiles
-
+    from bench.gpu import cases as gpu_cases
+    from bench.gpu import inputs, speed, tiles
     from sharp.plugins.triton import launching, variants
 
     sizes = {
@@ -92,25 +86,25 @@ def main() -> None:
 
     def make_call(normalizer: str, sequences: tuple[tuple[int, int], ...], **options: Any) -> Any:
         short = tuple((min(context, 40), min(new, 24)) for context, new in sequences[:2])
-        return gpu_inputs.make_call(normalizer, short, **{**options, **small})
+        return inputs.make_call(normalizer, short, **{**options, **small})
 
     with contextlib.ExitStack() as patches:
         for name, fake in cuda.items():
             patches.enter_context(mock.patch.object(torch.cuda, name, fake))
         patches.enter_context(mock.patch.object(torch, "Generator", lambda _="cpu": generator("cpu")))
         for name, size in sizes.items():
-            patches.enter_context(mock.patch.object(gpu_speed, name, size))
+            patches.enter_context(mock.patch.object(speed, name, size))
         patches.enter_context(mock.patch.object(variants, "PART_KEYS", 16))
         few = {
-            gpu_speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
-            gpu_tiles: {"NORMALIZERS": ("entmax",)},
+            speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
+            tiles: {"NORMALIZERS": ("entmax",)},
         }
         for module, names in few.items():
             for name, values in names.items():
                 patches.enter_context(mock.patch.object(module, name, values))
-        for phase, (sequences, tried) in gpu_tiles.CASES.items():
-            patches.enter_context(mock.patch.dict(gpu_tiles.CASES, {phase: (sequences, tried[:1])}))
-        for module in (gpu_speed, gpu_tiles):
+        for phase, (sequences, tried) in tiles.CASES.items():
+            patches.enter_context(mock.patch.dict(tiles.CASES, {phase: (sequences, tried[:1])}))
+        for module in (speed, tiles):
             patches.enter_context(mock.patch.object(module, "make_call", make_call))
         seen: set[str] = set()
         launch = launching.launch
@@ -123,10 +117,10 @@ def main() -> None:
         patches.enter_context(OnCpu())
         cases = gpu_cases.Cases(lambda: True)
         for section, jobs, rows in (
-            ("decode", gpu_speed.wanted("decode"), gpu_speed.decode(False, cases)),
-            ("prefill", gpu_speed.wanted("prefill"), gpu_speed.prefill(False, cases)),
-            ("statistics", gpu_speed.wanted("statistics"), gpu_speed.statistics_cost(cases)),
-            ("tiles", gpu_tiles.wanted(), gpu_tiles.tiles(cases)),
+            ("decode", speed.jobs("decode"), speed.decode(False, cases)),
+            ("prefill", speed.jobs("prefill"), speed.prefill(False, cases)),
+            ("statistics", speed.jobs("statistics"), speed.statistics_cost(cases)),
+            ("tiles", tiles.jobs(), tiles.tiles(cases)),
         ):
             ahead = {launched(kernel) for job in jobs for kernel in job.kernels(90)}
             for row in rows:

@@ -1,4 +1,4 @@
-"""`bench/gpu.py` as far as a machine without a GPU can try it."""
+"""`bench/gpu/run.py` as far as a machine without a GPU can try it."""
 
 import json
 import subprocess
@@ -11,20 +11,16 @@ import pytest
 import torch
 
 from tests.full.triton import bench_check
-from tests.full.triton.bench_check import BENCH
 
-
-@pytest.fixture(autouse=True)
-def _bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
+ROOT = Path(__file__).parents[3]
 
 
 def test_sections_run_in_their_own_order() -> None:
-    import gpu
+    from bench.gpu import run
 
-    assert gpu.parse(["--only", "decode,machine"]).only == ["machine", "decode"]
-    assert gpu.parse([]).only == ["machine", "correctness", "decode", "prefill", "statistics", "end-to-end"]
-    assert gpu.parse(["--quick"]).quick
+    assert run.parse(["--only", "decode,machine"]).only == ["machine", "decode"]
+    assert run.parse([]).only == ["machine", "correctness", "decode", "prefill", "statistics", "end-to-end"]
+    assert run.parse(["--quick"]).quick
 
 
 @pytest.mark.parametrize(
@@ -35,32 +31,34 @@ def test_sections_run_in_their_own_order() -> None:
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import gpu
+    from bench.gpu import run
 
     with pytest.raises(SystemExit) as exit_:
-        gpu.parse(arguments)
+        run.parse(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    finished = subprocess.run([sys.executable, BENCH / "gpu.py"], capture_output=True, text=True, timeout=120)
+    finished = subprocess.run(
+        [sys.executable, "-m", "bench.gpu.run"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert finished.returncode == 2
-    assert finished.stderr == "gpu.py: torch finds no CUDA device; run it on a machine with an NVIDIA GPU\n"
+    assert finished.stderr == "bench.gpu.run: torch finds no CUDA device; run it on a machine with an NVIDIA GPU\n"
 
 
 def test_results_of_sections_are_merged(tmp_path: Path) -> None:
-    import gpu
+    from bench.gpu import run
 
     path = tmp_path / "results" / "gpu.json"
-    gpu.merge_results(path, {"machine": {"rows": [1]}, "decode": {"rows": [2]}})
-    merged = gpu.merge_results(path, {"decode": {"rows": [3]}})
+    run.merge_results(path, {"machine": {"rows": [1]}, "decode": {"rows": [2]}})
+    merged = run.merge_results(path, {"decode": {"rows": [3]}})
     assert merged == json.loads(path.read_text()) == {"machine": {"rows": [1]}, "decode": {"rows": [3]}}
 
 
-def test_bars_are_judged_from_the_results() -> None:
-    from gpu_bars import bars
+def test_targets_are_judged_from_the_results() -> None:
+    from bench.gpu.targets import targets
 
     def decode(subject: str, microseconds: float, **more: float) -> dict[str, object]:
         row = {"subject": subject, "batch": 32, "context": 8192, "microseconds_per_layer": microseconds}
@@ -78,7 +76,7 @@ def test_bars_are_judged_from_the_results() -> None:
         },
         "statistics": {"rows": [{"phase": "decode", "normalizer": "ssa", "on_ratio": 1.01}]},
     }
-    met = {bar["bar"]: (round(bar["measured"], 3), bar["met"]) for bar in bars(results)}
+    met = {found["target"]: (round(found["measured"], 3), found["met"]) for found in targets(results)}
     assert met == {
         "decode of softmax, share of copy bandwidth": (0.892, True),
         "decode of ssa, share of copy bandwidth": (0.669, False),
@@ -90,29 +88,30 @@ def test_bars_are_judged_from_the_results() -> None:
 
 def test_a_case_that_fails_or_ends_its_process_is_a_row_and_the_others_still_run(tmp_path: Path) -> None:
     output = tmp_path / "gpu.json"
-    script = tmp_path / "gpu_with_failures.py"  # stands for gpu.py in its sections' processes too
+    script = tmp_path / "run_with_failures.py"  # stands for run.py in its sections' processes too
     script.write_text(f"""
 import os, sys
-sys.path.insert(0, {str(BENCH)!r})
-import gpu, gpu_cases, torch
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from bench.gpu import cases as gpu_cases, run
 
 def rows_of(section, chosen, cases):
     def fail(): raise ValueError("wrong tile")
     def lose(): raise RuntimeError("illegal memory access")
     def check():
-        if state: raise gpu_cases.DeviceLostError("illegal memory access")
-    gpu_cases.check_device, state = check, []
+        if state: raise cases.DeviceLostError("illegal memory access")
+    cases.check_device, state = check, []
     yield from cases.run({{"number": 1}}, lambda: [{{"holds": True}}])
     yield from cases.run({{"number": 2}}, fail)
     yield from cases.run({{"number": 3}}, lambda: os._exit(7))
     yield from cases.run({{"number": 4}}, lambda: state.append(1) or lose())
     yield from cases.run({{"number": 5}}, lambda: [{{"holds": True}}])
 
-torch.cuda.is_available, gpu.device, gpu.rows_of, gpu.__file__ = lambda: True, dict, rows_of, __file__
-sys.exit(gpu.main())
+torch.cuda.is_available, run.device, run.rows_of, run.MODULE = lambda: True, dict, rows_of, "run_with_failures"
+sys.exit(run.main())
 """)
-    command = [sys.executable, script, "--only", "tiles", "--output", output]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "run_with_failures", "--only", "tiles", "--output", output]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 1, finished.stderr
     assert "0 wrong results, 3 errors" in finished.stdout
     for part in json.loads(output.read_text()).values():
@@ -151,7 +150,7 @@ def test_caches_of_other_types_are_among_its_cases(interpreter: ProcessPoolExecu
 def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "tests.full.triton.dry_gpu_bench"],
-        cwd=BENCH.parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=600,
@@ -174,20 +173,20 @@ def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> No
 def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
     # -S: no site, and so nothing of an editable install; the packages themselves are put back.
     script = (
-        f"import sys; sys.path[:0] = [{str(BENCH)!r}, {sysconfig.get_path('platlib')!r}]; "
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {sysconfig.get_path('platlib')!r}]; "
         "sys.modules['onnx'] = None; "
-        "import gpu_tiles, gpu_attention, gpu_speed, gpu_correctness, gpu_generation, sharp.plugins; "
+        "from bench.gpu import attention, correctness, generation, speed, tiles; import sharp.plugins; "
         "print(sharp.plugins.__file__)"
     )
     finished = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
-    assert Path(finished.stdout.strip()) == BENCH.parent / "plugins" / "__init__.py"
+    assert Path(finished.stdout.strip()) == ROOT / "plugins" / "__init__.py"
 
 
 def test_the_instructions_of_a_prompts_loops_are_counted() -> None:
-    import gpu_instructions
+    from bench.gpu import instructions
 
-    kernel = gpu_instructions.inspect("adaptive_softmax", 64)
+    kernel = instructions.inspect("adaptive_softmax", 64)
     assert kernel.tile == (128, 128)
     observe, settled = kernel.passes
     assert (observe.spills, settled.spills) == (0, 0)

@@ -1,9 +1,9 @@
 """A whole model end to end: ONNX Runtime's CUDA provider with our kernels beside torch, in tokens a second.
 
-python bench/gpu_generation.py FOLDER build/gpu-model
+python -m bench.gpu.generation FOLDER build/gpu-model
 
-leaves out the weights of an exported folder, so that it is small enough to take along: where they are missing drawn
-ones take their place, which cost as much time. `bench/gpu.py --only end-to-end --model build/gpu-model` then measures.
+copies an exported folder without its weights, so that it is small enough to transfer. Randomly generated weights take
+their place; they cost as much time. `python -m bench.gpu.run --only end-to-end --model build/gpu-model` then measures.
 """
 
 import json
@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_cases import Cases
 from torch import Tensor
 from torch.nn import functional
+
+from bench.gpu.cases import Cases
 
 BATCHES = (1, 8, 32)
 CONTEXTS = (1024, 8192)
@@ -32,12 +33,12 @@ HIDDEN_OF_HEADS = 3  # a layer's intermediate size, in hidden sizes: 1536 / 576 
 
 
 class SkippedError(Exception):
-    """What is missing for a subject; said in the results."""
+    """What is missing for a subject; the results have it."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model of Llama's kind."""
+    """Sizes of a model like Llama."""
 
     layers: int
     q_heads: int
@@ -47,7 +48,7 @@ class Sizes:
 
     @classmethod
     def of(cls, folder: Path) -> "Sizes":
-        """Those that a folder's manifest says."""
+        """The sizes in a folder's manifest."""
         manifest = json.loads((folder / "sharp.json").read_text(encoding="utf-8"))
         names = ("layers", "q_heads", "kv_heads", "head_dim", "vocab_size")
         return cls(*(manifest[name] for name in names))
@@ -62,17 +63,17 @@ def strip(folder: Path, out: Path) -> None:
 
 
 def fill(folder: Path) -> None:
-    """Write drawn float16 weights where `strip` has left them out."""
+    """Write random float16 weights where `strip` has left them out."""
     path = folder / "model.onnx.data"
     if path.exists() or not (folder / SIZE_FILE).is_file():
         return
     left = int((folder / SIZE_FILE).read_text(encoding="utf-8")) // 2
     rng = np.random.default_rng(0)
-    drawn = (rng.standard_normal(1 << 22) * 0.02).astype(np.float16)
+    weights = (rng.standard_normal(1 << 22) * 0.02).astype(np.float16)
     with path.open("wb") as stream:
         while left > 0:
-            stream.write(drawn[:left].tobytes())
-            left -= len(drawn)
+            stream.write(weights[:left].tobytes())
+            left -= len(weights)
 
 
 class OnnxModel:
@@ -89,7 +90,7 @@ class OnnxModel:
         except ImportError as error:
             raise SkippedError("onnxruntime is not installed; its GPU build is the package onnxruntime-gpu") from error
         if not (folder / "model.onnx").is_file():
-            raise SkippedError(f"{folder} has no model.onnx; bench/gpu_generation.py says how to make it")
+            raise SkippedError(f"{folder} has no model.onnx; make it with python -m bench.gpu.generation")
         if not library.is_file():
             raise SkippedError(f"{library} is not there; build it with cmake -DSHARP_CUDA=ON")
         fill(folder)
@@ -108,9 +109,9 @@ class OnnxModel:
         self.pages = -(-longest // block_size)
         self.table = np.arange(batch * self.pages, dtype=np.int32).reshape(batch, self.pages)
         self.block_size = block_size
-        kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        dtypes = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
         self.caches = {
-            name: self.put(np.zeros((batch * self.pages, *value.shape[1:]), kinds[value.type]))
+            name: self.put(np.zeros((batch * self.pages, *value.shape[1:]), dtypes[value.type]))
             for name, value in caches.items()
         }
         self.sizes = {value.name: value.shape for value in self.session.get_outputs()}
@@ -166,7 +167,7 @@ class OnnxModel:
 
 
 class TorchModel:
-    """The same shapes in plain torch, with drawn weights and a cache of fixed length; decoding can be a CUDA graph."""
+    """The same shapes in plain torch, with random weights and a cache of fixed length; decoding can be a CUDA graph."""
 
     def __init__(self, sizes: Sizes, batch: int, longest: int, *, device: str, dtype: torch.dtype, graph: bool) -> None:
         self.sizes, self.batch, self.graph = sizes, batch, graph
@@ -175,16 +176,16 @@ class TorchModel:
         kv = sizes.kv_heads * sizes.head_dim
         generator = torch.Generator(device).manual_seed(0)
 
-        def drawn(*shape: int) -> Tensor:
+        def gaussian(*shape: int) -> Tensor:
             return torch.randn(*shape, device=device, dtype=dtype, generator=generator) * 0.02
 
-        self.embedding = drawn(sizes.vocab, hidden)
+        self.embedding = gaussian(sizes.vocab, hidden)
         self.layers = [
             {
-                "query_key_value": drawn(hidden + 2 * kv, hidden),
-                "out": drawn(hidden, hidden),
-                "gate_up": drawn(2 * intermediate, hidden),
-                "down": drawn(hidden, intermediate),
+                "query_key_value": gaussian(hidden + 2 * kv, hidden),
+                "out": gaussian(hidden, hidden),
+                "gate_up": gaussian(2 * intermediate, hidden),
+                "down": gaussian(hidden, intermediate),
                 "norms": torch.ones(2, hidden, device=device, dtype=dtype),
             }
             for _ in range(sizes.layers)

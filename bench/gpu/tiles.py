@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from gpu_cases import Cases
-from gpu_compile import Job, capability, options_of
-from gpu_inputs import make_call, run
-from gpu_speed import SPREAD, time_call
-
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import Job, capability, options_of
+from bench.gpu.inputs import make_call, run
+from bench.gpu.speed import SPREAD, time_call
 from sharp.plugins.triton import launching
 from sharp.plugins.triton.tiles import Tile
 from sharp.plugins.triton.variants import kernels
@@ -32,8 +31,8 @@ NORMALIZERS = ("softmax", "entmax", "adaptive_softmax", "ssa")
 CASES = {"decode": (((8191, 1),) * 32, DECODE), "prefill": (((0, 8192),), PREFILL)}
 
 
-def wanted() -> list[Job]:
-    """What is launched."""
+def jobs() -> list[Job]:
+    """The kernels that are launched."""
     calls = {name: make_call(name, ((1, 1),), device="cpu") for name in NORMALIZERS}
     return [
         Job(options_of(call), phase, tile)  # type: ignore[arg-type]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import torch
-from gpu_inputs import Call
 
+import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
+from bench.gpu.inputs import Call
 from sharp.plugins.cuda.library import TYPES, AttentionProblem, Attributes, Problem, normalizer_number
 from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
 

@@ -1,4 +1,4 @@
-"""What the kernels are to reach, beside what was measured; from the results of `gpu.py` alone."""
+"""The kernels' targets beside what was measured; from the results of `run.py` alone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 BATCH, CONTEXT, PROMPT, LONG_PROMPT = 32, 8192, 8192, 32_768
 
 
-def bars(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every bar whose figures are there: its name, what is wanted, the measured ratio, whether it is met."""
+def targets(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every target whose figures are there: its name, the limit, the measured ratio, whether it is met."""
     rows = {
         section: [row for row in part["rows"] if "error" not in row and "skipped" not in row]
         for section, part in results.items()
@@ -46,9 +46,9 @@ def bars(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield _most(f"{row['phase']} of {row['normalizer']} with statistics, times without", limit, row["on_ratio"])
 
 
-def _least(bar: str, wanted: float, measured: float) -> dict[str, Any]:
-    return {"bar": bar, "at least": wanted, "measured": measured, "met": measured >= wanted}
+def _least(target: str, limit: float, measured: float) -> dict[str, Any]:
+    return {"target": target, "at least": limit, "measured": measured, "met": measured >= limit}
 
 
-def _most(bar: str, wanted: float, measured: float) -> dict[str, Any]:
-    return {"bar": bar, "at most": wanted, "measured": measured, "met": measured <= wanted}
+def _most(target: str, limit: float, measured: float) -> dict[str, Any]:
+    return {"target": target, "at most": limit, "measured": measured, "met": measured <= limit}

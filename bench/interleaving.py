@@ -1,4 +1,4 @@
-"""A pause before a subject's turn, where several take turns in one process."""
+"""A pause before each subject, where several are interleaved in one process."""
 
 import time
 

@@ -1,4 +1,4 @@
-// TensorRT's plugins called directly: what TensorRT does around one `enqueue`, as C functions for bench/gpu_library.py.
+// TensorRT's plugins called directly: what TensorRT does around one `enqueue`, as C functions for bench/gpu/library.py.
 //
 // A null workspace asks for its size only. They return 0, or the number of the step that failed; the plugin's own words
 // go to stderr.

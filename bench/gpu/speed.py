@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-from gpu_cases import Cases
-from gpu_compile import Job, options_of
-from gpu_inputs import Call, make_call, run
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import Job, options_of
+from bench.gpu.inputs import Call, make_call, run
 from sharp.plugins.triton.options import Options
 
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
@@ -32,7 +32,7 @@ SDPA_BACKENDS = {
     "torch SDPA (flash)": SDPBackend.FLASH_ATTENTION,
 }
 SPREAD = 2.0  # standard deviation of the logits; the support that entmax finds in them is in the row
-COLD_BYTES = 400 << 20  # of caches that take turns, so that none is found in the second-level cache
+COLD_BYTES = 400 << 20  # of interleaved caches, so that none is found in the second-level cache
 MOST_BYTES = 16 << 30
 SAMPLE_MILLISECONDS = 300.0
 
@@ -65,8 +65,8 @@ def time_call(call: Callable[[], Any], graph: bool = True) -> Timing:
     return Timing(median, times[0], (times[len(times) * 3 // 4] - times[len(times) // 4]) / median)
 
 
-def wanted(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
-    """What a section launches."""
+def jobs(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
+    """The kernels that a section launches."""
 
     def options(normalizer: str, **more: Any) -> Options:
         return options_of(make_call(normalizer, ((1, 1),), head_dim=HEAD_DIM, device="cpu", **more))
@@ -110,7 +110,7 @@ def decode(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
                 continue
             calls = cache(partial(_decode_calls, batch, context))  # made for the first subject that is timed
             for name in (*DECODE, *OTHER_DECODE, "torch SDPA", "FlashInfer"):
-                if name in OTHER_DECODE and _cache_bytes(batch, context) > MOST_BYTES // 4:  # drawn in float32
+                if name in OTHER_DECODE and _cache_bytes(batch, context) > MOST_BYTES // 4:  # generated in float32
                     continue
                 named = {"subject": name, "batch": batch, "context": context}
                 yield from cases.run(named, partial(_time_decode, name, calls, batch, context))
@@ -131,7 +131,7 @@ def _int8_calls(batch: int, context: int, layers: int) -> list[Call]:
 
 
 def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
-    """Op Attention with a shared buffer, whose last place the new key takes."""
+    """Op Attention with a shared buffer, whose last slot the new key takes."""
     from sharp.plugins.triton.attention import attention
 
     query, fresh = _heads(batch, 1, HEADS), _heads(batch, 1, KV_HEADS)

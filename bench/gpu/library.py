@@ -2,7 +2,7 @@
 
 make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128"
 cmake -S . -B build/gpu -DSHARP_CUDA=ON && cmake --build build/gpu --target sharp_trt sharp_plugin_call
-python bench/gpu_library.py [--libraries build/gpu] [--quick]
+python -m bench.gpu.library [--libraries build/gpu] [--quick]
 
 The first two need no GPU; the third needs torch, this tree and the folder of libraries. The plugins are called as
 TensorRT calls them, with what is updated in place and copied. Cases whose kernels were not compiled are counted. The
@@ -13,24 +13,23 @@ import argparse
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gpu_attention
-import gpu_correctness
-import gpu_inputs
-import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import torch
-from gpu import merge_results, show
-from gpu_cases import DeviceLostError, check_device, failure
-from gpu_inputs import Call, to_numpy
-from gpu_problems import attention_problem, paged_attention_problem
 
+import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
+from bench.gpu import attention, correctness, inputs
+from bench.gpu.cases import DeviceLostError, check_device, failure
+from bench.gpu.inputs import Call, to_numpy
+from bench.gpu.problems import attention_problem, paged_attention_problem
+from bench.gpu.run import merge_results, show
 from sharp.plugins.cuda.library import AttentionProblem, Library, Problem
 from sharp.plugins.errors import SharpError
 
-RESULTS = Path(__file__).resolve().parent / "results" / "gpu_library.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_library.json"
 HOW = ("library", "plugin in place", "plugin copying")
 
 
@@ -134,18 +133,18 @@ class Op(NamedTuple):
 OPS = (
     Op(
         "PagedAttention",
-        gpu_correctness.small_cases,
-        partial(gpu_inputs.make_call, sequences=gpu_correctness.MIXED, **gpu_correctness.HEADS),
-        gpu_inputs.expected,
-        gpu_correctness.compare,
+        correctness.small_cases,
+        partial(inputs.make_call, sequences=correctness.MIXED, **correctness.HEADS),
+        inputs.expected,
+        correctness.compare,
         Caller.paged_attention,
     ),
     Op(
         "Attention",
-        gpu_attention.cases,
-        gpu_attention.make_call,
-        gpu_attention.expected,
-        gpu_attention.compare,
+        attention.cases,
+        attention.make_call,
+        attention.expected,
+        attention.compare,
         Caller.attention,
     ),
 )
@@ -170,12 +169,12 @@ def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> It
             yield {"built": False}
             return
         # Another failure is one of every call: the rows below say it.
-    wanted = op.expected(arrays, call.normalizer, call.attributes)
+    references = op.expected(arrays, call.normalizer, call.attributes)
     for how in op.ways(case):
         found: dict[str, Any]
         try:
             found = op.compare(
-                op.make_call(device=device, **case), wanted, lambda call, how=how: op.run(caller, call, how)
+                op.make_call(device=device, **case), references, lambda call, how=how: op.run(caller, call, how)
             )
         except (RuntimeError, SharpError) as error:
             found = {**failure(error), "holds": False}
@@ -191,16 +190,21 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file")
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
-        print("gpu_library.py: torch finds no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
+        print("bench.gpu.library: torch finds no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
         return 2
     torch.cuda.init()
     torch.zeros(1, device="cuda")  # makes torch's context current, which the library launches in
+    machine = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     rows = []
     try:
         for row in check_library(Caller(chosen.libraries), chosen.quick):
             rows.append(row)
             print(show(row), flush=True)
-            merge_results(chosen.output, {"device": torch.cuda.get_device_name(), "complete": False, "rows": rows})
+            merge_results(chosen.output, {**machine, "complete": False, "rows": rows})
         merge_results(chosen.output, {"complete": True})
     except DeviceLostError as error:
         print(f"the GPU takes no more work from this process: {error}")

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_cases import Cases
-from gpu_compile import compile_all, options_of
-from gpu_inputs import Call, expected, expected_row, make_call, run, to_numpy
 
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import compile_all, options_of
+from bench.gpu.inputs import Call, expected, expected_row, make_call, run, to_numpy
 from sharp.plugins.ops.attributes import NORMALIZERS
 
 # Decode over a long and no context, a chunk behind a context, a prompt of several tiles.
@@ -47,7 +47,7 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
 
 
 def compare(
-    call: Call, wanted: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
+    call: Call, references: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
 ) -> dict[str, Any]:
     """Errors of our kernels, or of `launch`: relative norm of the output, whether the caches are equal, the statistics.
 
@@ -57,14 +57,14 @@ def compare(
     starts = call.tensors["query_start"].tolist()
     output, *caches, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
     by_sequence = [
-        np.linalg.norm(output[first:end] - wanted[0][first:end]) / np.linalg.norm(wanted[0][first:end])
+        np.linalg.norm(output[first:end] - references[0][first:end]) / np.linalg.norm(references[0][first:end])
         for first, end in pairwise(starts)
     ]
     found = stats.reshape(-1, 4)
-    entropy, support, beta, spread = np.abs(found - wanted[3].reshape(-1, 4)).max(0)
+    entropy, support, beta, spread = np.abs(found - references[3].reshape(-1, 4)).max(0)
     errors = {
-        "output": float(np.linalg.norm(output - wanted[0]) / np.linalg.norm(wanted[0])),
-        "caches": float(not all(np.array_equal(a, b) for a, b in zip(caches, wanted[1:3], strict=True))),
+        "output": float(np.linalg.norm(output - references[0]) / np.linalg.norm(references[0])),
+        "caches": float(not all(np.array_equal(a, b) for a, b in zip(caches, references[1:3], strict=True))),
         "entropy": float(entropy),
         "support": float(support),
         "inverse_temperature": float(beta),
@@ -86,10 +86,10 @@ def check_small(
     quick: bool, executor: Executor, capability: int, cases: Cases, device: str = "cuda"
 ) -> Iterator[dict[str, Any]]:
     """A row for each case; references and compilation run in the executor's processes, all at once."""
-    wanted = small_cases(quick)
+    listed = small_cases(quick)
     calls = {
         number: make_call(sequences=MIXED, device=device, **HEADS, **case)
-        for number, case in enumerate(wanted)
+        for number, case in enumerate(listed)
         if number >= cases.done
     }
     started: dict[int, tuple[Future[Any], Future[Any]]] = {
@@ -101,11 +101,11 @@ def check_small(
     }
 
     def check(number: int) -> Iterator[dict[str, Any]]:
-        ready, answer = started[number]
-        ready.result()
-        yield compare(calls[number], answer.result())
+        compiled, reference = started[number]
+        compiled.result()
+        yield compare(calls[number], reference.result())
 
-    for number, case in enumerate(wanted):
+    for number, case in enumerate(listed):
         named = {name: str(value).removeprefix("torch.") for name, value in case.items()}
         yield from cases.run(named, partial(check, number))
 
@@ -125,10 +125,10 @@ def _large(normalizer: str, name: str) -> Iterator[dict[str, Any]]:
     error = size = entropy = 0.0
     for _ in range(ROWS):
         token, head = int(generator.integers(output.shape[0])), int(generator.integers(output.shape[1]))
-        wanted, statistics = expected_row(call, token, head)
+        reference, statistics = expected_row(call, token, head)
         found = output[token, head].double().cpu().numpy()
-        error += float(((found - wanted) ** 2).sum())
-        size += float((wanted**2).sum())
+        error += float(((found - reference) ** 2).sum())
+        size += float((reference**2).sum())
         entropy = max(entropy, abs(float(stats[token, head, 0]) - statistics[0]))
     relative = (error / size) ** 0.5
     yield {

@@ -1,13 +1,13 @@
-"""Inputs of PagedAttention on a device, and the float64 answer to them."""
+"""Inputs of PagedAttention on a device, and their float64 reference."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import numpy as np
 import torch
 from torch import Tensor
 
+import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
 
@@ -56,18 +56,18 @@ def make_call(
         kv_heads: key-value heads.
         head_dim: of keys and values.
         dtype: of all tensors but the small ones.
-        cache_dtype: of the caches, where it is another one; int8 has scales beside it.
+        cache_dtype: of the caches, where it is another one; int8 has auxiliary scales.
         device: where they are.
         spread: standard deviation of the logits; larger ones give entmax a smaller support.
         alibi: whether there are slopes.
         statistics: what `collect_stats` holds; None leaves it out.
-        seed: of everything drawn.
+        seed: of all random numbers.
         attributes: the op's other attributes.
     """
     generator = torch.Generator(device).manual_seed(seed)
     options: dict[str, Any] = {"device": device, "generator": generator}
 
-    def drawn(*shape: int) -> Tensor:
+    def gaussian(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float32 if device == "cpu" else dtype, **options).to(dtype)
 
     blocks = [-(-(context + new) // BLOCK_SIZE) for context, new in sequences]
@@ -81,11 +81,11 @@ def make_call(
         positions = torch.arange(context, context + new, device=device)
         slots.append(table[sequence, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
     tensors = {
-        "query": drawn(tokens, q_heads, head_dim),
-        "key": drawn(tokens, kv_heads, head_dim),
-        "value": drawn(tokens, kv_heads, head_dim),
-        "key_cache": drawn(sum(blocks) + 1, kv_heads, head_dim, BLOCK_SIZE),
-        "value_cache": drawn(sum(blocks) + 1, kv_heads, BLOCK_SIZE, head_dim),
+        "query": gaussian(tokens, q_heads, head_dim),
+        "key": gaussian(tokens, kv_heads, head_dim),
+        "value": gaussian(tokens, kv_heads, head_dim),
+        "key_cache": gaussian(sum(blocks) + 1, kv_heads, head_dim, BLOCK_SIZE),
+        "value_cache": gaussian(sum(blocks) + 1, kv_heads, BLOCK_SIZE, head_dim),
         "slot_mapping": torch.cat(slots).int(),
         "block_table": table,
         "query_start": _integers(np.cumsum([0, *(new for _, new in sequences)]), device),
@@ -93,11 +93,11 @@ def make_call(
         "head_params": torch.rand(q_heads, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=device),
     }
     if cache_dtype == torch.int8:
-        for kind in ("key", "value"):
-            numbers = tensors[f"{kind}_cache"].float()
+        for side in ("key", "value"):
+            numbers = tensors[f"{side}_cache"].float()
             scale = numbers.abs().amax((2, 3)) / 127
-            tensors[f"{kind}_cache"] = (numbers / scale[:, :, None, None]).round().to(torch.int8)
-            tensors[f"{kind}_scale"] = scale
+            tensors[f"{side}_cache"] = (numbers / scale[:, :, None, None]).round().to(torch.int8)
+            tensors[f"{side}_scale"] = scale
     elif cache_dtype is not None:
         tensors |= {name: tensors[name].to(cache_dtype) for name in ("key_cache", "value_cache")}
         # Numbers that the cache can hold: the reference stores the others as they are.

@@ -1,12 +1,12 @@
 """The Triton kernels on a GPU: correctness in every dtype, then speed beside peers and the machine's own limits.
 
-python bench/gpu.py [--quick] [--only machine,correctness] [--minutes 9] [--output FILE]
+python -m bench.gpu.run [--quick] [--only machine,correctness] [--minutes 9] [--output FILE]
 
-Needs torch, triton and this tree, no install. The section end-to-end also needs onnxruntime-gpu, the compiled libraries
-(--libraries) and an exported model (--model, which gpu_generation.py makes); without them it says so and goes on. Each
-section replaces its own part of the results, so that sections can be run apart where a machine is lent for minutes; a
-section that runs out of time keeps what it has and says so. A section has a process of its own, and a new one behind a
-case that ended it: what fails is a row of the results with its error. The exit code is 1 where a result is wrong or
+Needs torch, triton and this tree; Sharp need not be installed. The section end-to-end also needs onnxruntime-gpu, the
+compiled libraries (--libraries) and an exported model (--model, made by bench.gpu.generation); without them it says so
+and goes on. Each section replaces its own part of the results, so sections can run in separate calls. A section that
+runs out of time keeps its rows and says so. Each section has a process of its own. If a case ends that process, another
+continues with the next case, and the results have a row with the error. The exit code is 1 where a result is wrong or
 missing.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpu_cases import Cases
+    from bench.gpu.cases import Cases
 
 SECTIONS = {
     "machine": "copy bandwidth and matrix products",
@@ -34,7 +34,8 @@ SECTIONS = {
 }
 GRACE_SECONDS = 30  # for what was begun in time
 LOST = 3  # the exit code of a section's process whose GPU takes no more work from it
-RESULTS = Path(__file__).resolve().parent / "results" / "gpu.json"
+MODULE = "bench.gpu.run"  # what a section's process runs
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu.json"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -53,17 +54,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file that the sections are merged into")
     parser.add_argument("--behind", type=int, help=argparse.SUPPRESS)  # for a section's own process: cases left out
     chosen = parser.parse_args(arguments)
-    wanted = chosen.only.split(",")
-    if unknown := [name for name in wanted if name not in SECTIONS]:
+    named = chosen.only.split(",")
+    if unknown := [name for name in named if name not in SECTIONS]:
         parser.error(f"--only names {unknown[0]!r}; the sections are {', '.join(SECTIONS)}")
     if not chosen.minutes > 0:
         parser.error(f"--minutes is {chosen.minutes}; it must be above 0")
-    chosen.only = [name for name in SECTIONS if name in wanted]
+    chosen.only = [name for name in SECTIONS if name in named]
     return chosen
 
 
 def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
-    """The results file with these sections in place of those of the same name; written, and returned."""
+    """The results file with these sections instead of those of the same name; written, and returned."""
     merged: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merged.update(sections)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,39 +76,34 @@ def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterator[dict[str, Any]]:
     """The section's results, one row at a time."""
-    import gpu_attention
-    import gpu_compile
-    import gpu_correctness
-    import gpu_generation
-    import gpu_speed
-    import gpu_tiles
+    from bench.gpu import attention, compilation, correctness, generation, speed, tiles
 
     quick = chosen.quick
     match section:
         case "machine":
-            yield from gpu_speed.machine(cases)
+            yield from speed.machine(cases)
         case "correctness":
-            executor, capability = gpu_compile.processes(), gpu_compile.capability()
+            executor, capability = compilation.processes(), compilation.capability()
             try:
-                yield from gpu_correctness.check_small(quick, executor, capability, cases)
-                yield from gpu_attention.check(quick, executor, capability, cases)
+                yield from correctness.check_small(quick, executor, capability, cases)
+                yield from attention.check(quick, executor, capability, cases)
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
-            yield from gpu_correctness.check_large(cases)
+            yield from correctness.check_large(cases)
         case "decode":
-            gpu_compile.compile_ahead(gpu_speed.wanted(section))
-            yield from gpu_speed.decode(quick, cases)
+            compilation.compile_ahead(speed.jobs(section))
+            yield from speed.decode(quick, cases)
         case "prefill":
-            gpu_compile.compile_ahead(gpu_speed.wanted(section))
-            yield from gpu_speed.prefill(quick, cases)
+            compilation.compile_ahead(speed.jobs(section))
+            yield from speed.prefill(quick, cases)
         case "statistics":
-            gpu_compile.compile_ahead(gpu_speed.wanted(section))
-            yield from gpu_speed.statistics_cost(cases)
+            compilation.compile_ahead(speed.jobs(section))
+            yield from speed.statistics_cost(cases)
         case "end-to-end":
-            yield from gpu_generation.end_to_end(quick, cases, chosen.model, chosen.libraries)
+            yield from generation.end_to_end(quick, cases, chosen.model, chosen.libraries)
         case _:
-            gpu_compile.compile_ahead(gpu_tiles.wanted())
-            yield from gpu_tiles.tiles(cases)
+            compilation.compile_ahead(tiles.jobs())
+            yield from tiles.tiles(cases)
 
 
 def device() -> dict[str, Any]:
@@ -133,7 +129,7 @@ def show(row: dict[str, Any]) -> str:
 
 def run_section(section: str, chosen: argparse.Namespace) -> int:
     """Measure a section in this process, behind the cases that others have done; LOST if it can't go on to the end."""
-    from gpu_cases import Cases, DeviceLostError
+    from bench.gpu.cases import Cases, DeviceLostError
 
     end = time.monotonic() + 60 * chosen.minutes
     part = json.loads(chosen.output.read_text(encoding="utf-8"))[section]
@@ -162,7 +158,7 @@ def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
     part: dict[str, Any] = {"quick": chosen.quick, "complete": False, "ended": False, "begun": 0, "rows": []}
     merge_results(chosen.output, {section: part})
     while not part["ended"] and (left := end - time.monotonic()) > 0:
-        command = [sys.executable, __file__, "--only", section, "--behind", str(begun), "--minutes", str(left / 60)]
+        command = [sys.executable, "-m", MODULE, "--only", section, "--behind", str(begun), "--minutes", str(left / 60)]
         command += ["--output", chosen.output, "--model", chosen.model, "--libraries", chosen.libraries]
         command += ["--quick"] * chosen.quick
         try:
@@ -186,7 +182,7 @@ def main() -> int:
     import torch
 
     if not torch.cuda.is_available():
-        print("gpu.py: torch finds no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
+        print("bench.gpu.run: torch finds no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
         return 2
     if chosen.behind is not None:
         return run_section(chosen.only[0], chosen)
@@ -197,11 +193,11 @@ def main() -> int:
         if time.monotonic() > end:
             print(f"  stopped: {chosen.minutes:g} minutes are over", flush=True)
             break
-    from gpu_bars import bars
+    from bench.gpu.targets import targets
 
     merged = json.loads(chosen.output.read_text(encoding="utf-8"))
-    for bar in bars(merged):
-        print(show(bar))
+    for target in targets(merged):
+        print(show(target))
     rows = [row for section in chosen.only for row in merged.get(section, {"rows": []})["rows"]]
     wrong, failed = sum(row.get("holds") is False for row in rows), sum("error" in row for row in rows)
     print(f"{wrong} wrong results, {failed} errors; written to {chosen.output}")

@@ -1,4 +1,4 @@
-"""The cases of a section, one after the other: one that fails becomes a row that says why, and the others still run."""
+"""The cases of a section in order: one that fails becomes a row with the error, and the others still run."""
 
 import faulthandler
 import traceback

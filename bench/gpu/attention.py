@@ -5,14 +5,14 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-import gpu_tree  # noqa: F401 - makes sharp.plugins importable
 import numpy as np
 import torch
-from gpu_cases import Cases
-from gpu_compile import compile_all
-from gpu_correctness import TOLERANCES
-from gpu_inputs import Call, to_numpy
 
+import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import compile_all
+from bench.gpu.correctness import TOLERANCES
+from bench.gpu.inputs import Call, to_numpy
 from sharp.plugins.ops.attention_reference import attention as reference
 from sharp.plugins.ops.attributes import NORMALIZERS
 from sharp.plugins.ops.normalizers import Normalizer
@@ -59,20 +59,20 @@ def make_call(
     generator = torch.Generator(device).manual_seed(0)
     options: dict[str, Any] = {"device": device, "generator": generator}
 
-    def drawn(heads: int, length: int) -> torch.Tensor:
+    def gaussian(heads: int, length: int) -> torch.Tensor:
         return torch.randn(BATCH, heads, length, head_dim, **options).to(dtype)
 
     tensors = {
-        "query": drawn(Q_HEADS, queries),
-        "key": drawn(KV_HEADS, new_keys),
-        "value": drawn(KV_HEADS, new_keys),
+        "query": gaussian(Q_HEADS, queries),
+        "key": gaussian(KV_HEADS, new_keys),
+        "value": gaussian(KV_HEADS, new_keys),
         "head_params": torch.rand(Q_HEADS, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=device),
         "alibi_slopes": torch.rand(Q_HEADS, **options) / 8,
         "collect_stats": torch.tensor(True, device=device),
     }
     filled = torch.zeros(BATCH, dtype=torch.int32)
     if form != "none":
-        tensors |= {"past_key": drawn(KV_HEADS, past), "past_value": drawn(KV_HEADS, past)}
+        tensors |= {"past_key": gaussian(KV_HEADS, past), "past_value": gaussian(KV_HEADS, past)}
         filled += past
     if form == "shared":
         filled = torch.tensor([past - new_keys, 0, past // 2], dtype=torch.int32)
@@ -112,14 +112,14 @@ def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[st
 
 
 def compare(
-    call: Call, wanted: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
+    call: Call, references: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
 ) -> dict[str, Any]:
-    """As `gpu_correctness.compare`, with the presents in the place of caches."""
+    """As `correctness.compare`, with the presents in place of caches."""
     output, *presents, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
-    pairs = zip(presents, wanted[1:3], strict=True)
-    columns = np.abs(stats - wanted[3]).reshape(-1, 4).max(0)
+    pairs = zip(presents, references[1:3], strict=True)
+    columns = np.abs(stats - references[3]).reshape(-1, 4).max(0)
     errors = {
-        "output": float(np.linalg.norm(output - wanted[0]) / np.linalg.norm(wanted[0])),
+        "output": float(np.linalg.norm(output - references[0]) / np.linalg.norm(references[0])),
         "presents": float(not all(np.array_equal(found, right, equal_nan=True) for found, right in pairs)),
         **dict(zip(("entropy", "support", "inverse_temperature", "logit_spread"), map(float, columns), strict=True)),
     }
@@ -132,18 +132,18 @@ def check(
     quick: bool, executor: Executor, capability: int, cases_done: Cases, device: str = "cuda"
 ) -> Iterator[dict[str, Any]]:
     """A row for each case; references and compilation run in the executor's processes, all at once."""
-    wanted = cases(quick)
-    calls = [make_call(**case, device=device) for case in wanted]
+    listed = cases(quick)
+    calls = [make_call(**case, device=device) for case in listed]
     started: dict[Options, Future[Any]] = {}
     for call in calls:
         options = options_of(call)
         started.setdefault(options, executor.submit(compile_all, options, capability))
-    answers = [executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes) for call in calls]
+    references = [executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes) for call in calls]
 
     def compared(number: int) -> Iterator[dict[str, Any]]:
         started[options_of(calls[number])].result()
-        yield compare(calls[number], answers[number].result())
+        yield compare(calls[number], references[number].result())
 
-    for number, case in enumerate(wanted):
+    for number, case in enumerate(listed):
         named = {"op": "Attention", **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
         yield from cases_done.run(named, partial(compared, number))

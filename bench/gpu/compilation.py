@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from gpu_inputs import Call
 
+from bench.gpu.inputs import Call
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.tiles import Tile
 from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels
@@ -20,7 +20,7 @@ SECONDS = 240  # for all that a section needs; what is missing then is compiled 
 
 @dataclass(frozen=True)
 class Job:
-    """What steps of a phase launch with these options, or with this tile in the place of the phase's own."""
+    """What steps of a phase launch with these options, or with this tile instead of the phase's own."""
 
     options: Options
     phase: Literal["decode", "prefill"]

@@ -1,4 +1,4 @@
-"""`import gpu_tree` makes this tree's plugins importable as `sharp.plugins` where Sharp is not installed."""
+"""Importing this module makes the tree's plugins importable as `sharp.plugins` where Sharp is not installed."""
 
 import contextlib
 import importlib.util
@@ -6,7 +6,7 @@ import sys
 import types
 from pathlib import Path
 
-PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 
 
 def use() -> None:

@@ -1,6 +1,6 @@
-"""What can be said of a prompt's kernels without a GPU: the instructions of their loops over full tiles of keys.
+"""The prefill kernels without a GPU: instructions of their loops over full tiles of keys.
 
-python bench/gpu_instructions.py --output bench/results/gpu_instructions.json
+python -m bench.gpu.instructions --output bench/results/gpu_instructions.json
 
 Each pass over the keys is one loop. `cycles` is what a tile takes a multiprocessor if nothing overlaps: instructions at
 one a cycle of each of its four schedulers, and matrix products at their peak. On a GPU both overlap in part, so `ratio`
@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from result_file import header, write
 from triton import knobs
 
+from bench.result_file import header, write
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.variants import compile_kernel, kernels
 
@@ -64,11 +64,11 @@ class Kernel:
 def loops(listing: str) -> list[Counter[str]]:
     """The instructions of every innermost loop with matrix products, in the code's order."""
     found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z]\S*)\s*(.*?);", listing)
-    place = {int(address, 16): number for number, (address, _, _) in enumerate(found)}
+    index = {int(address, 16): number for number, (address, _, _) in enumerate(found)}
     bounds = []
     for number, (_, name, operands) in enumerate(found):
         target = re.search(r"0x([0-9a-f]+)", operands)
-        if name.startswith("BRA") and target and (begin := place.get(int(target[1], 16), number)) < number:
+        if name.startswith("BRA") and target and (begin := index.get(int(target[1], 16), number)) < number:
             bounds.append((begin, number))
     innermost = [(begin, end) for begin, end in bounds if not any(begin < b and e < end for b, e in bounds)]
     bodies = [Counter(name.split(".")[0] for _, name, _ in found[begin : end + 1]) for begin, end in sorted(innermost)]
@@ -84,9 +84,9 @@ def inspect(normalizer: str, head_dim: int) -> Kernel:
         image = Path(folder) / "prefill.cubin"
         image.write_bytes(compile_kernel(kernel, CAPABILITY).asm["cubin"])
         command = [knobs.nvidia.cuobjdump.path, "-sass", "-res-usage", image]
-        said = subprocess.run(command, capture_output=True, text=True, check=True)
+        listing = subprocess.run(command, capture_output=True, text=True, check=True)
     # A pass has two loops: first over tiles that some row does not see whole, with masks, then over full ones.
-    full = loops(said.stdout)[1::2]
+    full = loops(listing.stdout)[1::2]
     names = PASSES[normalizer]
     assert len(full) == len(names), f"{normalizer} has {len(full)} loops, not {len(names)}"
     used = kernel.constants["OPTIONS"]
@@ -97,7 +97,7 @@ def inspect(normalizer: str, head_dim: int) -> Kernel:
         issued = body.total() * kernel.warps // SCHEDULERS
         cycles = issued + products * rows * keys * width // PRODUCTS_PER_CYCLE
         found.append(Pass(name, visits, body.total(), body["LDL"] + body["STL"], products, cycles))
-    registers = re.findall(r"REG:(\d+)", said.stdout + said.stderr)
+    registers = re.findall(r"REG:(\d+)", listing.stdout + listing.stderr)
     return Kernel(normalizer, (rows, keys), kernel.warps, int(registers[0]), found)
 
 

@@ -1,0 +1,250 @@
+"""Sections of the page that `bench/tables.py` writes, one per benchmark: functions from a result to Markdown lines."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Cell = Callable[[Row], str]
+
+DTYPES = ("float32", "float16", "bfloat16", "int8")
+PEERS = {"torch SDPA": "x torch SDPA", "ONNX Runtime GQA": "x GroupQueryAttention", "softmax": "x softmax"}
+
+
+def table(columns: dict[str, Cell], rows: Sequence[Row]) -> list[str]:
+    """Lines of a Markdown table; columns that are empty in every row are left out."""
+    cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
+    filled = {heading: values for heading, values in cells.items() if any(values)}
+    lines = [f"| {' | '.join(filled)} |", "|" + " --- |" * len(filled)]
+    return [*lines, *(f"| {' | '.join(line)} |" for line in zip(*filled.values(), strict=True))]
+
+
+def field(name: str, form: str = "", scale: float = 1) -> Cell:
+    """A field of a row in that format, empty where the row lacks it."""
+
+    def cell(row: Row) -> str:
+        value = row.get(name)
+        if value is None:
+            return ""
+        return format(value * scale if scale != 1 else value, form).replace("%", " %")
+
+    return cell
+
+
+def values(numbers: Row) -> list[str]:
+    """A table of names and values; a nested one is a line per value."""
+    rows = []
+    for name, value in numbers.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for part, number in inner:
+            shown = f"{number:.5g}" if isinstance(number, float) else str(number)
+            rows.append({"name": f"{name} {part}".strip().replace("_", " "), "value": shown})
+    return table({"": field("name"), "value": field("value")}, rows)
+
+
+def attention(result: Row) -> Iterator[str]:
+    """A line per phase, context and subject, with the cache dtypes side by side."""
+    for limit in result["limits"]:
+        yield (
+            f"{limit['phase']} {limit['context']:,}: memory bandwidth {limit['read'] / 1e9:.1f} GB/s, "
+            f"matrix product {limit['peak'] / 1e9:.0f} GFLOP/s.  "
+        )
+    yield ""
+    measured = {(row["phase"], row["context"], row["subject"], row["cache_dtype"]): row for row in result["rows"]}
+    rows = []
+    for phase, context, subject in dict.fromkeys(key[:3] for key in measured):
+        of_dtype = {dtype: measured.get((phase, context, subject, dtype)) for dtype in DTYPES}
+        row = {"phase": phase, "context": context, "subject": subject}
+        row |= {f"{dtype} ms": found["milliseconds"] for dtype, found in of_dtype.items() if found}
+        if base := of_dtype["float32"]:
+            row["bandwidth"] = base["bandwidth_ratio"] if phase.startswith("decode") else None
+            row["extra"] = base["extra_mb"]
+            others = {name: measured.get((phase, context, name, "float32")) for name in PEERS}
+            row |= {PEERS[name]: speedup(base, other) for name, other in others.items() if other and name != subject}
+        rows.append(row)
+    columns = {
+        "phase": field("phase"),
+        "context": field("context", ","),
+        "subject": field("subject"),
+        "float32, ms": field("float32 ms", ".3f"),
+        "of memory bandwidth": field("bandwidth", ".0%"),
+        **{heading: field(heading, ".2f") for heading in PEERS.values()},
+        "extra MB": field("extra", ".1f"),
+        **{f"{dtype}, ms": field(f"{dtype} ms", ".3f") for dtype in DTYPES[1:]},
+    }
+    yield from table(columns, rows)
+
+
+def speedup(row: Row, other: Row) -> float:
+    """How many times as fast as the other: the median over rounds, in older files the ratio of the medians."""
+    passes, theirs = row.get("passes", ()), other.get("passes", ())
+    if passes and len(passes) == len(theirs):
+        return statistics.median(b / a for a, b in zip(passes, theirs, strict=True))
+    return float(other["milliseconds"] / row["milliseconds"])
+
+
+def generation(result: Row) -> Iterator[str]:
+    """A line per runtime; ratios are ours, the first one's, to each."""
+    yield f"Memory bandwidth {result['read_bytes_per_second'] / 1e9:.1f} GB/s. Ratios are the first runtime's to each."
+    if any(row["limit"] > 1 for row in result["rows"]):
+        yield "More than 100 % of it: the streaming read itself was slowed, see [method](notes/method.md)."
+    yield ""
+    prompts = list(result["rows"][0].get("decode_of_each", ()))
+    columns = {
+        "runtime": field("runtime"),
+        "decode, tokens per second": field("decode_tokens_per_second", ".1f"),
+        "ratio": field("decode_ratio", ".2f"),
+        "first token, ms": field("first_token_ms", ".0f"),
+        "ratio of first token": field("first_token_ratio", ".2f"),
+        "weights, MB": field("weight_bytes", ".0f", 1e-6),
+        "of memory bandwidth": field("limit", ".0%"),
+    }
+    yield from table(columns, result["rows"])
+    if len(prompts) > 1:
+        yield from ("", "Ratio of decode speed, by prompt:", "")
+        rows = [{"runtime": row["runtime"], **row["decode_ratio_of_each"]} for row in result["rows"]]
+        columns = {"runtime": field("runtime"), **{prompt: field(prompt, ".2f") for prompt in prompts}}
+        yield from table(columns, rows)
+
+
+def normalizers(result: Row) -> Iterator[str]:
+    """A line per norm, the contexts side by side."""
+    contexts = list(dict.fromkeys(row["context"] for row in result["rows"]))
+    rows: dict[str, Row] = {}
+    for row in result["rows"]:
+        mine = rows.setdefault(row["norm"], {"norm": row["norm"]})
+        mine |= {f"speed {row['context']}": row["tokens_per_second"], f"ratio {row['context']}": row["over_softmax"]}
+    columns = {"norm": field("norm")}
+    for context in contexts:
+        columns[f"{context:,}: tokens per second"] = field(f"speed {context}", ".1f")
+        columns[f"{context:,}: x softmax"] = field(f"ratio {context}", ".2f")
+    yield from table(columns, list(rows.values()))
+
+
+def precision(result: Row) -> Iterator[str]:
+    """A line per folder."""
+    columns = {
+        "weights": field("weights"),
+        "cache": field("cache"),
+        "tokens": field("tokens", ","),
+        "perplexity": field("perplexity", ".2f"),
+        "change": field("perplexity_change", "+.1%"),
+        "decode step, ms": field("decode_ms", ".1f"),
+        "fastest": field("decode_ms_least", ".1f"),
+        "MB": field("mb"),
+    }
+    yield from table(columns, result["rows"])
+
+
+def long_prompt(result: Row) -> Iterator[str]:
+    """A line per length."""
+    columns = {
+        "prompt tokens": field("tokens", ","),
+        "seconds": field("seconds", ".1f"),
+        "MB beyond the loaded model": field("extra_mb"),
+    }
+    yield from table(columns, result["rows"])
+
+
+def engine_step(result: Row) -> Iterator[str]:
+    """A line per case, then what the prefix cache saves."""
+    rows = [{**row, "share": row["engine_ms"] / row["step_ms"]} for row in result["rows"]]
+    columns = {
+        "case": field("case"),
+        "engine, ms": field("engine_ms", ".2f"),
+        "step, ms": field("step_ms", ".1f"),
+        "share": field("share", ".1%"),
+    }
+    yield from table(columns, rows)
+    prefix = result["prefix"]
+    yield ""
+    yield (
+        f"First token of a prompt of {prefix['tokens']:,} tokens: {prefix['first_token_s']} s; of one that shares all "
+        f"but its last token: {prefix['shared_first_token_s']} s."
+    )
+    if "times_one_stream" in result:
+        yield f"Throughput beside one stream: {result['times_one_stream']} times."
+
+
+def ray_serve(result: Row) -> Iterator[str]:
+    """Times to the first token and throughput."""
+    names = ("first_token_ms", "ray_adds_ms", "tokens_per_second", "two_servers_over_one", "two_over_one")
+    yield from values({name: result[name] for name in names})
+
+
+def export_memory(result: Row) -> Iterator[str]:
+    """Size of the model, target and peak."""
+    rows = [
+        {"name": name, "value": f"{result[key] / 1e9:.2f} GB"}
+        for key, name in (
+            ("weights_float32", "weights in float32"),
+            ("target_bytes", "target, at most"),
+            ("peak_rss", "peak resident size"),
+            ("peak_pss", "peak proportional size"),
+        )
+    ]
+    rows.append({"name": "time", "value": f"{result['seconds']:.0f} s"})
+    yield from table({"": field("name"), "value": field("value")}, rows)
+
+
+def routing(result: Row) -> Iterator[str]:
+    """A line per load and policy."""
+    columns = {
+        "load": field("load", ".1f"),
+        "policy": field("policy"),
+        "prompt tokens from a cache": field("hit_rate", ".0%"),
+        "first token, median s": field("median", ".3f"),
+        "p99 s": field("p99", ".3f"),
+        "busiest server over the mean": field("busiest", ".1f"),
+    }
+    yield from table(columns, result["rows"])
+
+
+def gpu_instructions(result: Row) -> Iterator[str]:
+    """A line per kernel and pass over the keys."""
+    rows = []
+    for kernel in result["rows"]:
+        for number, one in enumerate(kernel["passes"]):
+            rows.append({**one, "normalizer": kernel["normalizer"], "ratio": None if number else kernel["ratio"]})
+    columns = {
+        "normalizer": field("normalizer"),
+        "pass": field("name"),
+        "visits": field("visits"),
+        "instructions": field("instructions"),
+        "spills": field("spills"),
+        "matrix products": field("products"),
+        "cycles": field("cycles", ","),
+        "estimated x softmax's time": field("ratio", ".2f"),
+    }
+    yield from table(columns, rows)
+
+
+def gpu(result: Row) -> Iterator[str]:
+    """A table per section of `bench.gpu.run`; of correctness only the wrong rows and errors."""
+    for section, part in result["sections"].items():
+        rows = part["rows"]
+        state = "" if part.get("complete") else ", incomplete"
+        yield f"**{section}**: {part.get('device', '')}, {str(part.get('date', ''))[:10]}{state}."
+        judged = [row for row in rows if "holds" in row]
+        if judged:
+            rows = [row for row in rows if not row.get("holds")]
+            yield f"{len(judged)} results compared, {sum(not row['holds'] for row in judged)} wrong."
+        yield ""
+        names = dict.fromkeys(name for row in rows for name in row if name != "where")
+        if rows:
+            yield from (*table({name.replace("_", " "): shown(name) for name in names}, rows), "")
+
+
+def shown(name: str) -> Cell:
+    """A field as it is, numbers to four digits."""
+
+    def cell(row: Row) -> str:
+        value = row.get(name, "")
+        return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|").replace("\n", " ")
+
+    return cell
+
+
+def single_row(result: Row) -> Iterator[str]:
+    """A result with one `row` of numbers."""
+    yield from values(result["row"])

@@ -1,0 +1,123 @@
+"""The tables of `bench/RESULTS.md`, made from the files of `bench/results/`.
+
+python -m bench.tables
+
+A file has a section under its benchmark, with date, machine and versions. The archived files are never edited: where an
+older one lacks a field or names a thing in another way, this module knows how to read it.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench import sections
+from bench.sections import Row
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.errors import InputError
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = RESULTS.with_name("RESULTS.md")
+INTRODUCTION = """# Results
+
+Written by `python -m bench.tables` from the files of `results/`; do not edit. [README.md](README.md) says how to run
+each benchmark, [notes](notes/README.md) what was learned. "x peer" is how many times as fast as the peer.
+"""
+SETTINGS = {  # of a file, and how the page calls them
+    name: name.replace("_", " ")
+    for name in (
+        *("model", "parameters", "checkpoint_dtype", "weights", "cache", "heads", "head_dim", "target", "text"),
+        *("threads", "clock", "rounds", "streams", "context", "requests", "concurrency", "running", "waiting"),
+        *("replicas", "prefixes", "zipf", "prefix_tokens", "own_tokens", "cache_tokens", "tokens_per_second"),
+        *("prompt_tokens", "note"),
+    )
+} | {"answer_tokens": "completion tokens", "answer_seconds": "completion seconds"}
+
+
+# Benchmarks in the page's order.
+SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
+    "attention": ("Attention on a CPU", sections.attention),
+    "generation": ("One stream beside its peers", sections.generation),
+    "normalizers": ("Tokens per second under every norm", sections.normalizers),
+    "precision": ("Quantization", sections.precision),
+    "long_prompt": ("Memory of a long prompt", sections.long_prompt),
+    "engine_step": ("The engine's share of a step", sections.engine_step),
+    "metrics": ("Attention metrics", sections.single_row),
+    "overload": ("A server at twice its capacity", sections.single_row),
+    "ray_serve": ("Ray Serve", sections.ray_serve),
+    "export_memory": ("Memory of an export", sections.export_memory),
+    "routing": ("Prefix routing (simulation)", sections.routing),
+    "gpu_instructions": ("GPU kernels by their instructions", sections.gpu_instructions),
+    "gpu": ("GPU", sections.gpu),
+}
+
+
+def read(path: Path) -> Row:
+    """A result with the fields that every file of today has."""
+    result: Row = json.loads(path.read_text(encoding="utf-8"))
+    if path.stem == "gpu":
+        return {"benchmark": "gpu", "sections": result}
+    if path.stem == "gpu_library":
+        return {"benchmark": "gpu", "sections": {"compiled libraries": result}}
+    result.setdefault("benchmark", path.stem)  # older files
+    if "bar" in result:
+        result["target_bytes"] = result["bar"]
+    if isinstance(result.get("machine"), dict):
+        result["machine"] = f"{result['machine']['cpu']}, {result['machine']['cores']} cores"
+    elif "cpus" in result:
+        result["machine"] = f"{result['machine']}, {result['cpus']} cores"
+    if "onnxruntime" in result:
+        result["versions"] = {"onnxruntime": result["onnxruntime"]}
+    return result
+
+
+def is_single(value: Any) -> bool:
+    """Whether a setting is one number or text."""
+    return isinstance(value, str | int | float)
+
+
+def facts(result: Row) -> str:
+    """Date, machine, versions and settings in one line."""
+    said = [str(result[name]) for name in ("date", "machine") if name in result]
+    said += [f"{name} {version}" for name, version in result.get("versions", {}).items() if name != "sharp-attention"]
+    settings = {**result, **result.get("workload", {})}
+    said += [f"{words} {settings[name]}" for name, words in SETTINGS.items() if is_single(settings.get(name))]
+    if data := sorted({row["data"] for row in result.get("rows", ()) if "data" in row}):
+        said.append(f"data {', '.join(data)}")
+    return "; ".join(said)
+
+
+def page(folder: Path) -> str:
+    """The whole page, from the JSON files of a folder.
+
+    Raises:
+        InputError: a file is of a benchmark that has no section.
+    """
+    results = {path.name: read(path) for path in sorted(folder.glob("*.json"))}
+    for name, result in results.items():
+        if result["benchmark"] not in SECTIONS:
+            raise InputError(f"{name} is of benchmark {result['benchmark']!r}; add it to SECTIONS in bench/tables.py")
+    lines = [INTRODUCTION]
+    for benchmark, (title, section) in SECTIONS.items():
+        mine = {name: result for name, result in results.items() if result["benchmark"] == benchmark}
+        if mine:
+            lines += [f"## {title}", ""]
+        for name, result in mine.items():
+            lines += [f"### {name}", ""]
+            if said := facts(result):
+                lines += [said, ""]
+            lines += [*section(result), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@click.command(cls=SharpCommand)
+def main() -> None:
+    """Write bench/RESULTS.md."""
+    PAGE.write_text(page(RESULTS), encoding="utf-8")
+    click.echo(f"{PAGE.name}: written from {len(list(RESULTS.glob('*.json')))} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Scripts that reach into the engine run on a small model, and their result has its section; no time counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench import engine_step, long_prompt, metrics, normalizers, precision
+from bench.tables import page
+from sharp.exporter.cli import export
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("model") / "text-softmax"
+    checkpoint = ROOT / "models" / "checkpoints" / "text-ssa.safetensors"
+    run(export, checkpoint, "--norm", "softmax", "--untrained-norm", "-o", out, "-q")
+    return out
+
+
+def run(command, *arguments):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        (engine_step, ("--streams", 2, "--steps", 4, "--prefix", 128)),
+        (metrics, ("--streams", 2, "--context", 64, "--steps", 40)),
+        (long_prompt, ("--lengths", 256)),
+        (precision, ("--text", ROOT / "LICENSE", "--tokens", 256)),
+    ],
+    ids=lambda value: value.__name__ if hasattr(value, "__name__") else "",
+)
+def test_a_script_writes_what_the_page_shows(script, arguments, folder, tmp_path):
+    output = tmp_path / "result.json"
+    run(script.main, folder, *arguments, "--output", output)
+    result = json.loads(output.read_text())
+    assert {"benchmark", "date", "machine", "load_average", "versions"} <= set(result)
+    assert "### result.json" in page(tmp_path)
+
+
+def test_every_norm_decodes_over_one_cache(folder, tmp_path):
+    cache, output = tmp_path / "cache.npz", tmp_path / "result.json"
+    run(normalizers.main, "fill", folder, "--cache", cache, "--context", 512)
+    small = ("--contexts", 512, "--rounds", 1, "--tokens", 4)
+    run(normalizers.main, "measure", folder, "--cache", cache, *small, "--output", output)
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["norm"] for row in rows] == list(normalizers.NORMS)
+    assert "x softmax" in page(tmp_path)
