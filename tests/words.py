@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 INSTEAD = {  # a regular expression of words, and what the field says
-    r"(?:an?|the|each|every|its|this|whole|one|no|of|new|long) answers?": "a completion, a sequence, a response",
+    r"(?:an?|each|every|its|whole|one|no|of|new|long) answers?": "a completion, a sequence, a response",
     r"answers? of": "completions of",
     r"guess(?:es|ed|ing)?": "draft tokens, speculative decoding; else: estimate",
     r"drawn": "random, randomly generated, sampled",

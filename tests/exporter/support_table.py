@@ -13,7 +13,7 @@ README = Path(__file__).parents[2] / "README.md"
 BEGIN = "<!-- Written by tests/exporter/support_table.py from a test run; do not edit. -->\n"
 END = "<!-- End of the written part. -->\n"
 FORMS = ("paged", "contiguous", "none")
-# Another form is traced by the same code: those of other decoders were tried once, by hand.
+# Another form is traced by the same code: those of other decoders were tried once, ad hoc.
 IN_EVERY_FORM = ("llama", "qwen2", "gemma2", "gpt2", "smollm3")
 
 # (model_type, form) -> what the test compared

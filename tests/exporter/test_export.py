@@ -150,7 +150,7 @@ def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
     manifest = read_manifest(tmp_path / "out")
     assert manifest.norm.trained == (norm == "softmax")
     assert manifest.tokenizer.file is None
-    assert manifest.tokenizer.eos_token_ids == (2,)  # a model that is asked in token ids ends its answers too
+    assert manifest.tokenizer.eos_token_ids == (2,)  # a model that is asked in token ids ends its completions too
     assert manifest.source.architecture == "LlamaForCausalLM"
     assert np.isclose(manifest.max_context, 128)
 

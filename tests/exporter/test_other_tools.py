@@ -79,7 +79,7 @@ def test_genai_opens_the_tokenizer(genai, contiguous):
 
 
 def test_what_optimum_reads(tmp_path):
-    """Its names, sizes and config.json; optimum itself wants transformers 4, and ran SmolLM2 by hand."""
+    """Its names, sizes and config.json; optimum itself wants transformers 4, and ran SmolLM2 in an ad hoc trial."""
     source = save(tiny("llama"), tmp_path / "llama")
     arguments = [str(source), "--norm", "softmax", "--cache", "contiguous", "-o", str(tmp_path / "out")]
     assert CliRunner().invoke(export, arguments).exit_code == 0

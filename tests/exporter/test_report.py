@@ -71,8 +71,8 @@ def test_a_comparison_weighs_every_number_alike():
     def answer(rows, error):
         return Answer(np.ones((rows, 4), np.float32) + np.float32(error), np.full((2, rows, 3), error, np.float32))
 
-    wanted = [answer(3, 0.0), answer(1, 0.0)]
-    found = compare("kernels", "case", [answer(3, 0.0), answer(1, 0.5)], wanted)
+    expected = [answer(3, 0.0), answer(1, 0.0)]
+    found = compare("kernels", "case", [answer(3, 0.0), answer(1, 0.5)], expected)
     assert (found.logits_error, found.mean_logits_error) == (0.5, 0.125)
     assert (found.entropy_error, found.mean_entropy_error, found.first_wrong_layer) == (0.5, 0.125, 0)
 
@@ -80,9 +80,9 @@ def test_a_comparison_weighs_every_number_alike():
 @pytest.mark.parametrize("kind", ["keys", "values"])
 def test_what_the_caches_hold_is_compared(kind):
     caches = np.full((5, 2, 4), 4, np.float32), np.ones((5, 1, 4), np.float32)
-    wanted = Answer(np.ones((5, 9)), np.ones((2, 5, 2)), caches, caches)
+    expected = Answer(np.ones((5, 9)), np.ones((2, 5, 2)), caches, caches)
     wrong = caches[0], caches[1] + np.float32(0.5) * (np.arange(5) == 4)[:, None, None]
-    found = compare("kernels", "case", [replace(wanted, **{kind: wrong})], [wanted])
+    found = compare("kernels", "case", [replace(expected, **{kind: wrong})], [expected])
     assert found.cached[kind] == (0.5, pytest.approx(0.5 * 4 / 60))
     assert found.cached["values" if kind == "keys" else "keys"] == (0, 0)
     assert not found.passed

@@ -68,7 +68,7 @@ VARYING = (*ALTERNATING, "gemma2", "gpt2", "qwen2", "smollm3")  # whose layers a
 
 
 def tiny(model_type: str, **changes: object) -> PreTrainedModel:
-    """A model whose parameters are large enough that attention and its variants change the answer."""
+    """A model whose parameters are large enough that attention and its variants change the output."""
     torch.manual_seed(0)
     special = SPECIAL.get(model_type, GROUPED)
     layers = {"layer_types": ["sliding_attention", "full_attention"]} if model_type in ALTERNATING else {}

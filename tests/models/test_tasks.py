@@ -17,10 +17,10 @@ from tests.models.tiny_task import draw, generator, tiny
 
 
 def asked(inputs: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-    """The question, up to and with the marker, and the answer to be said, of one sample of token tasks."""
+    """The question, up to and with the marker, and the expected answer, of one sample of token tasks."""
     first = next(place for place, target in enumerate(targets) if target != IGNORED)
     assert all(target != IGNORED for target in targets[first:])
-    assert inputs[first + 1 :] == targets[first:-1]  # the answer's beginning is given
+    assert inputs[first + 1 :] == targets[first:-1]  # the beginning of the answer is given
     return inputs[: first + 1], targets[first:]
 
 

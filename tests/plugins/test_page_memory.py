@@ -1,4 +1,4 @@
-"""Memory of caches: zeros, page-aligned, in huge pages, and no more of it than was asked for."""
+"""Memory of caches: zeros, page-aligned, in huge pages, and no more of it than was requested."""
 
 import ctypes
 import mmap

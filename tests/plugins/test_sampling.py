@@ -78,24 +78,24 @@ def test_draws_follow_the_definition(limits, vocab, kind, seed):
         logits = np.rint(logits)
     if kind == "masked":
         logits[random.random(logits.shape) < 0.95] = -np.inf
-    drawn = sample(logits, np.array(limits, float))
-    for row, token, limit in zip(logits, drawn.tolist(), limits, strict=True):
+    sampled = sample(logits, np.array(limits, float))
+    for row, token, limit in zip(logits, sampled.tolist(), limits, strict=True):
         check_draw(row, token, *limit)
     for place, limit in enumerate(limits):  # a row does not depend on the others
-        assert sample(logits[place : place + 1], np.array([limit], float)).tolist() == [drawn[place]]
+        assert sample(logits[place : place + 1], np.array([limit], float)).tolist() == [sampled[place]]
 
 
 def test_tokens_that_tie_with_the_last_that_is_kept_are_kept():
     logits = np.array([1, 2, 2, 0, 2, 3], np.float32)
     randoms = np.linspace(0, 1, 400, endpoint=False)
 
-    def drawn(top_k, top_p):
+    def sampled(top_k, top_p):
         rows = np.array([(1, top_k, top_p, 0, random) for random in randoms])
         return set(sample(np.tile(logits, (len(rows), 1)), rows).tolist())
 
-    assert drawn(2, 1) == drawn(4, 1) == {1, 2, 4, 5}
-    assert drawn(0, 0.6) == {1, 2, 4, 5}
-    assert drawn(1, 1) == drawn(0, 0.4) == {5}
+    assert sampled(2, 1) == sampled(4, 1) == {1, 2, 4, 5}
+    assert sampled(0, 0.6) == {1, 2, 4, 5}
+    assert sampled(1, 1) == sampled(0, 0.4) == {5}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -107,8 +107,8 @@ def test_rows_that_are_not_finite_have_no_token(bad, place, sharpness):
     if bad == -np.inf:
         logits[0] = bad
     logits[1, place] = 100
-    drawn = sample(logits, np.array([(sharpness, 0, 1, 0, 0.5)] * 2))
-    assert drawn.tolist() == [NO_TOKEN, place]
+    sampled = sample(logits, np.array([(sharpness, 0, 1, 0, 0.5)] * 2))
+    assert sampled.tolist() == [NO_TOKEN, place]
     assert np.isnan(logprobs(logits, [0, 1], [1, 1], 3)[1]).all(1).tolist() == [True, False]
 
 

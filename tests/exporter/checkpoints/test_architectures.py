@@ -105,10 +105,10 @@ def test_encoders_equal_transformers(sharp_export, tmp_path, name):
     if name == "bert":
         inputs["token_type_ids"] = torch.randint(2, (3, 9), generator=generator)
     with torch.no_grad():
-        wanted = model(**inputs).logits[mask.bool()]
+        target = model(**inputs).logits[mask.bool()]
     fed = [inputs[port].numpy() for port in names if port in inputs]
     found = UncachedSession(folder, kernels=True).run(fed)[mask.bool().numpy()]
-    assert np.abs(found - wanted.numpy()).max() < 1e-4 * wanted.abs().max()
+    assert np.abs(found - target.numpy()).max() < 1e-4 * target.abs().max()
     SEEN[name, "none"] = "logits"
 
 
@@ -142,8 +142,8 @@ def test_a_fixed_temperature_divides_capped_logits(sharp_export, tmp_path, monke
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda logits, **rest: softmax(logits / 2, **rest))
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        wanted = model(torch.from_numpy(PROMPT)).logits[0].numpy()
-    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+        target = model(torch.from_numpy(PROMPT)).logits[0].numpy()
+    assert np.abs(found - target).max() < 1e-4 * np.abs(target).max()
 
 
 @pytest.mark.parametrize("mapped", [False, True])

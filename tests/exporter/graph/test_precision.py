@@ -116,9 +116,9 @@ def test_types_of_weights_and_cache(wide, sharp_export, tmp_path, norm, position
     assert result.exit_code == 0, result.output
     manifest = read_manifest(tmp_path / "out")
     assert (manifest.dtype, manifest.cache.dtype, manifest.cache.block_size) == (dtype, cached, 32)
-    wanted = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
+    requested = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
     sizes = stored_types(tmp_path / "out")
-    assert max(sizes, key=sizes.__getitem__) == wanted
+    assert max(sizes, key=sizes.__getitem__) == requested
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
     logits = next(value for value in model.graph.output if value.name == "logits")
     assert logits.type.tensor_type.elem_type == TensorProto.FLOAT

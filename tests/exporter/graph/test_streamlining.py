@@ -72,7 +72,7 @@ def streamlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, tokens: int) -> list[NDArray[np.float32]]:
-    """Every output on drawn inputs, as the model stands: ONNX Runtime's own optimizations are off."""
+    """Every output on random inputs, as the model stands: ONNX Runtime's own optimizations are off."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

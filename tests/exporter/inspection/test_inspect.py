@@ -194,8 +194,8 @@ def test_table_pictures_and_page(models, sharp_inspect, tmp_path):
     np.testing.assert_allclose(data["entropy"][1][4][0], statistics.entropy[1, 4, 0], atol=1e-3)
     [packed] = data["maps"]
     steps = np.frombuffer(base64.b64decode(packed["steps"]), "<u2")
-    wanted = attention_map(records[1], 1, 4).weights[np.tril_indices(len(TEXT))]
-    np.testing.assert_allclose(steps * packed["peak"] / STEPS, wanted, atol=2e-4)
+    requested = attention_map(records[1], 1, 4).weights[np.tril_indices(len(TEXT))]
+    np.testing.assert_allclose(steps * packed["peak"] / STEPS, requested, atol=2e-4)
 
 
 def test_the_text_cannot_break_out_of_the_page(models, sharp_inspect, tmp_path):
@@ -243,7 +243,7 @@ BAD = {
     "no numbers": (["MODEL", "--token-ids", "1,x"], "whole numbers"),
     "unknown token": (["MODEL", "--token-ids", "1,257"], "257"),
     "too long": (["MODEL", "--prompt", "a" * 41], "--max-tokens 40"),
-    "no tokens wanted": (["MODEL", "--max-tokens", "0"], "at least 2"),
+    "no tokens requested": (["MODEL", "--max-tokens", "0"], "at least 2"),
     "no such layer": (["MODEL", "--layer", "2"], "layers 0 to 1"),
     "no such head": (["MODEL", "--layer", "0", "--head", "6"], "heads 0 to 5"),
     "head without layer": (["MODEL", "--head", "0"], "--layer"),

@@ -1,4 +1,4 @@
-"""Cases of bench/gpu/library.py on a GPU that is interpreted, with memory accesses checked as in tests/triton.
+"""Cases of bench/gpu/library.py on a GPU that is interpreted, with memory accesses checked as in tests/full/triton.
 
 python -m tests.full.cuda.compute_calls FOLDER: cases as JSON on stdin, its rows for each on stdout. The first case of
 an op is called in every way, the others through the library.

@@ -14,7 +14,7 @@ from sharp.serving.backends import onnxruntime as backends
 from sharp.serving.config import BackendConfig, EngineConfig
 from tests.full.cuda.computing import Device
 
-# Together they are prompts of several chunks, a shared beginning, decoding beside prompts, and tokens guessed ahead.
+# Together they are prompts of several chunks, a shared beginning, decoding beside prompts, and draft tokens.
 PROMPTS = ("abc abc abc abc abc abc abc ", "abc abc abc abc abc abc then another one", "short", "x" * 70)
 SAMPLING = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
 

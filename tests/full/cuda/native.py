@@ -92,7 +92,7 @@ def headers(folder: Path) -> list[str]:
 
 def compile_program(source: str, output: Path, *options: str) -> None:
     """A C++ file of this folder as a program, or what `options` say."""
-    command = [compiler(), "-std=c++17", "-O0", "-Wall", "-Wextra", ROOT / "tests" / "cuda" / source, *options]
+    command = [compiler(), "-std=c++17", "-O0", "-Wall", "-Wextra", ROOT / "tests" / "full" / "cuda" / source, *options]
     subprocess.run([*command, "-o", output, "-ldl"], check=True)
 
 

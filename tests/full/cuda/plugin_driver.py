@@ -28,7 +28,7 @@ def run_driver(source: str, libraries: Path) -> dict[str, list[str]]:
 
 
 def events(lines: list[str]) -> list[str]:
-    """What the CUDA driver was asked for, among the lines of a call."""
+    """What was requested of the CUDA driver, among the lines of a call."""
     return [line.removeprefix("event ") for line in lines if line.startswith("event ")]
 
 

@@ -162,11 +162,11 @@ class AttentionStep(Call):
 CALLS = {call.definition.name: call for call in (Step, AttentionStep)}
 
 
-def make_steps(libraries, wanted, fails=False, environment=None):
+def make_steps(libraries, expected, fails=False, environment=None):
     """What came of calls, all made in one process."""
     finished = subprocess.run(
         [sys.executable, "-m", "tests.full.cuda.run_op", libraries],
-        input=json.dumps([[call.definition.name, asdict(call)] for call in wanted]),
+        input=json.dumps([[call.definition.name, asdict(call)] for call in expected]),
         env={**os.environ, "LD_LIBRARY_PATH": str(libraries / "driver"), **(environment or {})},
         cwd=ROOT,
         capture_output=True,
@@ -174,7 +174,7 @@ def make_steps(libraries, wanted, fails=False, environment=None):
         check=True,
     )
     results = json.loads(finished.stdout)
-    assert fails or [result["error"] for result in results] == [None] * len(wanted)
+    assert fails or [result["error"] for result in results] == [None] * len(expected)
     return results
 
 

@@ -153,7 +153,7 @@ class Library {
 
   void forget_logger() const { set_logger_finder_(nullptr); }
 
-  // What the driver was asked for since the last call, a line each behind `title`.
+  // What was requested of the driver since the last call, a line each behind `title`.
   void print_events(const char* title) const {
     std::istringstream events(events_());
     for (std::string line; std::getline(events, line);) std::printf("%s event %s\n", title, line.c_str());

@@ -202,8 +202,10 @@ def test_keys_of_attention_are_read_where_they_lie(launch):
 
 
 def test_a_past_is_joined_with_the_new_keys(launch):
-    wanted = attention("concatenating", past=40, new_keys=3, tokens=3)
-    [result, unwanted] = launch([wanted, replace(wanted, absent=[*wanted.absent, "present_key", "present_value"])])
+    requested = attention("concatenating", past=40, new_keys=3, tokens=3)
+    [result, unwanted] = launch(
+        [requested, replace(requested, absent=[*requested.absent, "present_key", "present_value"])]
+    )
     keys, values = row_copies(result)
     row = 64 * 2  # bytes of a key
     assert keys == {
@@ -220,8 +222,8 @@ def test_a_past_is_joined_with_the_new_keys(launch):
     assert second[1]["key_cache"] == str(ADDRESSES["present_key"])
     # Presents that nobody wants are scratch memory.
     starts = [int(copy["to"]) for copy in row_copies(unwanted)]
-    assert wanted.workspace <= starts[0] and starts[0] + 4 * 43 * row <= starts[1]
-    assert starts[1] + 4 * 43 * row <= wanted.workspace + unwanted["bytes"]
+    assert requested.workspace <= starts[0] and starts[0] + 4 * 43 * row <= starts[1]
+    assert starts[1] + 4 * 43 * row <= requested.workspace + unwanted["bytes"]
 
 
 def test_a_shared_buffer_is_written_in_place(launch):
@@ -236,12 +238,12 @@ def test_a_shared_buffer_is_written_in_place(launch):
 
 
 def test_statistics_that_nobody_wants_are_not_touched(launch):
-    wanted = attention("none", tokens=4, new_keys=4)
-    with_output, without = launch([wanted, replace(wanted, absent=[*FORMS["none"], "stats"])])
+    requested = attention("none", tokens=4, new_keys=4)
+    with_output, without = launch([requested, replace(requested, absent=[*FORMS["none"], "stats"])])
     cleared = f"set to={ADDRESSES['stats']} value=0 bytes={2 * 8 * 4 * 4 * 4}"
     assert cleared in with_output["events"]
     assert [event for event in without["events"] if event.startswith("set ")] == [
-        f"set to={wanted.workspace} value=0 bytes=1"  # the flag that says so to the kernels
+        f"set to={requested.workspace} value=0 bytes=1"  # the flag that says so to the kernels
     ]
 
 

@@ -19,7 +19,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def run(libraries):
-    return lambda *wanted, fails=False: make_steps(libraries, wanted, fails)
+    return lambda *target, fails=False: make_steps(libraries, target, fails)
 
 
 def row_copies(result):
@@ -140,7 +140,7 @@ def test_types(run):
     for dtype, size in (("float16", 2), ("float32", 4)):
         [result] = run(replace(FORMS["concatenating"], dtype=dtype))
         assert {copy["bytes"] for copy in row_copies(result)} == {str(40 * 64 * size)}
-    # The package of these tests has no such kernels; the sentence shows what is asked for.
+    # The package of these tests has no such kernels; the sentence shows what is requested.
     [result] = run(AttentionStep(dtype="bfloat16"), fails=True)
     words = "Attention: libsharp_cuda.so has no kernel write_present bfloat16 bfloat16 64 64 16 contiguous"
     assert words in result["error"]

@@ -18,7 +18,7 @@ IN_ORDER = ("query", "key", "value", "slot_mapping", "block_table", "query_start
 
 @pytest.fixture(scope="module")
 def run(libraries):
-    return lambda *wanted, fails=False: make_steps(libraries, wanted, fails)
+    return lambda *target, fails=False: make_steps(libraries, target, fails)
 
 
 def test_the_kernels_get_the_tensors_of_the_session_on_its_stream(run):
@@ -91,7 +91,7 @@ def test_types_of_queries_and_caches(run):
     results = run(*(Step(dtype=dtype, cache_dtype=cache, in_place=False) for dtype, cache in pairs))
     copied = [int(result["events"][0].split("bytes=")[1].split()[0]) for result in results]
     assert copied == [9 * 2 * 64 * 16 * size for size in (4, 2, 1)]
-    # The package of these tests has no such kernels; the sentence shows what is asked for.
+    # The package of these tests has no such kernels; the sentence shows what is requested.
     pairs = [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
     for (dtype, cache), result in zip(
         pairs, run(*(Step(dtype=dtype, cache_dtype=cache) for dtype, cache in pairs), fails=True), strict=True

@@ -20,7 +20,7 @@ SHAPES: dict[str, Any] = {
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
-def test_drawn_calls(run_attention: Run, case: Case) -> None:
+def test_random_calls(run_attention: Run, case: Case) -> None:
     assert_agrees(run_attention(case), run_reference(case), case, tolerance=2e-5)
 
 

@@ -1,4 +1,7 @@
-"""Hostile numbers and shapes: every outcome is defined, as in `tests/plugins/conformance/test_kernel_edges.py`."""
+"""NaN, Inf, out-of-range values and shapes: every outcome is defined.
+
+As in `tests/plugins/conformance/test_kernel_edges.py`.
+"""
 
 import numpy as np
 import pytest

@@ -26,7 +26,9 @@ def cases(draw: st.DrawFn) -> Case:
     """Calls of every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
     lengths = st.tuples(st.integers(0, 150), st.sampled_from((0, 1, 1, 2, 5, 20)))
     shape = Shape(
-        sequences=tuple(draw(st.lists(lengths, min_size=1, max_size=3).filter(lambda drawn: any(n for _, n in drawn)))),
+        sequences=tuple(
+            draw(st.lists(lengths, min_size=1, max_size=3).filter(lambda lengths: any(n for _, n in lengths)))
+        ),
         kv_heads=draw(st.integers(1, 2)),
         group=draw(st.sampled_from((1, 3, 17))),
         head_dim=draw(st.sampled_from((8, 16, 80))),
@@ -50,7 +52,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(), part_keys=st.sampled_from((None, 16, 70)), collect=st.booleans())
-def test_drawn_calls(run: Run, case: Case, part_keys: int | None, collect: bool) -> None:
+def test_random_calls(run: Run, case: Case, part_keys: int | None, collect: bool) -> None:
     case = case.with_inputs(collect_stats=np.array(collect))
     assert_agrees(run(case, part_keys=part_keys), run_reference(case), case, tolerance=2e-5)
 
@@ -127,7 +129,7 @@ def test_a_prompt_of_many_tiles(run: Run, normalizer: str) -> None:
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_few_tokens_over_a_long_context(run: Run, normalizer: str, causal: int) -> None:
-    # As a server checks tokens that it has guessed: no prefill, and rows of one tile that see different keys.
+    # As a server checks draft tokens: no prefill, and rows of one tile that see different keys.
     shape = Shape(sequences=((540, 4), (62, 4), (0, 2), (300, 1)), kv_heads=1, head_dim=16, value_dim=16, holes=True)
     case = make_case(normalizer, shape, alibi=True, window=400 if causal else -1, causal=causal)
     assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
@@ -343,7 +345,7 @@ def assert_close(actual: Any, case: Case, dtype: str) -> None:
     np.testing.assert_array_equal(actual.key_cache, expected.key_cache.astype(np.float32))
     np.testing.assert_array_equal(actual.value_cache, expected.value_cache.astype(np.float32))
     atol = np.full(4, 1e-4)
-    if case.normalizer == "entmax":  # keys next to the threshold, which is a guess for prompts in bfloat16
+    if case.normalizer == "entmax":  # keys next to the threshold, which is estimated for prompts in bfloat16
         atol[:2] = (1e-2 if dtype == "bfloat16" else 1e-4), 2.1
     assert (np.abs(actual.stats - expected.stats) <= atol + 1e-4 * np.abs(expected.stats)).all()
 

@@ -1,4 +1,4 @@
-"""Drawn calls of Attention, and the ways to run one: reference, ONNX Runtime with and without the kernel."""
+"""Random calls of Attention, and the ways to run one: reference, ONNX Runtime with and without the kernel."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a case is drawn from; `past` is the capacity where the form is "shared"."""
+    """What a random case is made from; `past` is the capacity where the form is "shared"."""
 
     form: Literal["none", "concatenating", "shared"] = "none"
     batch: int = 2

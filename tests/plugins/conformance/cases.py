@@ -1,4 +1,4 @@
-"""Drawn calls of PagedAttention, and the ways to run one: reference, ONNX Runtime with and without the kernel."""
+"""Random calls of PagedAttention, and the ways to run one: reference, ONNX Runtime with and without the kernel."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a case is drawn from: `sequences` holds (context, new tokens)."""
+    """What a random case is made from: `sequences` holds (context, new tokens)."""
 
     sequences: tuple[tuple[int, int], ...] = ((0, 5), (20, 1), (3, 0), (33, 3))
     kv_heads: int = 2

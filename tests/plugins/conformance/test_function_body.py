@@ -22,7 +22,7 @@ SMALL = Shape(sequences=((0, 3), (17, 2)), kv_heads=2, group=2, head_dim=4, valu
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
-def test_drawn_calls_on_stock_onnx_runtime(case: Case) -> None:
+def test_random_calls_on_stock_onnx_runtime(case: Case) -> None:
     assert_agrees(run(case, kernel=False), run_reference(case), case)
 
 

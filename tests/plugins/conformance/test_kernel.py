@@ -13,7 +13,7 @@ from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, m
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
-def test_drawn_calls(case: Case) -> None:
+def test_random_calls(case: Case) -> None:
     assert_agrees(run(case, kernel=True), run_reference(case), case)
 
 

@@ -1,4 +1,4 @@
-"""Hostile numbers and shapes: every outcome is defined, and none is a hang or a wrong read.
+"""NaN, Inf, out-of-range values and shapes: every outcome is defined, and none is a hang or a wrong read.
 
 A key with NaN makes the rows that see it NaN. A key with infinity gives a logit of +-infinity, or NaN against a zero:
 +infinity makes the row NaN under every normalizer that divides by a sum, -infinity is a weight of 0. A row whose

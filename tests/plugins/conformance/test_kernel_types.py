@@ -87,13 +87,13 @@ def test_a_cache_of_16_bits(normalizer: str, dtype: str, shape: str) -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
-def test_drawn_calls_with_a_bfloat16_cache(case: Case) -> None:
+def test_random_calls_with_a_bfloat16_cache(case: Case) -> None:
     assert_agrees(*run_with_cache(case, "bfloat16"), case, tolerance=2e-5)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
-def test_drawn_calls_with_an_int8_cache(case: Case) -> None:
+def test_random_calls_with_an_int8_cache(case: Case) -> None:
     assume(not (case.ties and case.normalizer in ("relu", "relu2")))  # logits that cancel to 0 do so nearly, and often
     case = int8_case(replace(case, ties=False))
     actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *BESIDE_OUT], case.inputs))

@@ -87,9 +87,9 @@ def _heads_first(array: np.ndarray, heads: int) -> np.ndarray:
 def _as_ours(test: TestCase) -> tuple[Case, dict[str, np.ndarray]]:
     node = test.model.graph.node[0]
     attributes: dict[str, Any] = {attribute.name: attribute.i or attribute.f for attribute in node.attribute}
-    (feeds, wanted), *_ = test.data_sets
+    (feeds, target), *_ = test.data_sets
     inputs = dict(zip([name for name in node.input if name], map(_array, feeds), strict=True))
-    outputs = dict(zip([name for name in node.output if name], map(_array, wanted), strict=True))
+    outputs = dict(zip([name for name in node.output if name], map(_array, target), strict=True))
     if inputs["Q"].ndim == 3:
         heads = {"Q": attributes["q_num_heads"], "K": attributes["kv_num_heads"], "V": attributes["kv_num_heads"]}
         inputs |= {name: _heads_first(inputs[name], number) for name, number in heads.items()}
@@ -131,6 +131,6 @@ def test_standard_data(tests: list[TestCase], kernel: bool) -> None:
         case, expected = _as_ours(test)
         results = session(make_model(case, tuple(expected)), kernel).run(list(expected), case.inputs)
         half = next(iter(expected.values())).dtype == np.float16
-        for (name, wanted), result in zip(expected.items(), results, strict=True):
+        for (name, target), result in zip(expected.items(), results, strict=True):
             tolerance = 2e-3 if half else 1e-6
-            np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=tolerance, err_msg=f"{test.name}: {name}")
+            np.testing.assert_allclose(result, target, rtol=1e-3, atol=tolerance, err_msg=f"{test.name}: {name}")

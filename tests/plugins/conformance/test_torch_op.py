@@ -38,7 +38,7 @@ def _run(case: Case) -> AttentionOutput:
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
-def test_drawn_calls(case: Case) -> None:
+def test_random_calls(case: Case) -> None:
     assert_agrees(_run(case), run_reference(case), case)
 
 
@@ -120,5 +120,5 @@ def test_export_with_dynamic_shapes(normalizer: str) -> None:
         if kernel:
             options.register_custom_ops_library(library_path("onnxruntime"))
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        for actual, wanted in zip(session.run(None, feeds), expected, strict=True):
-            np.testing.assert_allclose(actual, wanted.detach().numpy(), atol=1e-5, rtol=1e-5)
+        for actual, target in zip(session.run(None, feeds), expected, strict=True):
+            np.testing.assert_allclose(actual, target.detach().numpy(), atol=1e-5, rtol=1e-5)
