@@ -2,60 +2,80 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.api.errors import FieldError
+from sharp.serving.api.errors import FieldError, QueueFullError
 from sharp.serving.api.guided import Guided
+from sharp.serving.engine.guide_trial import GuideTrial
+from sharp.serving.engine.guide_worker import make_matcher, make_vocabulary
 from sharp.serving.text.tokenizer import Tokenizer
 
 LONGEST_ERROR = 300
 COMPILED_GUIDES = 64
-# Compiling and a token's mask cost at most some tens of milliseconds each; whatever needs more is an error.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
-GRAMMARS: dict[str, Callable[[str], str]] = {
-    "json": LLMatcher.grammar_from_json_schema,
-    "regex": LLMatcher.grammar_from_regex,
-    "grammar": LLMatcher.grammar_from_lark,
-}
+COMPILED_BYTES = 256 * 2**20
+GUIDE_BYTES = 2**30  # of all guides of running and waiting requests
+# Of a processor, for the masks of all sequences of a request: a mask takes well under a millisecond where a grammar is
+# not ambiguous.
+MASK_SECONDS, SECONDS_PER_TOKEN = 0.25, 0.005
+
+
+@dataclass
+class MaskTime:
+    """What masks have cost, shared by the sequences of a request."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+    @property
+    def error(self) -> str:
+        """One sentence, if it is too much; else empty."""
+        if self.seconds <= MASK_SECONDS + SECONDS_PER_TOKEN * self.tokens:
+            return ""
+        each = self.seconds / max(1, self.tokens) * 1000
+        return f"it takes {each:.0f} ms a token to follow; the limit is {SECONDS_PER_TOKEN * 1000:g} ms"
 
 
 class Guide:
     """Follows one sequence; only the engine's thread uses it."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, time_taken: MaskTime | None = None) -> None:
         self._matcher = matcher
+        self._time = time_taken or MaskTime()
 
     def copy(self) -> Self:
-        """Another one at the same position."""
+        """Another one at the same position, for another sequence of the request."""
+        return type(self)(self._matcher.deep_copy(), self._time)
+
+    def for_request(self) -> Self:
+        """Another one at the same position, for another request."""
         return type(self)(self._matcher.deep_copy())
 
     @property
     def error(self) -> str:
         """One sentence, if the grammar became too costly to follow; else empty."""
-        return _sentence(self._matcher.get_error())
+        return _sentence(self._matcher.get_error()) or self._time.error
 
     def allowed(self, vocab_size: int, after: Sequence[int] = ()) -> NDArray[np.bool_]:
         """The tokens that may come next, or `after` some more, bool [vocab_size]; none after an error."""
+        if self._time.error:
+            return np.zeros(vocab_size, np.bool_)
         bits = np.zeros(-(-vocab_size // 32), np.int32)
-        matcher = self._matcher
+        matcher, began = self._matcher, time.thread_time()
         if after:
             matcher = matcher.deep_copy()
             matcher.consume_tokens(list(after))
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._time.seconds += time.thread_time() - began
         if matcher.is_error():
             return np.zeros(vocab_size, np.bool_)
         return np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
@@ -66,7 +86,10 @@ class Guide:
 
     def accept(self, token_id: int) -> bool:
         """Go on past an allowed token; return whether the text is complete: nothing more may come."""
+        began = time.thread_time()
         self._matcher.consume_token(token_id)
+        self._time.seconds += time.thread_time() - began
+        self._time.tokens += 1
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
 
@@ -80,56 +103,73 @@ class GuideCompiler:
         self._vocabulary: LLTokenizer | None = None
         # Tokens with a visible text that the library does not treat as text: added ones that are written like tags.
         self._tags: dict[str, int] = {}
-        # Most servers see the same few schemas again and again; the oldest goes first.
-        self._compiled: dict[Guided, Guide] = {}
+        self._trial: GuideTrial | None = None
+        # Most servers see the same few schemas again and again; the oldest goes first. What cannot be compiled is kept
+        # too, as its error, and each with its bytes.
+        self._compiled: dict[Guided, tuple[Guide | str, int]] = {}
+        self._live_bytes = 0
 
     def compile(self, guided: Guided) -> Guide:
         """The guide of a request.
 
         Raises:
-            FieldError: the schema, expression or grammar is not valid or too large, or the model has no tokenizer.
+            FieldError: the schema, expression or grammar is not valid or takes too much to compile, or the model has no
+                tokenizer.
+            QueueFullError: too many wait to be compiled, or those of running requests take too much memory.
         """
         with self._lock:
-            if guided in self._compiled:
-                return self._compiled[guided].copy()
-        guide = self._compile(guided)
+            known = self._compiled.get(guided)
+        if known is None:
+            known = self._compile(guided)
+            with self._lock:
+                self._compiled[guided] = known
+                self._shrink()
+        found, size = known
+        if isinstance(found, str):
+            name = f"guided.{guided.kind}"
+            raise FieldError(name, f"{name} cannot be used: {found}")
+        guide = found.for_request()
         with self._lock:
-            self._compiled[guided] = guide.copy()
-            if len(self._compiled) > COMPILED_GUIDES:
-                del self._compiled[next(iter(self._compiled))]
+            if self._live_bytes + size > GUIDE_BYTES:
+                message = f"the schemas and grammars of running requests take {self._live_bytes >> 20} MB"
+                raise QueueFullError(f"{message}; the limit is {GUIDE_BYTES >> 20} MB; try again in 1 s", 1.0)
+            self._live_bytes += size
+        weakref.finalize(guide, self._release, size)
         return guide
 
-    def _compile(self, guided: Guided) -> Guide:
-        name = f"guided.{guided.kind}"
-        vocabulary = self._loaded()
+    def _release(self, size: int) -> None:
+        self._live_bytes -= size  # without the lock: the collector may call this in a thread that holds it
+
+    def _shrink(self) -> None:
+        total = sum(size for _, size in self._compiled.values())
+        while len(self._compiled) > COMPILED_GUIDES or (total > COMPILED_BYTES and len(self._compiled) > 1):
+            _, size = self._compiled.pop(next(iter(self._compiled)))
+            total -= size
+
+    def _compile(self, guided: Guided) -> tuple[Guide | str, int]:
+        """The guide or its error in a sentence, and the guide's bytes."""
+        vocabulary, trial = self._loaded()
         text = "\n".join([guided.text, *mark_rules(guided.marks, self._tags)])
-        try:
-            matcher = LLMatcher(vocabulary, GRAMMARS[guided.kind](text), log_level=0, limits=LIMITS)
-        except ValueError as error:  # text that is no JSON
-            raise FieldError(name, f"{name} cannot be used: {_sentence(str(error))}") from error
-        guide = Guide(matcher)
-        # The first mask can take much longer than later ones: it is better computed here than in a step.
-        if not guide.error:
-            guide.allowed(self._manifest.vocab_size)
-        if guide.error:
-            raise FieldError(name, f"{name} cannot be used: {guide.error}")
-        return guide
+        outcome = trial.run(guided.kind, text)
+        if outcome.error:
+            return _sentence(outcome.error), 0
+        return Guide(make_matcher(vocabulary, guided.kind, text)), outcome.size
 
-    def _loaded(self) -> LLTokenizer:
-        """The vocabulary as the library wants it: made at first use, as few servers need it and it takes a second."""
+    def _loaded(self) -> tuple[LLTokenizer, GuideTrial]:
+        """The vocabulary and where grammars are tried: made at first use, as few servers need them; takes a second."""
         manifest, tokenizer = self._manifest, self._tokenizer
         if tokenizer is None or not manifest.tokenizer.eos_token_ids:
             raise FieldError("guided", f"guided needs text that can end, and {manifest.name} has no tokenizer for that")
         with self._lock:
-            if self._vocabulary is None:
-                file, ends = tokenizer.to_json(), manifest.tokenizer.eos_token_ids
-                vocabulary = LLTokenizer(file, n_vocab=manifest.vocab_size, eos_token=list(ends))
+            if self._vocabulary is None or self._trial is None:
+                file, ends = tokenizer.to_json(), list(manifest.tokenizer.eos_token_ids)
+                vocabulary = make_vocabulary(file, manifest.vocab_size, ends)
                 for token in json.loads(file).get("added_tokens") or ():
                     token_id = token["id"]
                     if not token["special"] and token_id not in ends and vocabulary.is_special_token(token_id):
                         self._tags[token["content"]] = token_id
-                self._vocabulary = vocabulary
-            return self._vocabulary
+                self._vocabulary, self._trial = vocabulary, GuideTrial(file, manifest.vocab_size, ends)
+            return self._vocabulary, self._trial
 
 
 def mark_rules(marks: Sequence[str], tags: Mapping[str, int]) -> list[str]:

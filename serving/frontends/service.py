@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from sharp.serving.api.errors import (
@@ -24,6 +25,7 @@ from sharp.serving.observability.tracing import Tracing
 
 # A client that takes nothing of what waits for it has gone, whatever its connection says: its call is ended.
 UNREAD_SECONDS = 60.0
+PREPARING_THREADS = 64
 DRAINING = "the server ends and takes no more requests; ask another one"
 
 
@@ -116,6 +118,8 @@ class GenerationService:
         self._time_is_over = False  # of what ran when draining began
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
+        # Threads of their own, and many: some wait while a schema or grammar is compiled, which must not keep others.
+        self._preparing = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="prepare")
         self._open = 0
         self._streams: set[EventStream] = set()
         self._idle = asyncio.Event()
@@ -209,7 +213,7 @@ class GenerationService:
         self._idle.clear()
         try:
             # Tokenizing a long text takes a while, and the event loop serves everyone.
-            served.request = await asyncio.to_thread(prepare)
+            served.request = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
             if self._time_is_over:
                 raise DrainingError(DRAINING)
             stream = EventStream(served.request, self.engine, self._max_unread_messages, served, headers)

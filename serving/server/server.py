@@ -1,7 +1,10 @@
 """A whole server: engine, gRPC, HTTP and metrics, from start to stop."""
 
 import asyncio
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,9 @@ from sharp.serving.server.running import run_model
 from sharp.serving.server.tls import Tls
 from sharp.serving.server.tokens import Tokens
 from sharp.v1 import control_pb2
+
+EXIT_SECONDS = 3.0  # after the grace period, for what is cancelled to end
+EXIT_CODE = 124  # of a process that had to be ended, as of timeout(1)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ async def run_server(
     config = settings.server
     check_can_listen(config.host, config.grpc_port, "--grpc-port")
     check_can_listen(config.host, config.http_port, "--http-port")
-    stop = stop or _signal()
+    stop = stop or _signal(config.grace_seconds)
     tls = None if config.tls is None else Tls(config.tls)
     tokens = None if config.token_file is None else Tokens(config.token_file)
     async with run_model(path, settings, Metrics(), tokens) as running:
@@ -75,10 +81,24 @@ async def run_server(
             raise EngineError("the engine has ended; the log says why")
 
 
-def _signal() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
+def _signal(grace_seconds: float) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set. From then on the process has `grace_seconds` and a few more to end."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if not event.is_set():
+            event.set()
+            timer = threading.Timer(grace_seconds + EXIT_SECONDS, _exit)
+            timer.daemon = True
+            timer.start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, event.set)
+        loop.add_signal_handler(number, stop)
     return event
+
+
+def _exit() -> None:
+    """End the process: a step or a thread that does not return cannot be stopped in any other way."""
+    print(f"Error: something still ran {EXIT_SECONDS:g} s after the grace period; the process ends", file=sys.stderr)  # noqa: T201 - logging may wait for a lock
+    os._exit(EXIT_CODE)

@@ -49,7 +49,12 @@ class ServeSettings(BaseSettings):
         None,
         description="File of bearer tokens, one a line; who has none gets health, metrics, version and the page only.",
     )
-    grace_seconds: float = Field(5.0, ge=0, description="How long running requests may go on after SIGTERM.")
+    grace_seconds: float = Field(
+        5.0,
+        ge=0,
+        description="How long running requests may go on after SIGTERM. 3 s later the process ends whatever runs, "
+        "with exit code 124.",
+    )
     stall_seconds: float = Field(120.0, gt=0, description="A step that takes longer makes health say 'not serving'.")
     log_format: str = Field("text", description=f"Lines of the log; one of: {', '.join(LOG_FORMATS)}.")
     log_prompts: bool = Field(False, description="Write the prompts of requests into the log.")

@@ -8,7 +8,7 @@ from sharp.serving import LLM, Guided, SamplingParams
 from sharp.serving.api.errors import FieldError, InputError
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig
-from sharp.serving.engine import guide
+from sharp.serving.engine import guide_worker
 
 BACKEND = BackendConfig(threads=1, kernels=False)
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_compiled_is_refused_in_one_sentence(llm, guided, message
 
 
 def test_a_grammar_that_becomes_too_costly_fails_its_own_request(llm, monkeypatch):
-    monkeypatch.setattr(guide, "LIMITS", LLParserLimits(max_items_in_row=7, verbose_errors=False))
+    monkeypatch.setattr(guide_worker, "LIMITS", LLParserLimits(max_items_in_row=7, verbose_errors=False))
     costly = Guided(grammar="start: a b\na: /x*/ | /[xy]+/ a\nb: /[a-z]+/ b | /foo/")
     request = llm.model.prepare(
         GenerateRequest("a", SamplingParams(guided=costly, logit_bias={ord("x"): 100}), request_id="costly")

@@ -1,0 +1,119 @@
+"""Compiles grammars under limits of time and memory: the program of `sharp.serving.engine.guide_trial`.
+
+Imports nothing of Sharp, so that it starts at once and is small. It holds the vocabulary and forks for every grammar: a
+fork that takes too much is killed by the kernel and leaves nothing behind. Messages are lines of JSON on stdin and
+stdout.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+STATM = Path("/proc/self/statm")  # pages of virtual memory, and resident ones
+# Bound what compiling and the mask of a token may cost.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=5_000,
+    max_lexer_states=50_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+GRAMMARS: dict[str, Callable[[str], str]] = {
+    "json": LLMatcher.grammar_from_json_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "grammar": LLMatcher.grammar_from_lark,
+}
+
+
+def make_vocabulary(tokenizer: str, vocab_size: int, ends: list[int]) -> LLTokenizer:
+    """The vocabulary as the library wants it, of a `tokenizer.json` with `ends` as its end-of-sequence tokens."""
+    return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
+
+
+def make_matcher(vocabulary: LLTokenizer, kind: str, text: str) -> LLMatcher:
+    """Compile a grammar and its first mask, which can take much longer than later ones.
+
+    The matcher may hold an error.
+
+    Raises:
+        ValueError: the text is no JSON.
+    """
+    matcher = LLMatcher(vocabulary, GRAMMARS[kind](text), log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        bits = np.zeros(-(-vocabulary.vocab_size // 32), np.int32)
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    return matcher
+
+
+def main() -> None:
+    """Serve trials until stdin ends, which it does with the server."""
+    with contextlib.suppress(OSError):
+        os.nice(10)  # others' tokens come first
+    for number in (signal.SIGINT, signal.SIGTERM):  # both reach the whole group; the server ends this process
+        signal.signal(number, signal.SIG_IGN)
+    first = json.loads(sys.stdin.buffer.readline())
+    vocabulary = make_vocabulary(first["tokenizer"], first["vocab_size"], first["ends"])
+    make_matcher(vocabulary, "regex", "a")
+    _reply({})
+    for line in sys.stdin.buffer:
+        given = json.loads(line)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            _try(vocabulary, given, write)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            found = pipe.read()  # until the trial ends
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status) and found:
+            _reply(json.loads(found))
+        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM):
+            _reply({"error": f"compiling it takes more than {given['seconds']:g} s; simplify it", "size": 0})
+        else:
+            _reply({"error": f"compiling it takes more than {given['memory'] >> 20} MB; simplify it", "size": 0})
+
+
+def _reply(message: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn:
+    """Compile in this fork, and end it."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)  # where memory ends, the library says so there and aborts
+        pages = int(STATM.read_text().split()[0])
+        limit = pages * resource.getpagesize() + given["memory"]
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.setitimer(signal.ITIMER_PROF, given["seconds"])
+        signal.setitimer(signal.ITIMER_REAL, given["wall_seconds"])
+        before = _resident()
+        try:
+            error = make_matcher(vocabulary, given["kind"], given["text"]).get_error()
+        except (ValueError, RecursionError) as caught:
+            error = str(caught)
+        found = {"error": error[:4096], "size": max(0, _resident() - before)}
+        os.write(write, json.dumps(found).encode())
+    except BaseException:  # a fork must not go on as its parent
+        os._exit(1)
+    os._exit(0)
+
+
+def _resident() -> int:
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""After SIGTERM the process is gone within the grace period and a few seconds, whatever still runs in it."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+from tests.serving.server.test_rolling_restart import free_port
+
+STUCK = """
+import sys, time
+from sharp.plugins.cli import serve_main
+from sharp.serving.engine.model_folder import ModelFolder
+ModelFolder.prepare = lambda model, request: print("stuck", flush=True) or time.sleep(600)
+sys.argv[0] = "sharp-serve"
+serve_main()
+"""
+
+
+def test_a_thread_that_does_not_return_ends_with_the_process(counting):
+    port = free_port()
+    command = [sys.executable, "-c", STUCK, str(counting), "--http-port", str(port), "--grpc-port", "0"]
+    options = ["--host", "127.0.0.1", "--threads", "1", "--grace-seconds", "0.2"]
+    with subprocess.Popen(command + options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            body = b'{"model": "counting", "prompt": "a"}'
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            for _ in range(300):
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                        break
+                except OSError:
+                    time.sleep(0.1)
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            with contextlib.suppress(TimeoutError):
+                urllib.request.urlopen(request, timeout=1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(0.2 + 3 + 5) == 124
+            assert "the process ends" in process.stderr.read()
+        finally:
+            process.kill()
