@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --he
     from sharp.exporter.checkpoints.source import Source
 
 
-def print_architectures(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+def print_architectures(context: click.Context, _option: click.Parameter, requested: bool) -> None:
     """What `--list` does: print the table and leave."""
-    if not wanted or context.resilient_parsing:
+    if not requested or context.resilient_parsing:
         return
     from sharp.exporter.checkpoints.architectures import ARCHITECTURES
 
@@ -150,7 +150,7 @@ def print_architectures(context: click.Context, _option: click.Parameter, wanted
     "--max-context",
     type=int,
     metavar="TOKENS",
-    help="The longest prompt and answer that a server accepts.  [default: the checkpoint's]",
+    help="The longest prompt and completion that a server accepts.  [default: the checkpoint's]",
 )
 @click.option("--opset", type=int, default=23, show_default=True, help="The version of ONNX's standard ops, 18 to 25.")
 @click.option(

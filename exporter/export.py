@@ -143,7 +143,7 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
     if not (source.trained or settings.untrained_norm):
         raise InputError(
             f"{path} was trained with --norm {source.original.config.norm}, not with {_norm_name(source)}, which makes "
-            "its answers worse; pass --untrained-norm to export it all the same"
+            "its output worse; pass --untrained-norm to export it all the same"
         )
     if settings.text is not None:
         check_text(settings.text)
@@ -195,7 +195,7 @@ def _export_into(
 
 
 def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase) -> Verification:
-    """Compare the model in `folder` with PyTorch; then quantize it, if that is wanted, and compare it again."""
+    """Compare the model in `folder` with PyTorch; then quantize it, if requested, and compare it again."""
     verifier, options = form.verifier(), settings.graph
     runtimes = runtimes_of(settings.target, form.cache)
     if options.dtype == "bfloat16":

@@ -31,7 +31,7 @@ def untrained_warning(source: Source) -> Panel:
     learned = (
         " The norm's own parameters are not learned." if scheme.head_parameters or scheme.scale_kind != "none" else ""
     )
-    cost = "Its answers will be worse until it is fine-tuned with this norm."
+    cost = "Its output will be worse until it is fine-tuned with this norm."
     if not source.reads_text:
         cost += "\nHow much worse is not measured: it reads no text (it is no decoder, or has no tokenizer)."
     return Panel(
@@ -122,7 +122,7 @@ def print_verification(console: Console, result: Export) -> None:
     if found.continuations:
         said = [f"{one.same} with {column(one.runtime)}{_ties(one)}" for one in found.continuations]
         tokens = found.continuations[0].tokens
-        console.print(f"Greedy answer, tokens of {tokens} that are PyTorch's: {', '.join(said)}", **PLAIN)
+        console.print(f"Greedy tokens of {tokens} that are PyTorch's: {', '.join(said)}", **PLAIN)
     if (measured := result.perplexity) is not None:
         written = [
             f"{one.perplexity:.3f} with {column(one.runtime)} ({one.reference_perplexity:.3f} "

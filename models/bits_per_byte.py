@@ -27,8 +27,8 @@ def window_bits(model: SharpForCausalLM, tokens: Tensor, length: int) -> Tensor:
     windows = tokens[: (len(tokens) - 1) // length * length + 1].long()
     inputs, targets = windows[:-1].view(-1, length), windows[1:].view(-1, length)
     losses = [  # one at a time stays in the CPU's cache
-        functional.cross_entropy(model(row).flatten(0, 1), wanted.flatten())
-        for row, wanted in zip(inputs.split(1), targets.split(1), strict=True)
+        functional.cross_entropy(model(row).flatten(0, 1), following.flatten())
+        for row, following in zip(inputs.split(1), targets.split(1), strict=True)
     ]
     return torch.stack(losses) / math.log(2)
 

@@ -150,12 +150,12 @@ def start_from(model: Model, path: Path) -> None:
         NotFoundError, InputError: see `read_checkpoint`; or its model is of another kind or size.
     """
     state = read_checkpoint(path).model.state_dict()
-    wanted = model.state_dict()
-    kept = {name: tensor for name, tensor in state.items() if not _of_norm(name) or name in wanted}
+    expected = model.state_dict()
+    kept = {name: tensor for name, tensor in state.items() if not _of_norm(name) or name in expected}
     differing = [
         name
-        for name in sorted(kept.keys() | {name for name in wanted if not _of_norm(name)})
-        if name not in kept or name not in wanted or kept[name].shape != wanted[name].shape
+        for name in sorted(kept.keys() | {name for name in expected if not _of_norm(name)})
+        if name not in kept or name not in expected or kept[name].shape != expected[name].shape
     ]
     if differing:
         raise InputError(

@@ -111,7 +111,7 @@ def report(preset: TemperaturePreset, points: Points, effects: list[Effect], lan
     terms = [f"{value:+.4g}" for value in preset.temperature_coefficients]
     console.print(f"1/theta = polynomial of the entropy, highest power first: {', '.join(terms)}")
     console.print(
-        f"fitted to {points.samples} of {points.drawn} samples, whose target is not the maximum already; "
+        f"fitted to {points.samples} of {points.generated} samples, whose target is not the maximum already; "
         f"entropies from {low:.2f} to {high:.2f} nats"
     )
     plain, published, fitted = effects

@@ -174,7 +174,7 @@ def draw(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) ->
         InputError: there are no samples of a length.
     """
     for length in lengths:
-        sampler.tokens(length)  # a wrong one is refused before the first is drawn
+        sampler.tokens(length)  # a wrong one is refused before the first is made
     for length in lengths:
         generator = torch.Generator().manual_seed(seed)
         most = at_once(sampler.tokens(length))

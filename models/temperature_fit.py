@@ -34,12 +34,12 @@ DEGREE = 4
 
 @dataclass(frozen=True)
 class Points:
-    """Entropies in nats and inverse temperatures, float64 [points]; they come from `samples` of `drawn` samples."""
+    """Entropies in nats and inverse temperatures, float64 [points]; they come from `samples` of `generated` samples."""
 
     entropy: NDArray[np.float64]
     inverse_temperature: NDArray[np.float64]
     samples: int
-    drawn: int
+    generated: int
 
 
 def fit_polynomial(points: Points) -> tuple[float, ...]:
@@ -51,7 +51,7 @@ def fit_polynomial(points: Points) -> tuple[float, ...]:
     distinct = len(np.unique(points.entropy))
     if distinct <= DEGREE:
         raise InputError(
-            f"only {points.samples} of {points.drawn} samples have a target that is not the maximum already, with "
+            f"only {points.samples} of {points.generated} samples have a target that is not the maximum already, with "
             f"{distinct} different entropies; a polynomial of degree {DEGREE} needs more: raise --samples or --lengths"
         )
     coefficients = np.polyfit(points.entropy, points.inverse_temperature, DEGREE)
@@ -79,18 +79,18 @@ def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch], advance:
         batches: those of `LargestItem`.
         advance: shows progress; called after every batch.
     """
-    entropies, inverses, drawn = [], [], 0
+    entropies, inverses, generated = [], [], 0
     for batch in batches:
         items, query = batch.inputs
         logits, _ = model.attention_logits(items, query)  # [sets, items]
         target = items[:, :, 0].argmax(1)  # of the largest priority
         wrong = logits.gather(1, target[:, None]).squeeze(1) < logits.amax(1)
-        drawn += len(wrong)
+        generated += len(wrong)
         logits, target = logits[wrong], target[wrong]
         entropies.append(entropy(torch.softmax(logits, 1)).cpu())
         inverses.append(best_inverse_temperature(logits, target))
         advance()
-    return _points(entropies, inverses, sum(map(len, inverses)), drawn)
+    return _points(entropies, inverses, sum(map(len, inverses)), generated)
 
 
 @torch.no_grad()
@@ -105,14 +105,14 @@ def language_points(
         threshold: nats of entropy that a head must exceed to give a point.
         advance: shows progress; called for every batch and theta.
     """
-    entropies, inverses, samples, drawn = [], [], 0, 0
+    entropies, inverses, samples, generated = [], [], 0, 0
     for batch in batches:
         (inputs,) = batch.inputs
         attention = EagerAttention(replace(model.config, norm="softmax"), record=True)
         asked = batch.targets != IGNORED
         plain = model(inputs, attention=attention)[asked]  # [positions, vocab_size]
         target = batch.targets[asked]
-        drawn += len(target)
+        generated += len(target)
         wrong = plain.gather(1, target[:, None]).squeeze(1) < plain.amax(1)
         # every layer's [sequences, q_heads, tokens] -> [positions, layers * q_heads]
         heads = torch.cat([entropy(weights) for weights in attention.weights], 1).transpose(1, 2)[asked][wrong]
@@ -126,7 +126,7 @@ def language_points(
         used = heads.cpu() > threshold
         entropies.append(heads.cpu()[used])
         inverses.append(best[:, None].expand_as(used)[used])
-    return _points(entropies, inverses, samples, drawn)
+    return _points(entropies, inverses, samples, generated)
 
 
 def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
@@ -148,10 +148,10 @@ def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
     return attention
 
 
-def _points(entropies: list[Tensor], inverses: list[Tensor], samples: int, drawn: int) -> Points:
+def _points(entropies: list[Tensor], inverses: list[Tensor], samples: int, generated: int) -> Points:
     return Points(
         torch.cat([*entropies, torch.empty(0)]).double().numpy(),
         torch.cat([*inverses, torch.empty(0)]).double().numpy(),
         samples,
-        drawn,
+        generated,
     )

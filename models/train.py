@@ -71,7 +71,7 @@ def text_settings(steps: int, seed: int, compile_model: bool) -> TrainSettings:
 
 
 def sample_windows(sources: list[Source], sequences: int, length: int, generator: torch.Generator) -> Batch:
-    """Windows at random places of sources that are drawn by their share; every token is predicted from those before."""
+    """Windows at random places of sources chosen by their share; every token is predicted from those before."""
     shares = torch.tensor([source.share for source in sources])
     rows = []
     for index in torch.multinomial(shares, sequences, replacement=True, generator=generator).tolist():

@@ -23,7 +23,7 @@ ModelT = TypeVar("ModelT", bound=Model)
 
 @dataclass(frozen=True)
 class Stage:
-    """From `start_step` on, sequences have `length` tokens, or as many as are drawn for each step.
+    """From `start_step` on, sequences have `length` tokens, or a random number of them for each step.
 
     With `longest`, a step's length is one of `length`, `length + every`, ... up to `longest`, uniformly.
 
@@ -44,7 +44,7 @@ class Stage:
 
     @property
     def lengths(self) -> range:
-        """The lengths that may be drawn."""
+        """The lengths that may occur."""
         return range(self.length, (self.longest or self.length) + 1, self.every)
 
 

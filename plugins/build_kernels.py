@@ -37,7 +37,7 @@ SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "o
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FOLDER",
-    help="Those that this exported model needs and no others; the options that choose kernels by hand are refused.",
+    help="Those that this exported model needs and no others; the options that choose kernels explicitly are refused.",
 )
 @click.option(
     "--target", "targets", type=click.Choice([*map(str, CAPABILITIES), "ptx"]), multiple=True, help="[default: all]"

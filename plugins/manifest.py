@@ -261,7 +261,7 @@ def check_verified(folder: Path, manifest: Manifest, allow_unverified: bool) -> 
     """
     if not (manifest.verified or allow_unverified):
         raise InputError(
-            f"{folder} failed its verification, so its answers may be wrong (report.json says where); export it again, "
+            f"{folder} failed its verification, so its output may be wrong (report.json says where); export it again, "
             "or allow it with --allow-unverified"
         )
 

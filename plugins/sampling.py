@@ -16,7 +16,7 @@ NO_TOKEN = -1
 def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64]) -> NDArray[np.int64]:
     """Draw a token per row: logits float32 [rows, vocab], samplings float64 [rows, 5] -> int64 [rows].
 
-    A row of samplings is sharpness, top_k, top_p, min_p and a random number from 0 to below 1. Tokens are drawn from
+    A row of samplings is sharpness, top_k, top_p, min_p and a random number from 0 to below 1. Tokens are sampled from
     softmax(sharpness * logits) after top-k, top-p and min-p, one after the other; 0, 1 and 0 keep all. Tokens that tie
     with the last one that is kept are kept too. With the kept tokens in the order of their ids, the first one is taken
     whose cumulated probability is more than the random number. A sharpness of 0 takes the most likely token. A row

@@ -58,8 +58,8 @@ class EngineConfig:
         max_waiting_requests: most answers that wait for their first step; more requests are refused.
         max_waiting_tokens: most prompt tokens of such answers.
         prefix_cache: keep computed blocks for later requests that start with the same tokens.
-        speculative_tokens: most tokens that a step guesses ahead, for all its requests together, where a text repeats
-            itself; the model checks them, so answers stay as they are, up to rounding. 0 guesses none; None is 8 on a
+        speculative_tokens: most draft tokens of a step, for all its requests together (speculative decoding by prompt
+            lookup); the model checks them, so completions stay as they are, up to rounding. 0 is off; None is 8 on a
             CPU, and 0 on a GPU or with an int8 cache.
     """
 

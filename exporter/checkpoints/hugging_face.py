@@ -140,7 +140,7 @@ def _check_shards(path: Path) -> None:
 def _check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:
     """Refuse a configuration of a larger model than the weights are of, before memory is taken for it."""
     with torch.device("meta"):
-        wanted = sum(parameter.numel() for parameter in loader.from_config(facts).parameters())
+        described_size = sum(parameter.numel() for parameter in loader.from_config(facts).parameters())
     if path.is_file():
         described, holders = "its header", "it holds"
         # int, as numpy's sums are of 64 bits; and named as transformers names it, for `one_reader`.
@@ -156,8 +156,10 @@ def _check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:
             with safe_open(shard, framework="pt") as file:
                 names = file.keys()
                 stored += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    if wanted > stored:
-        raise InputError(f"{path} is incomplete: {described} describes {wanted:,} weights, and {holders} {stored:,}")
+    if described_size > stored:
+        raise InputError(
+            f"{path} is incomplete: {described} describes {described_size:,} weights, and {holders} {stored:,}"
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""How a checkpoint wants its tokens drawn."""
+"""The sampling parameters that a checkpoint recommends."""
 
 from pathlib import Path
 

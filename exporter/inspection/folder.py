@@ -44,7 +44,7 @@ class _Attention:
     attributes: dict[str, Any]
     projections: tuple[_Product, _Product] | None
 
-    def wanted(self) -> dict[str, str]:
+    def added_outputs(self) -> dict[str, str]:
         """Value -> the name of the output that shows it."""
         shown = {name: self.inputs[name] for name in SHOWN if name in self.inputs}
         if self.projections is not None:
@@ -99,11 +99,11 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
             f"{file} has {len(nodes)} {PAGED_ATTENTION.name} nodes for {manifest.layers} layers; "
             "export the model again with sharp-export (in its paged form)"
         )
-    wanted = {output: value for node in nodes for output, value in node.wanted().items()}
-    for output, value in wanted.items():
+    added = {output: value for node in nodes for output, value in node.added_outputs().items()}
+    for output, value in added.items():
         model.graph.node.append(helper.make_node("Identity", [value], [output]))
         model.graph.output.append(helper.make_empty_tensor_value_info(output))
-    names = ["stats", *wanted]
+    names = ["stats", *added]
     found = dict(zip(names, _run(model, path, manifest, names, token_ids), strict=True))
     return tuple(_layer_record(node, model, path, found) for node in nodes)
 

@@ -30,7 +30,7 @@ def runtimes_of(target: Target, cache: Cache) -> tuple[Runtime, ...]:
     """The runtimes that a folder is verified in; a portable model's body is inlined already."""
     if target == "portable":
         return (INLINED,)
-    # There is no body for what a cache has beside it.
+    # There is no body for auxiliary cache tensors.
     return (KERNELS,) if cache.beside or target == "tensorrt" else (KERNELS, INLINED)
 
 
@@ -66,7 +66,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CaseOutputs:
     """What a model says to one sequence: logits [rows, outputs], entropies [layers, rows, q_heads].
 
     `keys` and `values` are what every cache then holds, each [tokens, kv_heads, dim]; empty in the form without one.
@@ -165,13 +165,17 @@ class Comparison:
 
 
 def compare(
-    runtime: str, case: str, answers: Sequence[Answer], expected: Sequence[Answer], tolerance: Difference = FLOAT32
+    runtime: str,
+    case: str,
+    computed: Sequence[CaseOutputs],
+    expected: Sequence[CaseOutputs],
+    tolerance: Difference = FLOAT32,
 ) -> Comparison:
-    """The differences between `answers` and `expected`, what PyTorch says to the same sequences."""
-    pairs = list(zip(answers, expected, strict=True))
+    """The differences between `computed` and `expected`, what PyTorch says to the same sequences."""
+    pairs = list(zip(computed, expected, strict=True))
     # numpy's maximum and not Python's, which drops a nan that is not the first.
-    logits = np.concatenate([np.abs(answer.logits - wanted.logits).ravel() for answer, wanted in pairs])
-    largest = float(np.max([np.abs(wanted.logits).max() for wanted in expected]))
+    logits = np.concatenate([np.abs(found.logits - reference.logits).ravel() for found, reference in pairs])
+    largest = float(np.max([np.abs(reference.logits).max() for reference in expected]))
     heads = _head_entropies(pairs)
     return Comparison(
         runtime=runtime,
@@ -189,13 +193,13 @@ def compare(
     )
 
 
-def _cached_errors(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Error]:
+def _cached_errors(pairs: Sequence[tuple[CaseOutputs, CaseOutputs]]) -> dict[str, Error]:
     found: dict[str, Error] = {}
     for name in ("keys", "values"):
         caches = [
-            (np.abs(actual - wanted), np.abs(wanted).max())
-            for answer, expected in pairs
-            for actual, wanted in zip(getattr(answer, name), getattr(expected, name), strict=True)
+            (np.abs(actual - reference), np.abs(reference).max())
+            for one, expected in pairs
+            for actual, reference in zip(getattr(one, name), getattr(expected, name), strict=True)
         ]
         if caches:
             errors = np.concatenate([(difference / largest).ravel() for difference, largest in caches])
@@ -203,9 +207,9 @@ def _cached_errors(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Error]:
     return found
 
 
-def _head_entropies(pairs: Sequence[tuple[Answer, Answer]]) -> HeadEntropies:
-    actual = np.concatenate([answer.entropy for answer, _ in pairs], axis=1, dtype=np.float64)
-    expected = np.concatenate([wanted.entropy for _, wanted in pairs], axis=1, dtype=np.float64)
+def _head_entropies(pairs: Sequence[tuple[CaseOutputs, CaseOutputs]]) -> HeadEntropies:
+    actual = np.concatenate([found.entropy for found, _ in pairs], axis=1, dtype=np.float64)
+    expected = np.concatenate([reference.entropy for _, reference in pairs], axis=1, dtype=np.float64)
     return HeadEntropies(
         rows=actual.shape[1],
         expected=expected.sum(axis=1),

@@ -1,4 +1,4 @@
-"""Does the written model write what PyTorch writes? Greedy answers, token by token."""
+"""Does the written model write what PyTorch writes? Greedy tokens, one by one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Append = Callable[[Tokens], Floats]
 
 @dataclass(frozen=True)
 class Continuation:
-    """The greedy answer of one runtime, and what PyTorch would have said at each of its tokens.
+    """The greedy tokens of one runtime, and what PyTorch predicts at each of them.
 
     `same` counts the tokens that PyTorch too picks after the tokens before them; up to the first other one, at index
     `first_difference`, the answer is PyTorch's own. `tied` counts those of the others that PyTorch finds as likely as
@@ -69,7 +69,7 @@ def continue_as_drafted(begin: Callable[[], Append], prompt: Tokens, draft: Toke
 def check_continuation(
     answers: Mapping[str, Tokens], prompt: Tokens, logits: Callable[[Tokens], Floats], tolerance: float
 ) -> tuple[Continuation, ...]:
-    """Compare the answer of every runtime with PyTorch's `logits` in one pass over prompt and answer.
+    """Compare the tokens of every runtime with PyTorch's `logits` in one pass over prompt and completion.
 
     `tolerance` is what logits may differ by, relative to the largest.
     """

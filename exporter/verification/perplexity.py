@@ -122,8 +122,8 @@ def text_losses(decoder: Decoder, tokens: Tensor) -> Tensor:
     for window in tokens.split(window_of(config)):
         positions = torch.arange(len(window))[None]
         hidden = decoder.hidden_states(window[None], positions, EagerAttention(config))[0, :-1]
-        for rows, wanted in zip(hidden.split(LOGITS_ROWS), window[1:].split(LOGITS_ROWS), strict=True):
-            losses.append(functional.cross_entropy(decoder.logits(rows), wanted, reduction="none"))
+        for rows, following in zip(hidden.split(LOGITS_ROWS), window[1:].split(LOGITS_ROWS), strict=True):
+            losses.append(functional.cross_entropy(decoder.logits(rows), following, reduction="none"))
     return torch.cat(losses)
 
 
@@ -141,6 +141,6 @@ def runtime_losses(begin: Callable[[int], Append], tokens: Tokens, window: int, 
         append = begin(len(part))
         for row in range(0, len(part) - 1, step):
             read = part[row : min(row + step, len(part) - 1)]
-            wanted = torch.from_numpy(part[row + 1 : row + 1 + len(read)])
-            losses.append(functional.cross_entropy(torch.from_numpy(append(read)), wanted, reduction="none"))
+            following = torch.from_numpy(part[row + 1 : row + 1 + len(read)])
+            losses.append(functional.cross_entropy(torch.from_numpy(append(read)), following, reduction="none"))
     return torch.cat(losses)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.verification.comparison import Answer, Floats, Tokens
+from sharp.exporter.verification.comparison import CaseOutputs, Floats, Tokens
 from sharp.models.attention import EagerAttention
 from sharp.models.normalizers import entropy
 
 
 @torch.no_grad()
-def torch_answer(decoder: Decoder, tokens: Tokens) -> Answer:
+def torch_case_outputs(decoder: Decoder, tokens: Tokens) -> CaseOutputs:
     """One uncached pass over int64 [tokens], in the decoder's precision.
 
     The logits are by the source's own code where it has the norm, or else by the one definition in `sharp.models`.
@@ -34,7 +34,7 @@ def torch_answer(decoder: Decoder, tokens: Tokens) -> Answer:
     if logits is None:
         logits = decoder.logits(hidden)
     entropies = torch.stack([entropy(weights)[0].T for weights in attention.weights])  # [layers, tokens, q_heads]
-    return Answer(logits[0].numpy(), entropies.numpy(), tuple(keys), tuple(values))
+    return CaseOutputs(logits[0].numpy(), entropies.numpy(), tuple(keys), tuple(values))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The order of verification: every case, then a greedy answer and the prediction of a text, in every runtime."""
+"""The order of verification: every case, then greedy tokens and the prediction of a text, in every runtime."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sharp.exporter.verification.comparison import (
-    Answer,
+    CaseOutputs,
     Comparison,
     Difference,
     Floats,
@@ -66,7 +66,7 @@ class Verifier(Protocol):
         """Every sequence of every case."""
         ...
 
-    def expected(self, case: str) -> list[Answer]:
+    def expected(self, case: str) -> list[CaseOutputs]:
         """What PyTorch says to every sequence of the case, in its present precision."""
         ...
 
@@ -74,7 +74,7 @@ class Verifier(Protocol):
         """The written model in ONNX Runtime, with Sharp's library or without."""
         ...
 
-    def run(self, session: Any, case: str) -> list[Answer]:
+    def run(self, session: Any, case: str) -> list[CaseOutputs]:
         """What the written model says to every sequence of the case."""
         ...
 
@@ -151,11 +151,11 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one runtime said: compared case by case, and whole where a case failed; its greedy answer and its losses."""
+    """What one runtime said: compared case by case, and whole where a case failed; its greedy tokens and its losses."""
 
     found: list[Comparison]
-    failed: dict[str, list[Answer]]
-    answer: Tokens | None
+    failed: dict[str, list[CaseOutputs]]
+    continuation: Tokens | None
     losses: Tensor | None
 
 
@@ -175,14 +175,14 @@ def verify(
 ) -> Verification:
     """Compare the written model with PyTorch in every runtime; at the same time, unless the model is large.
 
-    The greedy answer goes on from the start of `text`, or from drawn tokens where there is none; the first runtime's is
+    The greedy tokens continue the start of `text`, or random tokens where there is none; the first runtime's is
     the draft of the others'. Cases that differ by more than `tolerance` are judged anew, see `against_float64`.
     """
     expected = {case: verifier.expected(case) for case in verifier.cases}
     longest = verifier.config.max_context
-    drawn = np.random.default_rng(1).integers(0, verifier.config.vocab_size, PROMPT_TOKENS)
-    prompt = (drawn if text is None else text.tokens)[: max(1, min(PROMPT_TOKENS, longest // 2))]
-    answered = min(CONTINUATION_TOKENS, longest - len(prompt) + 1)
+    random_tokens = np.random.default_rng(1).integers(0, verifier.config.vocab_size, PROMPT_TOKENS)
+    prompt = (random_tokens if text is None else text.tokens)[: max(1, min(PROMPT_TOKENS, longest // 2))]
+    continued = min(CONTINUATION_TOKENS, longest - len(prompt) + 1)
 
     interrupted = Event()
     draft: Future[Tokens] = Future()
@@ -195,8 +195,8 @@ def verify(
     def run_in(runtime: Runtime) -> _Run:
         session = verifier.open(folder, kernels=runtime.kernels)
         found: list[Comparison] = []
-        failed: dict[str, list[Answer]] = {}
-        answer = losses = None
+        failed: dict[str, list[CaseOutputs]] = {}
+        continuation = losses = None
         for case in verifier.cases:
             said = verifier.run(session, case)
             found.append(compare(runtime.name, case, said, expected[case], tolerance.difference))
@@ -204,19 +204,19 @@ def verify(
                 failed[case] = said
             checked()
         if verifier.writes_text:
-            begin = partial(verifier.begin, session, len(prompt) + answered)
+            begin = partial(verifier.begin, session, len(prompt) + continued)
             if runtime == runtimes[0]:
-                answer = continue_greedily(begin(), prompt, answered)
-                draft.set_result(answer)
+                continuation = continue_greedily(begin(), prompt, continued)
+                draft.set_result(continuation)
             else:
-                answer = continue_as_drafted(begin, prompt, draft.result())
+                continuation = continue_as_drafted(begin, prompt, draft.result())
             checked()
         if text is not None:
             begin_text = partial(verifier.begin, session)
             tokens = text.tokens if runtime.kernels else text.tokens[:INLINED_TEXT_TOKENS]
             losses = runtime_losses(begin_text, tokens, window_of(verifier.config), verifier.text_step)
             checked()
-        return _Run(found, failed, answer, losses)
+        return _Run(found, failed, continuation, losses)
 
     with parked(verifier.model, folder) as large, ThreadPoolExecutor(1 if large else len(runtimes)) as pool:
         try:
@@ -227,13 +227,13 @@ def verify(
             raise
     found = [comparison for run in runs.values() for comparison in run.found]
     failed = {index: runs[one.runtime].failed[one.case] for index, one in enumerate(found) if not one.passed}
-    answers = {name: run.answer for name, run in runs.items() if run.answer is not None}
+    computed = {name: run.continuation for name, run in runs.items() if run.continuation is not None}
     losses = {name: run.losses for name, run in runs.items() if run.losses is not None}
     if failed and tolerance.between_runtimes is None:  # quantization is no rounding of sums
         for index, comparison in against_float64(verifier, expected, found, failed).items():
             found[index] = comparison
     allowed = max(comparison.tolerance.logits for comparison in found)
-    continuations = check_continuation(answers, prompt, verifier.logits, allowed)
+    continuations = check_continuation(computed, prompt, verifier.logits, allowed)
     predictions = () if text is None else _predictions(text, losses, tolerance)
     return Verification(tuple(found), continuations, predictions, verifier.cases)
 
@@ -257,11 +257,11 @@ def _predictions(text: Text, losses: Mapping[str, Tensor], tolerance: Tolerance)
 
 def against_float64(
     verifier: Verifier,
-    expected: Mapping[str, list[Answer]],
+    expected: Mapping[str, list[CaseOutputs]],
     found: Sequence[Comparison],
-    failed: Mapping[int, list[Answer]],
+    failed: Mapping[int, list[CaseOutputs]],
 ) -> dict[int, Comparison]:
-    """The comparisons of the failed answers with PyTorch in float64, by their index in `found`.
+    """The comparisons of the failed computed with PyTorch in float64, by their index in `found`.
 
     Some models amplify rounding: under a norm that SmolLM2 never saw, the order of float32 sums changes the logits of
     single tokens by 1e-4. So a runtime may be `ROUNDING_FACTOR` times as far from PyTorch in float64 as PyTorch in

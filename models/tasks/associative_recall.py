@@ -105,10 +105,10 @@ class AssociativeRecall:
 
 
 def distinct(rows: int, count: int, below: int, generator: torch.Generator) -> Tensor:
-    """int64 [rows, count]: in every row different numbers under `below`, uniformly drawn."""
+    """int64 [rows, count]: in every row different numbers under `below`, uniformly random."""
     if count * count > below:
         return torch.stack([torch.randperm(below, generator=generator)[:count] for _ in range(rows)])
     numbers = torch.randint(below, (rows, count), generator=generator)
-    while (repeated := (numbers.sort(1).values.diff(dim=1) == 0).any(1)).any():  # rare: such rows are drawn again
+    while (repeated := (numbers.sort(1).values.diff(dim=1) == 0).any(1)).any():  # rare: such rows are sampled again
         numbers[repeated] = torch.randint(below, (int(repeated.sum()), count), generator=generator)
     return numbers

@@ -33,7 +33,7 @@ class Quantifier:
     """y_i: whether every (some) number up to x_i is positive; x ~ N(0, input_sigma).
 
     Answers stand in the sequence as 1 and -1, unless `answers_shown` is False (the plain lists of App. K). Under the
-    paper's distribution nearly every answer of a long sequence is known after a few numbers; `undecided` is the share
+    paper's distribution nearly every target of a long sequence is known after a few numbers; `undecided` is the share
     of sequences that stay open up to their last number, which alone decides.
     """
 

@@ -45,7 +45,7 @@ class TwoBack:
 class LocalCount:
     """At every word say how often it has occurred in its cluster so far, itself included.
 
-    A cluster repeats one word 1 .. max_repeats times, uniformly drawn; neighbouring clusters have different words.
+    A cluster repeats one word 1 .. max_repeats times, uniformly random; neighbouring clusters have different words.
     """
 
     words: int = 16

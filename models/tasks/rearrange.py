@@ -19,7 +19,7 @@ Order = Literal["copy", "reverse", "sort"]
 
 @dataclass(frozen=True)
 class Rearrange:
-    """Symbols 0 .. symbols - 1, drawn uniformly; the marker is the token `symbols`."""
+    """Symbols 0 .. symbols - 1, uniformly random; the marker is the token `symbols`."""
 
     order: Order
     symbols: int = 32

@@ -1,4 +1,4 @@
-"""What a task is: how its samples are drawn, how answers are scored, and the model and training of its paper."""
+"""What a task is: how its samples are made, how answers are scored, and the model and training of its paper."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol

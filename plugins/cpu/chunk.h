@@ -184,7 +184,7 @@ inline Chunk chunk_at(const Problem& problem, const Tile& tile, int64_t begin, i
                                       : chunk_of_single_keys(problem, tile, begin, end, scratch.packed_keys);
 }
 
-// 0 to 63, in turns from the four strips: a processor follows four streams of memory better than one.
+// 0 to 63, interleaved from the four strips: a processor follows four streams of memory better than one.
 struct Turns {
   int keys[kChunkKeys];
   constexpr Turns() : keys{} {

@@ -51,14 +51,14 @@ InstructionSet choose() {
 #else
   const InstructionSet sets[] = {{"baseline", true, baseline::find_loops, &baseline::vocabulary_loops}};
 #endif
-  const char* wanted = std::getenv("SHARP_ISA");
+  const char* requested = std::getenv("SHARP_ISA");
   std::string names;
   for (const InstructionSet& set : sets) {
     if (!set.available) continue;
-    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == set.name) return set;
+    if (requested == nullptr || *requested == '\0' || std::string(requested) == set.name) return set;
     names += names.empty() ? set.name : std::string(", ") + set.name;
   }
-  throw std::runtime_error("SHARP_ISA is '" + std::string(wanted) + "'; this processor can run: " + names);
+  throw std::runtime_error("SHARP_ISA is '" + std::string(requested) + "'; this processor can run: " + names);
 }
 
 const InstructionSet& chosen() {

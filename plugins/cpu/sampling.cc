@@ -59,8 +59,8 @@ class Vocabulary {
     weigh(few ? gathered_.data() : logits, count, best.value, static_cast<float>(row.sharpness));
     const float lowest = std::max(lowest_kept(top_k, row.top_p), static_cast<float>(row.min_p));
     if (lowest > 0) loops_.cut(weights_.data(), count_, lowest, sums_.data());
-    const int64_t drawn = draw(row.random);
-    return few ? places_[drawn] : drawn;
+    const int64_t sampled = draw(row.random);
+    return few ? places_[sampled] : sampled;
   }
 
   // The `top` most likely tokens, the smaller of equals first, and the logarithm of the sum of e^logit. NaN and the

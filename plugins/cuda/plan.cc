@@ -57,9 +57,9 @@ Plan plan(const Call& call) {
   const int64_t rows = tile_of(names.first()).rows;  // decoding's too
   const int64_t head_tiles = problem.kv_heads * ceil_div(group, rows);
   const int64_t programs = std::max<int64_t>(1, problem.sequences * head_tiles);
-  const int64_t wanted = ceil_div(kDecodeWaves * multiprocessors(), programs);
+  const int64_t target = ceil_div(kDecodeWaves * multiprocessors(), programs);
   const int64_t longest = ceil_div(problem.max_blocks * problem.block_size, kSplitKeys);
-  const int64_t splits = std::max<int64_t>(1, std::min({wanted, longest, kMostSplits}));
+  const int64_t splits = std::max<int64_t>(1, std::min({target, longest, kMostSplits}));
 
   const int64_t room = std::max<int64_t>(1, std::min(kMostTokens, rows / group));
   const bool by_token = problem.tokens <= problem.sequences;

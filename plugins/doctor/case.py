@@ -1,4 +1,4 @@
-"""A small drawn call of PagedAttention, its answer in float64, and how far a backend may be from it."""
+"""A small random call of PagedAttention, its result in float64, and how far a backend may be from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,20 +89,20 @@ def make_case(normalizer: str, dtype: str) -> Case:
 
 
 def errors(case: Case, found: AttentionOutput) -> dict[str, float]:
-    """How far an answer is from the expected one: output, numbers of the caches that differ, statistics.
+    """How far a result is from the expected one: output, numbers of the caches that differ, statistics.
 
     What was there and what is new in the caches must be equal, and slots that nobody wrote must still be NaN.
     """
-    wanted = case.expected
-    difference = np.linalg.norm(found.output.astype(np.float64) - wanted.output)
+    expected = case.expected
+    difference = np.linalg.norm(found.output.astype(np.float64) - expected.output)
     different = 0
     for name in ("key_cache", "value_cache", "key_scale", "value_scale"):
-        a, b = getattr(found, name), getattr(wanted, name)
+        a, b = getattr(found, name), getattr(expected, name)
         if b is not None:
             different += int((~((a == b) | (np.isnan(a) & np.isnan(b)))).sum())
-    statistics = np.abs(found.stats - wanted.stats).reshape(-1, len(STATISTICS)).max(0)
+    statistics = np.abs(found.stats - expected.stats).reshape(-1, len(STATISTICS)).max(0)
     return {
-        "output": float(difference / np.linalg.norm(wanted.output)),
+        "output": float(difference / np.linalg.norm(expected.output)),
         "caches": float(different),
         **{name: float(value) for name, value in zip(STATISTICS, statistics, strict=True)},
     }

@@ -51,7 +51,7 @@ class Diagnosis:
 def doctor(as_json: bool) -> None:
     """Say what this machine has, and check attention on every backend that is there.
 
-    A small drawn case of every kind of normalizer is compared with the float64 reference. On a GPU, ONNX Runtime runs
+    A small random case of every kind of normalizer is compared with the float64 reference. On a GPU, ONNX Runtime runs
     the compiled kernels, Triton compiles them anew, and TensorRT builds and runs a small engine. The exit code is 1
     where a result differs or a backend fails; one that is absent is no failure.
     """

@@ -1,4 +1,4 @@
-"""A model of one PagedAttention node, for the case that is drawn."""
+"""A model of one PagedAttention node, for the random case."""
 
 from typing import Any
 

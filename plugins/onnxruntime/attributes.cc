@@ -36,12 +36,12 @@ const char* words_for(float) { return "a float"; }
 const char* words_for(int64_t) { return "an int"; }
 const char* words_for(const std::string&) { return "a string"; }
 
-// Called when an attribute cannot be read as `wanted`: one of another type must not pass for one that is left out.
-void expect_absent(const Ort::ConstKernelInfo& info, const char* name, const char* wanted) {
+// Called when an attribute cannot be read as `type`: one of another type must not pass for one that is left out.
+void expect_absent(const Ort::ConstKernelInfo& info, const char* name, const char* type) {
   if (succeeds([&] { info.GetAttribute<float>(name); }) || succeeds([&] { info.GetAttribute<int64_t>(name); }) ||
       succeeds([&] { info.GetAttribute<std::string>(name); }) || succeeds([&] { info.GetAttributes<float>(name); }) ||
       succeeds([&] { info.GetAttributes<int64_t>(name); }))
-    throw InputError(std::string("attribute ") + name + " is of another type; it must be " + wanted);
+    throw InputError(std::string("attribute ") + name + " is of another type; it must be " + type);
 }
 
 // The attribute's value, or `fallback` when the node does not have it.

@@ -1,4 +1,4 @@
-// ONNX Runtime's header-only C++ API, initialized by hand: the version asked for is ours, not the header's.
+// ONNX Runtime's header-only C++ API, initialized explicitly: the requested version is ours, not the header's.
 #pragma once
 
 #define ORT_API_MANUAL_INIT

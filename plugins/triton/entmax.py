@@ -137,18 +137,18 @@ def entmax_step(threshold, low, high, sums, alpha, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def entmax_unsettled(following, threshold, total, guess, alpha, OPTIONS: tl.constexpr):
+def entmax_unsettled(following, threshold, total, estimate, alpha, OPTIONS: tl.constexpr):
     """Whether a row needs one more step: each squares the error at least, and the division by the sum mends the rest.
 
     From the right a step may pass the root by what many keys just below tau add, so less is let through there. What
-    comes of a `guess` is looked at again (`entmax_missed`): one step from 0.35 passes that mostly, from more seldom.
+    comes of a `estimate` is looked at again (`entmax_missed`): one step from 0.35 passes that mostly, from more seldom.
     """
     above, below = total - 1.0, 1.0 - total
     if OPTIONS.dtype == "float32":
         most = 3e-4 if OPTIONS.power == "two" else (1e-5 if OPTIONS.power == "one" else 1e-6)
         far = (above > most) | (below > most)
     elif OPTIONS.power == "two":
-        far = (above > tl.where(guess, 0.35, 1e-2)) | (below > tl.where(guess, 0.35, 1e-3))
+        far = (above > tl.where(estimate, 0.35, 1e-2)) | (below > tl.where(estimate, 0.35, 1e-3))
     elif OPTIONS.power == "one":
         far = (above > 1e-3) | (below > 1e-4)
     else:
@@ -159,5 +159,5 @@ def entmax_unsettled(following, threshold, total, guess, alpha, OPTIONS: tl.cons
 
 @triton.jit
 def entmax_missed(total):
-    """Whether a guessed tau is too far off: F - 1 is the error of all weights together; bfloat16 has steps of 2^-7."""
+    """Whether an estimated tau is too far off: F - 1 is the error of all weights; bfloat16 has steps of 2^-7."""
     return (total > 1.0 + 2.0**-7) | (total < 1.0 - 2.0**-7)

@@ -89,7 +89,7 @@ class Options:
         return self.normalizer in ("adaptive_softmax", "entmax")
 
     @property
-    def guesses(self) -> bool:
+    def estimates(self) -> bool:
         """Entmax's prompts weigh values with a threshold that is looked at only then, as it mostly is good enough.
 
         It moves the entropy of a row by up to 0.01 nats, and its support by a few keys.

@@ -63,7 +63,7 @@ def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr)
 
 @triton.jit
 def entmax_thresholds(
-    bounds, listed, peak, tau, guess, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr
+    bounds, listed, peak, tau, estimate, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr
 ):
     """The thresholds of all rows, from `tau`; the steps end when no row of the tile needs another."""
     alpha = attributes[2]
@@ -88,7 +88,7 @@ def entmax_thresholds(
         )
         _, total, slope, _, _, _, support, _ = state
         following, low, high = entmax_step(tau, low, high, (total, slope, support), alpha, OPTIONS)
-        unsettled = entmax_unsettled(following, tau, total, guess, alpha, OPTIONS) & exists & (visible > 0)
+        unsettled = entmax_unsettled(following, tau, total, estimate, alpha, OPTIONS) & exists & (visible > 0)
         step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
         tau = following
     return tau
@@ -113,11 +113,11 @@ def attend_entmax(
     nearer = entmax_near(distance, (total, slope, support), attributes[2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance
     weighted_log = slope  # a value for the loop to replace
-    guess = OPTIONS.guesses
+    estimate = OPTIONS.estimates
     settling = True
     while settling:
         tau = entmax_thresholds(
-            bounds, (tiles, count), peak, tau, guess, visible, query, row, cache, attributes, exists, OPTIONS
+            bounds, (tiles, count), peak, tau, estimate, visible, query, row, cache, attributes, exists, OPTIONS
         )
         state = walk(
             bounds,
@@ -136,8 +136,8 @@ def attend_entmax(
         )
         _, total, weighted_log, _, _, _, support, output = state
         missed = entmax_missed(total) & exists & (visible > 0)
-        settling = guess & (tl.max(missed.to(tl.int32)) > 0)
-        guess = False
+        settling = estimate & (tl.max(missed.to(tl.int32)) > 0)
+        estimate = False
     return peak, total, weighted_log, peak, lowest, visible, support, output
 
 

@@ -130,8 +130,8 @@ def units(shapes: Shapes) -> int:
 def splits(options: Options, shapes: Shapes) -> int:
     """Parts that decoding splits every sequence's keys into."""
     programs = max(1, shapes.sequences * shapes.kv_heads * head_blocks(options, shapes))
-    wanted = _ceil(DECODE_WAVES * shapes.multiprocessors, programs)
-    return max(1, min(wanted, _ceil(shapes.max_blocks * options.block_size, SPLIT_KEYS), MOST_SPLITS))
+    target = _ceil(DECODE_WAVES * shapes.multiprocessors, programs)
+    return max(1, min(target, _ceil(shapes.max_blocks * options.block_size, SPLIT_KEYS), MOST_SPLITS))
 
 
 def prompts_needed(options: Options, shapes: Shapes) -> bool:

@@ -218,9 +218,9 @@ def compact(listed, first, count):
     kept = count * 0
     for start in tl.range(0, count, CHUNK):
         places = start + tl.arange(0, CHUNK)
-        wanted = tl.load(listed + places, mask=places < count, other=0)
+        keep = tl.load(listed + places, mask=places < count, other=0)
         tl.debug_barrier()  # read by all before one writes: what is kept moves to the front
-        tl.store(listed + kept + tl.cumsum(wanted, 0) - wanted, first + places, mask=wanted != 0)
-        kept += tl.sum(wanted, 0)
+        tl.store(listed + kept + tl.cumsum(keep, 0) - keep, first + places, mask=keep != 0)
+        kept += tl.sum(keep, 0)
     tl.debug_barrier()
     return kept

@@ -23,13 +23,13 @@ class ServedRequest:
     Attributes:
         call: how it came.
         arrived: when it came.
-        request: what the engine was asked; None while its fields are checked, and when they were refused.
+        request: what the engine was given; None while its fields are checked, and when they were refused.
         submitted: when the engine got it.
         chunks: the steps that read its prompt.
         cached_tokens: tokens of the prompt that the prefix cache had.
-        generated_tokens: of all answers.
-        timing: the engine's, of the answer that ended last.
-        reasons: why its answers ended, by number.
+        generated_tokens: of all completions.
+        timing: the engine's, of the completion that ended last.
+        reasons: why its completions ended, by number.
         computed: when the engine was done with it.
         ended: when its last message had been handed over, or its client was gone.
         error: why it failed.
@@ -62,7 +62,7 @@ class ServedRequest:
 
     @property
     def outcome(self) -> str:
-        """Why it ended: "error", "cancelled" when its client was gone first, or the reasons of its answers."""
+        """Why it ended: "error", "cancelled" when its client was gone first, or the reasons of its completions."""
         if self.error is not None:
             return "error"
         if self.request is None or len(self.reasons) < self.request.params.n:

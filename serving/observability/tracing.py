@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a span for every request, and in it one for each thing that took time.
 
-W3C trace context is read from the headers of a request and returned with its answer. Spans are made when a request has
-ended, from times that were noted anyway, so a step of the engine knows nothing of them.
+W3C trace context is read from the headers of a request and returned with its response. Spans are made when a request
+has ended, from times that were noted anyway, so a step of the engine knows nothing of them.
 """
 
 import time

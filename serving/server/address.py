@@ -40,7 +40,7 @@ def listen(host: str, port: int, option: str) -> socket.socket:
     except (
         socket.gaierror,
         UnicodeError,
-    ) as error:  # the latter is Python's own, of names that no resolver is asked for
+    ) as error:  # the latter is Python's own, of names that never reach a resolver
         raise InputError(
             f"cannot listen on {join(host, port)}: there is no such address; choose another host"
         ) from error

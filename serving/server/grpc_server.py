@@ -44,7 +44,7 @@ KEEPALIVE = (
 class _Health(health.HealthServicer):  # type: ignore[misc]
     """Answers with what a request would meet just then; who watches hears of a change within `HEALTH_SECONDS`.
 
-    What was known before the event loop was busy for a while is no answer: the engine may have ended meanwhile.
+    What was known before the event loop was busy for a while does not count: the engine may have ended meanwhile.
     """
 
     def __init__(self, update: Callable[[], Awaitable[None]]) -> None:

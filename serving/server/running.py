@@ -1,4 +1,4 @@
-"""A model whose engine runs, before any port is open: what every edge is made of, here and in `sharp.ray`."""
+"""A model whose engine runs, before any port is open: what every frontend is made of, here and in `sharp.ray`."""
 
 import asyncio
 from collections.abc import AsyncIterator

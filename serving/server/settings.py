@@ -93,12 +93,12 @@ class ServeSettings(BaseSettings):
     )
     speculative_tokens: int | None = Field(
         None,
-        description="Most tokens that a step guesses ahead where a text repeats itself; the model checks them, so "
+        description="Most draft tokens of a step (speculative decoding by prompt lookup); the model checks them, so "
         "answers stay the same up to rounding.  [default: 8 on a CPU, 0 on a GPU or with an int8 cache]",
     )
     prefix_cache: bool = Field(True, description="Keep computed blocks for prompts that start with the same tokens.")
     max_waiting_requests: int = Field(1024, description="Most answers that wait; more are refused.")
-    max_waiting_tokens: int = Field(2**20, description="Most prompt tokens of answers that wait.")
+    max_waiting_tokens: int = Field(2**20, description="Most prompt tokens of requests that wait.")
     attention_interval: int = Field(
         8, description="Collect attention statistics on every n-th step; 1 is every step, 0 never."
     )

@@ -38,7 +38,7 @@ def print_startup(started: Started) -> None:
         + " unless a request says otherwise",
         "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
         + ("on" if engine.prefix_cache else "off"),
-        "guesses": f"up to {info.speculative_tokens} tokens a step where a text repeats itself"
+        "drafts": f"up to {info.speculative_tokens} tokens a step (prompt lookup)"
         if info.speculative_tokens
         else "none",
         "queue": f"at most {engine.max_waiting_requests} answers and {engine.max_waiting_tokens} prompt tokens",
@@ -72,5 +72,5 @@ def _security(server: ServerConfig) -> str:
         if server.tls.client_ca is None
         else "TLS with client certificates"
     )
-    tokens = "everyone may ask" if server.token_file is None else f"bearer tokens of {server.token_file}"
+    tokens = "authentication: none" if server.token_file is None else f"bearer tokens of {server.token_file}"
     return f"{tls}, {tokens}"

@@ -1,15 +1,15 @@
-"""README's table of supported models, made from what a test run has just seen working.
+"""The table of docs/exporting.md of supported models, made from what a test run has just seen working.
 
-SHARP_UPDATE_README=1 .venv/bin/python -m pytest tests/exporter/checkpoints/test_architectures.py
+SHARP_UPDATE_TABLE=1 .venv/bin/python -m pytest tests/exporter/checkpoints/test_architectures.py
 
-writes it; without the variable, the run fails where README says something else.
+writes it; without the variable, the run fails where the page says something else.
 """
 
 from pathlib import Path
 
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "exporting.md"
 BEGIN = "<!-- Written by tests/exporter/support_table.py from a test run; do not edit. -->\n"
 END = "<!-- End of the written part. -->\n"
 FORMS = ("paged", "contiguous", "none")
@@ -40,11 +40,11 @@ def table(seen: Seen) -> str:
 
 
 def written() -> str:
-    """The table that README has now."""
-    return README.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    """The table that the page has now."""
+    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
 
 
 def write(content: str) -> None:
-    """Put a table into README in place of the one that is there."""
-    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
-    README.write_text(before + BEGIN + content + END + rest.split(END)[1], encoding="utf-8")
+    """Put a table into the page in place of the one that is there."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(before + BEGIN + content + END + rest.split(END)[1], encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export
-from sharp.exporter.verification.comparison import Answer, compare
+from sharp.exporter.verification.comparison import CaseOutputs, compare
 from sharp.exporter.verification.perplexity import TextPrediction
 
 
@@ -48,7 +48,7 @@ def test_the_report_has_every_case(checkpoint, sharp_export, tmp_path, cache, ca
     for runtime in report["perplexity"]["runtimes"]:
         assert runtime["perplexity"] == pytest.approx(runtime["reference_perplexity"], rel=1e-3)
     assert report["perplexity"]["runtimes"][0]["reference_perplexity"] == report["perplexity"]["after"]
-    assert "Greedy answer, tokens of 64 that are PyTorch's: 64 with Sharp's kernels" in " ".join(result.output.split())
+    assert "Greedy tokens of 64 that are PyTorch's: 64 with Sharp's kernels" in " ".join(result.output.split())
 
 
 def test_json_is_the_report_and_nothing_else(checkpoint, tmp_path):
@@ -68,11 +68,11 @@ def test_quiet_says_nothing_but_errors(checkpoint, sharp_export, tmp_path):
 
 
 def test_a_comparison_weighs_every_number_alike():
-    def answer(rows, error):
-        return Answer(np.ones((rows, 4), np.float32) + np.float32(error), np.full((2, rows, 3), error, np.float32))
+    def outputs_of_case(rows, error):
+        return CaseOutputs(np.ones((rows, 4), np.float32) + np.float32(error), np.full((2, rows, 3), error, np.float32))
 
-    expected = [answer(3, 0.0), answer(1, 0.0)]
-    found = compare("kernels", "case", [answer(3, 0.0), answer(1, 0.5)], expected)
+    expected = [outputs_of_case(3, 0.0), outputs_of_case(1, 0.0)]
+    found = compare("kernels", "case", [outputs_of_case(3, 0.0), outputs_of_case(1, 0.5)], expected)
     assert (found.logits_error, found.mean_logits_error) == (0.5, 0.125)
     assert (found.entropy_error, found.mean_entropy_error, found.first_wrong_layer) == (0.5, 0.125, 0)
 
@@ -80,7 +80,7 @@ def test_a_comparison_weighs_every_number_alike():
 @pytest.mark.parametrize("kind", ["keys", "values"])
 def test_what_the_caches_hold_is_compared(kind):
     caches = np.full((5, 2, 4), 4, np.float32), np.ones((5, 1, 4), np.float32)
-    expected = Answer(np.ones((5, 9)), np.ones((2, 5, 2)), caches, caches)
+    expected = CaseOutputs(np.ones((5, 9)), np.ones((2, 5, 2)), caches, caches)
     wrong = caches[0], caches[1] + np.float32(0.5) * (np.arange(5) == 4)[:, None, None]
     found = compare("kernels", "case", [replace(expected, **{kind: wrong})], [expected])
     assert found.cached[kind] == (0.5, pytest.approx(0.5 * 4 / 60))

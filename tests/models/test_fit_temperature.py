@@ -84,7 +84,7 @@ def test_sets_whose_maximum_has_the_largest_logit_are_left_out():
             best = TEMPERATURES[max(range(len(weights)), key=weights.__getitem__)]
             expected.append((entropy(torch.softmax(logits, 0)).item(), 1 / best))
     assert 0 < len(expected) < 50
-    assert (points.samples, points.drawn) == (len(expected), 50)
+    assert (points.samples, points.generated) == (len(expected), 50)
     np.testing.assert_allclose(points.entropy, [one for one, _ in expected], rtol=1e-4)
     np.testing.assert_allclose(points.inverse_temperature, [one for _, one in expected], rtol=0.02)
 
@@ -108,7 +108,7 @@ def test_every_head_with_entropy_gives_a_point_of_its_position():
     targets[0, 6:] = tokens[0, 7:]
     runs = []
     points = language_points(model, [Batch((tokens[:, :-1],), targets)], 0.0, lambda: runs.append(1))
-    assert (points.samples, points.drawn, len(runs)) == (2, 2, len(TEMPERATURES))
+    assert (points.samples, points.generated, len(runs)) == (2, 2, len(TEMPERATURES))
     assert len(points.entropy) == 2 * model.config.layers * model.config.q_heads
     probabilities = torch.stack(
         [model(tokens[:, :-1], attention=at_temperature(model.config, theta)).softmax(-1) for theta in TEMPERATURES]

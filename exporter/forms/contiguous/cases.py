@@ -6,10 +6,10 @@ import numpy as np
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.forms.contiguous.session import ContiguousSession
-from sharp.exporter.verification.comparison import Answer, Floats, Shape, Tokens
+from sharp.exporter.verification.comparison import CaseOutputs, Floats, Shape, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.perplexity import LOGITS_ROWS
-from sharp.exporter.verification.torch_outputs import torch_answer, torch_logits
+from sharp.exporter.verification.torch_outputs import torch_case_outputs, torch_logits
 
 # All sequences of a batch are of one length.
 CASES = {
@@ -39,15 +39,15 @@ class ContiguousVerifier:
             for name, shapes in self.cases.items()
         }
 
-    def expected(self, case: str) -> list[Answer]:
+    def expected(self, case: str) -> list[CaseOutputs]:
         """See `Verifier`."""
-        return [torch_answer(self.model, tokens) for tokens in self.sequences[case]]
+        return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> ContiguousSession:
         """See `Verifier`."""
         return ContiguousSession(folder, kernels=kernels)
 
-    def run(self, session: ContiguousSession, case: str) -> list[Answer]:
+    def run(self, session: ContiguousSession, case: str) -> list[CaseOutputs]:
         """See `Verifier`."""
         session.reset(len(self.cases[case]))
         steps = np.split(self.sequences[case], [self.cases[case][0].context], axis=1)
@@ -56,7 +56,7 @@ class ContiguousVerifier:
         entropies = np.concatenate([stats[..., 0] for _, stats in read], axis=3)  # [layers, sequences, q_heads, tokens]
         keys, values = session.cached("key"), session.cached("value")
         return [
-            Answer(
+            CaseOutputs(
                 logits[i],
                 entropies[:, i].swapaxes(1, 2),
                 tuple(cache[i] for cache in keys),

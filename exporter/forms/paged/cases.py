@@ -10,10 +10,10 @@ import numpy as np
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.forms.paged.session import PagedSession
-from sharp.exporter.verification.comparison import Answer, Floats, Shape, Tokens
+from sharp.exporter.verification.comparison import CaseOutputs, Floats, Shape, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.perplexity import LOGITS_ROWS
-from sharp.exporter.verification.torch_outputs import torch_answer, torch_logits
+from sharp.exporter.verification.torch_outputs import torch_case_outputs, torch_logits
 from sharp.plugins.manifest import Cache
 
 CASES = {
@@ -45,19 +45,19 @@ class PagedVerifier:
             for name, shapes in self.cases.items()
         }
 
-    def expected(self, case: str) -> list[Answer]:
+    def expected(self, case: str) -> list[CaseOutputs]:
         """See `Verifier`."""
-        return [torch_answer(self.model, tokens) for tokens in self.sequences[case]]
+        return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> PagedSession:
         """See `Verifier`."""
         return PagedSession(folder, self.config, self.cache, kernels=kernels)
 
-    def run(self, session: PagedSession, case: str) -> list[Answer]:
+    def run(self, session: PagedSession, case: str) -> list[CaseOutputs]:
         """See `Verifier`."""
         sequences = self.sequences[case]
         session.reset(len(sequences), max(len(tokens) for tokens in sequences))
-        parts: list[list[Answer]] = [[] for _ in sequences]
+        parts: list[list[CaseOutputs]] = [[] for _ in sequences]
         borders = [shape.context for shape in self.cases[case]]
         for step in (
             [tokens[:border] for tokens, border in zip(sequences, borders, strict=True)],
@@ -66,9 +66,9 @@ class PagedVerifier:
             read = [part for part, tokens in zip(parts, step, strict=True) if len(tokens)]
             if read:
                 for part, logits, stats in zip(read, *session.step(step), strict=True):
-                    part.append(Answer(logits, stats[..., 0]))
+                    part.append(CaseOutputs(logits, stats[..., 0]))
         return [
-            Answer(
+            CaseOutputs(
                 np.concatenate([one.logits for one in part]),
                 np.concatenate([one.entropy for one in part], axis=1),
                 session.cached("key", sequence),

@@ -32,7 +32,7 @@ OUTPUTS = ("logits", "stats")
 class PagedModel(nn.Module):
     """A decoder over the packed tokens of a step, reading and appending to paged caches.
 
-    Shapes (T tokens, S sequences, B blocks, L layers, R rows wanted):
+    Shapes (T tokens, S sequences, B blocks, L layers, R rows of logits):
         input_ids, positions int64 [T]; slot_mapping int32 [T]; block_table int32 [S, max_blocks];
         query_start int32 [S + 1]; context_lens int32 [S]; collect_stats bool []; logits_indices int64 [R];
         key_caches L x [B, kv_heads, head_dim, block_size]; value_caches L x [B, kv_heads, block_size, value_dim].

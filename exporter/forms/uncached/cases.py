@@ -7,7 +7,7 @@ import torch
 
 from sharp.exporter.checkpoints.uncached_model import ANY_NUMBER_OF_ITEMS, UncachedDecoder, UncachedModel
 from sharp.exporter.forms.uncached.session import UncachedSession
-from sharp.exporter.verification.comparison import Answer, Floats, Shape, Tokens
+from sharp.exporter.verification.comparison import CaseOutputs, Floats, Shape, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.torch_outputs import torch_logits
 from sharp.models.normalizers import entropy
@@ -23,7 +23,7 @@ CASES = {
 
 
 class UncachedVerifier:
-    """See `Verifier`; all rows of a case are one answer."""
+    """See `Verifier`; all rows of a case are one output."""
 
     text_step = ANY_NUMBER_OF_ITEMS  # without a cache every step reads all tokens before it again
 
@@ -39,24 +39,24 @@ class UncachedVerifier:
         }
 
     @torch.no_grad()
-    def expected(self, case: str) -> list[Answer]:
+    def expected(self, case: str) -> list[CaseOutputs]:
         """See `Verifier`."""
         inputs = self.inputs[case]
         double = next(self.model.parameters()).dtype == torch.float64
         output, weights = self.model.eager(
             *(one.double() if double and one.is_floating_point() else one for one in inputs)
         )
-        return self._answer(inputs, output.numpy(), torch.stack([entropy(layer) for layer in weights]).numpy())
+        return self._case_outputs(inputs, output.numpy(), torch.stack([entropy(layer) for layer in weights]).numpy())
 
     def open(self, folder: Path, *, kernels: bool) -> UncachedSession:
         """See `Verifier`."""
         return UncachedSession(folder, kernels=kernels)
 
-    def run(self, session: UncachedSession, case: str) -> list[Answer]:
+    def run(self, session: UncachedSession, case: str) -> list[CaseOutputs]:
         """See `Verifier`."""
         inputs = self.inputs[case]
         output, stats = session.run_with_stats([tensor.numpy() for tensor in inputs])
-        return self._answer(inputs, output, stats[..., 0])
+        return self._case_outputs(inputs, output, stats[..., 0])
 
     def begin(self, session: UncachedSession, tokens: int) -> Append:
         """See `Verifier`; every step computes the whole sequence anew."""
@@ -76,10 +76,10 @@ class UncachedVerifier:
         assert isinstance(self.model, UncachedDecoder)
         return torch_logits(self.model.decoder, tokens)
 
-    def _answer(self, inputs: tuple[torch.Tensor, ...], output: Floats, entropies: Floats) -> list[Answer]:
+    def _case_outputs(self, inputs: tuple[torch.Tensor, ...], output: Floats, entropies: Floats) -> list[CaseOutputs]:
         """The rows that count of an output and entropies [layers, batch, q_heads, queries]."""
         mask = self.model.attention_mask(*inputs)
         counts = np.ones(output.shape[:-1], bool) if mask is None else mask.bool().numpy()
         if counts.ndim == 1:  # one query a sequence: its axis is there in the entropies only
             counts, output = counts[:, None], output[:, None]
-        return [Answer(output[counts], entropies.swapaxes(2, 3)[:, counts])]
+        return [CaseOutputs(output[counts], entropies.swapaxes(2, 3)[:, counts])]

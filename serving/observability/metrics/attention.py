@@ -32,7 +32,7 @@ class AttentionModel:
 
     @property
     def limited(self) -> bool:
-        """There are more heads than may have series of their own, though they were asked for."""
+        """There are more heads than may have series of their own, though they were requested."""
         heads = self.manifest.layers * self.manifest.q_heads
         return self.config.attention_metrics == "head" and heads > self.config.attention_series_limit
 

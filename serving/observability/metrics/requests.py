@@ -54,10 +54,10 @@ class RequestFamilies:
         )
         self.generated_tokens = counter("sharp_generated_tokens_total", "Generated tokens.", "tokens")
         self.draft_tokens = counter(
-            "sharp_draft_tokens_total", "Tokens that were guessed ahead where a text repeats itself.", "tokens"
+            "sharp_draft_tokens_total", "Draft tokens of speculative decoding (prompt lookup).", "tokens"
         )
         self.accepted_tokens = counter(
-            "sharp_accepted_draft_tokens_total", "Guessed tokens that were right and so cost no step.", "tokens"
+            "sharp_accepted_draft_tokens_total", "Draft tokens that the model accepted; each saves a step.", "tokens"
         )
         self.preemptions = counter("sharp_preemptions_total", "Requests that gave back their blocks for others.")
         self.cache_queries = counter(

@@ -116,7 +116,7 @@ def test_readme_says_what_was_just_seen():
     if SEEN.keys() != support_table.expected():
         pytest.skip("not every architecture was tested in this run")
     table = support_table.table(SEEN)
-    if os.environ.get("SHARP_UPDATE_README"):
+    if os.environ.get("SHARP_UPDATE_TABLE"):
         support_table.write(table)
     assert support_table.written() == table
 

@@ -15,7 +15,7 @@ from sharp.exporter.forms.contiguous import cases as contiguous_verification
 from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.exporter.forms.paged.cases import PagedVerifier
 from sharp.exporter.forms.paged.session import PagedSession
-from sharp.exporter.verification.comparison import INLINED, KERNELS, Answer, compare
+from sharp.exporter.verification.comparison import INLINED, KERNELS, CaseOutputs, compare
 from sharp.exporter.verification.float64 import in_float64
 from sharp.exporter.verification.greedy_decoding import check_continuation, continue_as_drafted, continue_greedily
 from sharp.exporter.verification.torch_outputs import torch_logits
@@ -91,20 +91,20 @@ class Amplifying:
         self.exact = np.random.default_rng(0).uniform(-1, 1, (5, 8))
         self.exact[0, 0] = 1
 
-    def answer(self, error: float) -> Answer:
+    def outputs_of_case(self, error: float) -> CaseOutputs:
         logits = self.exact.copy()
         logits[3, 2] += error
-        return Answer(logits, np.zeros((2, 5, 3)))
+        return CaseOutputs(logits, np.zeros((2, 5, 3)))
 
-    def expected(self, case: str) -> list[Answer]:
-        return [self.answer(0.0 if self.model.weight.dtype == torch.float64 else 2e-4)]
+    def expected(self, case: str) -> list[CaseOutputs]:
+        return [self.outputs_of_case(0.0 if self.model.weight.dtype == torch.float64 else 2e-4)]
 
 
 @pytest.mark.parametrize(("error", "passes"), [(-6e-4, True), (-9e-4, False), (np.nan, False)])
 def test_a_model_that_amplifies_rounding_is_judged_by_its_own_rounding(error, passes):
     verifier = Amplifying()
     expected = {"prompt": verifier.expected("prompt")}
-    said = [verifier.answer(error)]
+    said = [verifier.outputs_of_case(error)]
     before = compare("kernels", "prompt", said, expected["prompt"])
     assert not before.passed
     (judged,) = against_float64(verifier, expected, [before], {0: said}).values()
@@ -133,11 +133,11 @@ def test_pytorch_in_float64_is_wide_all_the_way(tmp_path):
     np.testing.assert_allclose(narrow, torch_logits(source.model, tokens), rtol=1e-4, atol=1e-5)
 
 
-def test_a_greedy_answer_may_differ_by_a_tie_only():
+def test_greedy_tokens_may_differ_by_a_tie_only():
     rows = np.zeros((3, 4), np.float32)
     rows[0, 1], rows[1, 2], rows[2, :] = 1, 1, (0, 0, 1, 1 - 1e-5)
-    answers = {"right": np.array([1, 2, 2]), "tie": np.array([1, 2, 3]), "wrong": np.array([1, 0, 2])}
-    right, tie, wrong = check_continuation(answers, np.array([5, 6]), lambda tokens: rows, 1e-4)
+    computed = {"right": np.array([1, 2, 2]), "tie": np.array([1, 2, 3]), "wrong": np.array([1, 0, 2])}
+    right, tie, wrong = check_continuation(computed, np.array([5, 6]), lambda tokens: rows, 1e-4)
     assert (right.same, right.tied, right.first_difference, right.passed) == (3, 0, None, True)
     assert (tie.same, tie.tied, tie.first_difference, tie.passed) == (2, 1, 2, True)
     assert (wrong.same, wrong.tied, wrong.first_difference, wrong.passed) == (2, 0, 1, False)
@@ -162,12 +162,12 @@ def test_a_draft_saves_steps_and_changes_no_token(wrong, steps):
         return append
 
     prompt = np.array([7, 1, 40])
-    answer = continue_greedily(begin(), prompt, 33)
-    draft = answer.copy()
+    continuation = continue_greedily(begin(), prompt, 33)
+    draft = continuation.copy()
     if wrong is not None:
         draft[wrong] = (draft[wrong] + 1) % 50
     taken = 0
-    assert continue_as_drafted(begin, prompt, draft).tolist() == answer.tolist()
+    assert continue_as_drafted(begin, prompt, draft).tolist() == continuation.tolist()
     assert taken == steps
 
 

@@ -118,7 +118,7 @@ def test_greedy_tokens_equal_hugging_face_under_any_schedule(architecture, expor
             assert step < 10_000, "the engine makes no progress"
         report = engine.report()
         happened.update(
-            preemptions=report.preemptions, hits=report.prefix_cache_hits, right_guesses=report.accepted_tokens
+            preemptions=report.preemptions, hits=report.prefix_cache_hits, right_drafts=report.accepted_tokens
         )
         for request, answer in zip(requests, answers, strict=True):
             assert len(answer) == request["count"]
@@ -129,4 +129,4 @@ def test_greedy_tokens_equal_hugging_face_under_any_schedule(architecture, expor
             assert (logits.max(1).values - chosen).max() <= 1e-4 * logits.abs().max()
 
     check()
-    assert min(happened[what] for what in ("preemptions", "hits", "right_guesses")) > 0
+    assert min(happened[what] for what in ("preemptions", "hits", "right_drafts")) > 0

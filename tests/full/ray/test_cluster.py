@@ -118,7 +118,7 @@ def test_models_take_turns(sharp, client):
 
 
 def test_triton_clients_are_answered(sharp):
-    program = ROOT / "tests" / "serving" / "triton_client.py"
+    program = ROOT / "tests" / "serving" / "frontends" / "kserve" / "triton_client.py"
     result = subprocess.run([sys.executable, program, sharp.address], capture_output=True, timeout=90, check=True)
     got = json.loads(result.stdout)
     assert got["ready"] == [True, True, True]

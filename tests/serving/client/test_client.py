@@ -92,11 +92,9 @@ def test_a_prompt_of_one_token_has_no_logprobs_and_not_none(client, counting):
     assert client.generate("a", SamplingParams(max_tokens=0)).prompt_logprobs is None
 
 
-def test_the_example_of_the_readme_runs(address, capsys):
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    (example,) = (
-        code for code in re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S) if "client.stream" in code
-    )
+def test_the_example_of_the_page_runs(address, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    (example,) = (code for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "client.stream" in code)
     greedy = example.replace("max_tokens=48", "max_tokens=48, temperature=0")  # a sampled completion may be empty
     exec(greedy.replace("localhost:50051", address), {})
     assert capsys.readouterr().out

@@ -65,7 +65,7 @@ def test_drafts(tokens, draft):
     assert PromptLookup(tokens).draft(4) == draft
 
 
-def test_right_guesses_save_steps(start_engine):
+def test_right_drafts_save_steps(start_engine):
     running = start_engine(speculative_tokens=4)
     running.add("a", COUNTED, 12)
     running.run()
@@ -78,7 +78,7 @@ def test_right_guesses_save_steps(start_engine):
     assert len(report.first_token) + len(report.inter_token) == 12
 
 
-def test_wrong_guesses_cost_tokens_and_change_nothing(start_engine):
+def test_wrong_drafts_cost_tokens_and_change_nothing(start_engine):
     running = start_engine(speculative_tokens=4)
     running.add("a", [5, 6, 7, 9, 9, 5, 6], 6)  # 7 was followed by 9
     running.run()
@@ -87,7 +87,7 @@ def test_wrong_guesses_cost_tokens_and_change_nothing(start_engine):
     assert report.draft_tokens > report.accepted_tokens == 0
 
 
-def test_a_stop_token_among_the_guesses_ends_the_answer(start_engine):
+def test_a_stop_token_among_the_drafts_ends_the_completion(start_engine):
     running = start_engine(speculative_tokens=8, attention_interval=1)
     running.add("a", COUNTED, 12, SamplingParams(temperature=0, stop_token_ids=(18,)), attention=True)
     running.run()
@@ -99,7 +99,7 @@ def test_a_stop_token_among_the_guesses_ends_the_answer(start_engine):
     assert sum(len(rows.positions) for rows in running.engine.report().attention) == len(COUNTED) + 4
 
 
-def test_a_stop_string_among_the_guesses_ends_the_answer(start_engine):
+def test_a_stop_string_among_the_drafts_ends_the_completion(start_engine):
     running = start_engine(speculative_tokens=8, attention_interval=1)
     text = [*b"abcdefghijklmn", *b"abcd"]
     running.add("a", text, 12, SamplingParams(temperature=0, stop=("gh",)), attention=True)
@@ -177,7 +177,7 @@ def test_a_guide_that_ends_inside_a_guess(start_engine, counting):
     assert running.engine.report().accepted_tokens
 
 
-def test_an_int8_cache_guesses_nothing_by_itself(counting):
+def test_an_int8_cache_drafts_nothing_by_itself(counting):
     """A draft token would round the tokens of its block anew, as they have one scale."""
     manifest = read_manifest(counting)
     backend = load_backend(counting, manifest, BackendConfig(threads=1, kernels=False))
@@ -213,7 +213,7 @@ def test_a_drawn_answer_is_the_same(start_engine):
     assert 0 < report.accepted_tokens < report.draft_tokens
 
 
-def test_zero_guesses_none_and_a_processor_guesses_by_itself(start_engine):
+def test_zero_drafts_none_and_a_processor_drafts_by_itself(start_engine):
     for settings, drafts in (({"speculative_tokens": 0}, False), ({}, True)):
         running = start_engine(**settings)
         running.add("a", COUNTED, 12, GREEDY)

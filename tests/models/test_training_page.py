@@ -1,17 +1,17 @@
-"""The README's training loop runs as it stands there, and what it writes is a checkpoint."""
+"""The training loop of docs/training.md runs as it stands there, and what it writes is a checkpoint."""
 
 import re
 from pathlib import Path
 
 from sharp.models.checkpoint import load_checkpoint
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 
 
 def test_the_training_loop_writes_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (example,) = (
-        code for code in re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S) if "save_checkpoint" in code
+        code for code in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if "save_checkpoint" in code
     )
     exec(example, {})
     model = load_checkpoint(tmp_path / "mine.safetensors")

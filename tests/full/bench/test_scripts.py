@@ -10,7 +10,7 @@ from bench import engine_step, long_prompt, metrics, normalizers, precision
 from bench.tables import page
 from sharp.exporter.cli import export
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
