@@ -24,7 +24,7 @@ from sharp.serving.client.options import connection_options
 from sharp.serving.llm import LLM
 from sharp.serving.observability.request_log import set_up_logging
 from sharp.serving.server.server import Started, run_server
-from sharp.serving.server.settings import CONFIG_VARIABLE, ServeSettings, read_settings
+from sharp.serving.server.settings import CONFIG_VARIABLE, SERVER_SETTINGS, read_settings
 from sharp.serving.server.startup import print_startup
 
 HEADS_SHOWN = 5
@@ -34,21 +34,14 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for every field of `ServeSettings`; one that is not given is None."""
-    for name, field in reversed(ServeSettings.model_fields.items()):
-        flag = f"--{name.replace('_', '-')}"
-        default = "" if field.default is None or field.default_factory is not None else f"  [default: {field.default}]"
-        if isinstance(field.default, bool):
-            flag, default = f"{flag}/--no-{flag[2:]}", "  [default: on]" if field.default else "  [default: off]"
-        kind = next((kind for kind in (int, float, str) if field.annotation in (kind, kind | None)), None)
-        option = click.option(
-            flag,
-            name,
-            default=None,
-            type=bool if isinstance(field.default, bool) else kind or PATH,
-            help=f"{field.description}{default}",
-        )
-        command = option(command)
+    """Give a command a flag for every setting; one that is not given is None."""
+    for setting in reversed(SERVER_SETTINGS):
+        flag = f"{setting.flag}/--no-{setting.flag[2:]}" if setting.type is bool else setting.flag
+        kind = PATH if setting.type is Path else setting.type
+        choices = f" One of: {', '.join(setting.metadata.choices)}." if setting.metadata.choices else ""
+        default = f"  [default: {setting.default_text}]" if setting.default_text else ""
+        text = f"{setting.metadata.help}{choices}{default}"
+        command = click.option(flag, setting.name, default=None, type=kind, help=text)(command)
     return command
 
 

@@ -25,7 +25,7 @@ from sharp.ray.router import PrefixRouter
 from sharp.serving.api.errors import FieldError, InputError, NotFoundError, SharpError
 from sharp.serving.frontends.grpc.control import MISSING_REQUEST_ID, ControlService
 from sharp.serving.frontends.grpc.inference import InferenceService
-from sharp.serving.frontends.http.app import metrics_route
+from sharp.serving.frontends.http.app import make_app, metrics_route
 from sharp.serving.frontends.http.authentication import TokenMiddleware, is_protected
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.server import HttpServer
@@ -45,8 +45,9 @@ ABORT_SECONDS = 10.0
 class LoadedModel:
     """A model in a replica, until Serve unloads it for another."""
 
-    def __init__(self, running: RunningModel, stack: AsyncExitStack, grace_seconds: float) -> None:
+    def __init__(self, running: RunningModel, app: Starlette, stack: AsyncExitStack, grace_seconds: float) -> None:
         self.running = running
+        self.app = app
         self.inference = InferenceService(running.service)
         self.control = ControlService(running.service, running.info)
         self.kserve = KServeService(running.service, running.info.version)
@@ -110,8 +111,10 @@ class ModelServer:
 
     async def _load_folder(self, path: Path) -> LoadedModel:
         stack = AsyncExitStack()
-        running = await stack.enter_async_context(run_model(path, self._settings, self._metrics, self._tokens))
-        loaded = LoadedModel(running, stack, self._settings.server.grace_seconds)
+        config = self._settings.server
+        running = await stack.enter_async_context(run_model(path, self._settings, self._metrics))
+        app = make_app(running, self._metrics, config.max_message_bytes, self._tokens)
+        loaded = LoadedModel(running, app, stack, config.grace_seconds)
         self._loaded.add(loaded)
         stack.callback(self._loaded.discard, loaded)
         return loaded
@@ -259,7 +262,7 @@ class ModelServer:
         except SharpError as error:
             await error_response(error)(scope, receive, send)
         else:
-            await loaded.running.app(scope, receive, send)
+            await loaded.app(scope, receive, send)
 
     async def __del__(self) -> None:
         """Free what Serve has drained."""

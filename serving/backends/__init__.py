@@ -6,14 +6,9 @@ from pathlib import Path
 from sharp.plugins.manifest import Manifest
 from sharp.serving.api.errors import NotFoundError
 from sharp.serving.backends.backend import Backend, Batch, Limits, StepOutput
-from sharp.serving.config import BackendConfig
+from sharp.serving.config import BACKENDS, BackendConfig
 
 __all__ = ["BACKENDS", "Backend", "Batch", "Limits", "StepOutput", "load_backend"]
-
-BACKENDS = {
-    "onnxruntime": "sharp.serving.backends.onnxruntime:OnnxRuntimeBackend",
-    "tensorrt": "sharp.serving.backends.tensorrt:TensorRtBackend",
-}
 
 
 def load_backend(folder: Path, manifest: Manifest, config: BackendConfig) -> Backend:

@@ -45,7 +45,14 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     check_can_write(output)
     backend = BackendConfig(threads=threads or available_cpus())
     # One sequence at a time, all of it in one step; nothing comes from a cache, so every token is collected.
-    config = EngineConfig(max(context, 64), max(context, 64), 1, 1, prefix_cache=False, prefill_chunk_tokens=context)
+    config = EngineConfig(
+        cache_tokens=max(context, 64),
+        max_batch_tokens=max(context, 64),
+        max_sequences=1,
+        prefill_chunk_tokens=context,
+        prefix_cache=False,
+        attention_interval=1,
+    )
     model, _, engine = load_model_folder(folder, backend, config)
     if model.tokenizer is None:
         raise InputError(f"{folder} has no tokenizer, so no text can be read; export it from a checkpoint with one")

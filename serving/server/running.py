@@ -1,4 +1,4 @@
-"""A model whose engine runs, before any port is open: what every frontend is made of, here and in `sharp.ray`."""
+"""`run_model`: a model and its engine, without ports. All API frontends use it, here and in `sharp.ray`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,20 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from starlette.applications import Starlette
-
 from sharp.serving.config import Settings
 from sharp.serving.engine.model_folder import ModelFolder, load_model_folder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.frontends.http.app import make_app
-from sharp.serving.frontends.http.live import LiveState
 from sharp.serving.frontends.service import GenerationService
-from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
-from sharp.serving.server.tokens import Tokens
 from sharp.serving.server.version import sharp_version
-from sharp.serving.text.chat_template import load_chat_template
+from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.v1 import control_pb2
 
 
@@ -29,26 +24,24 @@ class RunningModel:
 
     Attributes:
         model: the loaded folder.
-        chat: it has a chat template.
-        engine: its thread.
-        service: takes requests.
-        info: what gRPC says of the server.
-        app: OpenAI's API for this model, with the metrics of the whole server.
+        template: its chat template; None without one.
+        engine: the thread of its engine.
+        service: accepts requests.
+        info: the response of GetServerInfo.
+        metrics: of this model, among those of the server.
     """
 
     model: ModelFolder
-    chat: bool
+    template: ChatTemplate | None
     engine: EngineThread
     service: GenerationService
     info: control_pb2.GetServerInfoResponse
-    app: Starlette
+    metrics: ModelMetrics
 
 
 @asynccontextmanager
-async def run_model(
-    path: Path, settings: Settings, metrics: Metrics, tokens: Tokens | None = None
-) -> AsyncIterator[RunningModel]:
-    """Load the model folder at `path` and run its engine until the block is left; requests that are left then fail.
+async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIterator[RunningModel]:
+    """Load the model folder at `path` and run its engine until the block exits; requests that still run then fail.
 
     Raises:
         NotFoundError: there is no model folder.
@@ -61,7 +54,7 @@ async def run_model(
     engine_config = settings.engine
     if settings.metrics.attention_metrics == "off":
         engine_config = replace(engine_config, attention_interval=0)
-    # In a thread, or a signal would find nobody to hear it.
+    # In a thread: the event loop must handle signals meanwhile.
     model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
     if not config.model_sampling:
         model = replace(model, sampling={})
@@ -92,13 +85,11 @@ async def run_model(
     service = GenerationService(
         model, thread, config.max_unread_messages, config.stall_seconds, tracing, config.log_prompts
     )
-    live = LiveState(model, metrics, model_metrics)
-    app = make_app(service, template, metrics, live, config.max_message_bytes, tokens)
     thread.start()
     try:
-        yield RunningModel(model, template is not None, thread, service, info, app)
+        yield RunningModel(model, template, thread, service, info, model_metrics)
     finally:
-        # Not in the event loop: the last step may take a while, and its events are delivered to this loop.
+        # Not in the event loop: the last step may take a while, and delivers its events to this loop.
         await asyncio.to_thread(thread.stop)
         metrics.remove_model(model_metrics)
         if tracing is not None:

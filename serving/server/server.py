@@ -13,6 +13,7 @@ from typing import Any
 from sharp.serving.api.errors import EngineError
 from sharp.serving.config import Settings
 from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.frontends.http.app import make_app
 from sharp.serving.frontends.http.server import HttpServer
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.server.address import check_can_listen, join
@@ -54,17 +55,19 @@ async def run_server(
     stop = stop or _signal(config.grace_seconds)
     tls = None if config.tls is None else Tls(config.tls)
     tokens = None if config.token_file is None else Tokens(config.token_file)
-    async with run_model(path, settings, Metrics(), tokens) as running:
+    metrics = Metrics()
+    async with run_model(path, settings, metrics) as running:
         if stop.is_set():
             return
         grpc_server = GrpcServer(running.service, running.info, config, tls, tokens)
-        http_server = HttpServer(running.app, config.host, config.http_port, tls)
+        app = make_app(running, metrics, config.max_message_bytes, tokens)
+        http_server = HttpServer(app, config.host, config.http_port, tls)
         await grpc_server.start()
         await http_server.start()
         on_start(
             Started(
                 running.model,
-                running.chat,
+                running.template is not None,
                 settings,
                 running.info,
                 join(config.host, grpc_server.port),

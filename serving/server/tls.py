@@ -4,29 +4,15 @@ import logging
 import ssl
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from sharp.serving.api.errors import InputError
+from sharp.serving.config import TlsConfig
 from sharp.serving.server.watched_files import signature
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TlsConfig:
-    """The server's certificate chain and key, PEM; with `client_ca` every client must show a certificate of that CA."""
-
-    cert: Path
-    key: Path
-    client_ca: Path | None = None
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All of them."""
-        return (self.cert, self.key, *(() if self.client_ca is None else (self.client_ca,)))
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,16 @@ from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, TokenizerRequest, tokenization
-from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics
+from sharp.serving.server.running import RunningModel
 from sharp.serving.server.tokens import Tokens
 from sharp.serving.server.version import sharp_version
-from sharp.serving.text.chat_template import ChatTemplate
 
 
-def make_app(
-    service: GenerationService,
-    template: ChatTemplate | None,
-    shown: Metrics,
-    live: LiveState,
-    max_body_bytes: int,
-    tokens: Tokens | None = None,
-) -> Starlette:
-    """The application; `template` is None for a model that has no chat template, `tokens` without authentication."""
+def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, tokens: Tokens | None = None) -> Starlette:
+    """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
+    service, template = running.service, running.template
+    live = LiveState(running.model, metrics, running.metrics)
     name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
     entry = {
         "id": name,
@@ -89,7 +83,7 @@ def make_app(
             question("/tokenize", TokenizeRequest),
             question("/detokenize", DetokenizeRequest),
             Route("/version", version),
-            metrics_route(shown),
+            metrics_route(metrics),
             Route("/health", health),
             Route("/", page),
             Route("/live", state),
@@ -99,11 +93,11 @@ def make_app(
     )
 
 
-def metrics_route(shown: Metrics) -> Route:
+def metrics_route(metrics: Metrics) -> Route:
     """`/metrics`."""
 
-    def metrics(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
-        text, content_type = shown.text(request.headers.get("accept", ""))
+    def expose(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
+        text, content_type = metrics.text(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
-    return Route("/metrics", metrics)
+    return Route("/metrics", expose)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharp.serving.server.tls import TlsConfig
+from sharp.serving.config import TlsConfig
 from tests.serving.frontends.test_security import Authority
 
 ROOT = Path(__file__).parents[3]

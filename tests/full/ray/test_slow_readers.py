@@ -16,6 +16,7 @@ from sharp.ray.context import ReplicaContext
 from sharp.ray.handover import AHEAD, held_back, unpacked
 from sharp.serving.engine.engine import Engine
 from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.frontends.http.app import make_app
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.server.running import run_model
 from sharp.v1 import inference_pb2
@@ -146,7 +147,7 @@ COMPLETION = {
 
 def test_an_http_stream_that_is_not_read_is_stopped_and_says_so(counting):
     async def ask(running):
-        request = Http(running.app, json.dumps(COMPLETION).encode())
+        request = Http(make_app(running, Metrics(), 1000), json.dumps(COMPLETION).encode())
         batches = [await request.take()]
         await stopped(running)
         while batches[-1]:

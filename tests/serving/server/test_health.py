@@ -9,8 +9,8 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
+from sharp.serving.config import TlsConfig
 from sharp.serving.server.health import health
-from sharp.serving.server.tls import TlsConfig
 
 
 def ask(*options, **variables):

@@ -1,11 +1,15 @@
 """The settings of `sharp-serve`: flags before the environment before the file, and one sentence for what cannot be."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from sharp.serving.api.errors import InputError
 from sharp.serving.cli import serve
-from sharp.serving.server.settings import ServeSettings, read_settings
+from sharp.serving.config import TlsConfig
+from sharp.serving.server.settings import SERVER_SETTINGS, read_settings
+from sharp.serving.server.settings_page import settings_page
 
 
 @pytest.fixture
@@ -29,23 +33,6 @@ def test_flags_count_before_the_environment_before_the_file(file, monkeypatch):
     monkeypatch.setenv("SHARP_MAX_SEQUENCES", "2")
     settings = read_settings({"max_sequences": 3}, config)
     assert (settings.server.grpc_port, settings.server.http_port, settings.engine.max_sequences) == (1, 2, 3)
-
-
-def test_every_setting_reaches_the_server(file, tmp_path):
-    changed = {
-        name: (not field.default if isinstance(field.default, bool) else 77.0 if field.annotation is float else 77)
-        for name, field in ServeSettings.model_fields.items()
-        if field.annotation in (int, float, bool, int | None)
-    }
-    texts = {name: str(tmp_path / name) for name in ServeSettings.model_fields if name not in changed}
-    texts |= {"backend": "onnxruntime", "device": "cuda", "attention_metrics": "layer", "log_format": "json"}
-    changed["dispersion_threshold"] = 0.5
-    settings = read_settings(changed | texts, None)
-    parts = (settings.server, settings.engine, settings.metrics, settings.backend, settings.server.tls)
-    found = {name: value for part in parts for name, value in vars(part).items()}
-    names = {"backend": "name", "tls_cert": "cert", "tls_key": "key", "tls_client_ca": "client_ca"}
-    for name, value in (changed | texts).items():
-        assert str(found[names.get(name, name)]) == str(value), name
 
 
 @pytest.mark.parametrize(
@@ -89,3 +76,42 @@ def test_the_command_reads_the_file_that_a_variable_names(file, tmp_path):
         assert (result.exit_code, "max_sequences is 0; it must be at least 1" in result.output) == (2, True)
     result = CliRunner().invoke(serve, [str(tmp_path), "--config", str(tmp_path / "none.toml")])
     assert (result.exit_code, "does not exist" in result.output) == (2, True)
+
+
+def test_the_reference_page_is_current():
+    page = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
+    command = "python -m sharp.serving.server.settings_page > docs/reference/settings.md"
+    assert page.read_text() == settings_page(), f"run {command}"
+
+
+VALUES = {bool: False, int: 77, float: 0.5, str: "x", Path: Path("x")}
+CHOSEN = {"device": "cuda", "attention_metrics": "layer", "log_format": "json"}
+
+
+@pytest.mark.parametrize("setting", SERVER_SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_is_a_flag_a_variable_and_a_key(setting, file, monkeypatch):
+    flags = {flag: option for option in serve.params for flag in (*option.opts, *option.secondary_opts)}
+    assert flags[setting.flag].name == setting.name
+    assert setting.metadata.help in flags[setting.flag].help
+    assert (f"--no-{setting.flag[2:]}" in flags) == (setting.type is bool)
+
+    def read(flags, config):
+        settings = read_settings(flags, config)
+        components = (settings.server, settings.server.tls, settings.backend, settings.engine, settings.metrics)
+        (component,) = (one for one in components if type(one) is setting.component)
+        return getattr(component, setting.field.name)
+
+    value = CHOSEN.get(setting.name, VALUES[setting.type])
+    for name in {"tls_cert", "tls_key"} - {setting.name} if setting.component is TlsConfig else ():
+        monkeypatch.setenv(f"SHARP_{name.upper()}", "needed beside it")
+    written = str(value).lower() if setting.type in (bool, int, float) else repr(str(value))
+    assert read({}, file(f"{setting.name} = {written}")) == value
+    assert read({setting.name: value}, None) == value
+    monkeypatch.setenv(setting.variable, str(value))
+    assert read({}, None) == value
+
+
+def test_an_empty_variable_is_no_number(monkeypatch):
+    monkeypatch.setenv("SHARP_CACHE_TOKENS", "")
+    with pytest.raises(InputError, match="cache_tokens: Input should be a valid integer"):
+        read_settings({}, None)
