@@ -28,7 +28,7 @@ def asked(tmp_path, monkeypatch):
 
     def model(name):
         service = SimpleNamespace(draining=False)
-        return SimpleNamespace(running=SimpleNamespace(app=PlainTextResponse(name), service=service))
+        return SimpleNamespace(app=PlainTextResponse(name), running=SimpleNamespace(service=service))
 
     async def load(name):
         loads.append(name)
