@@ -155,27 +155,19 @@ def compile_all(
     on_image: Callable[[Image], None] = lambda _image: None,
 ) -> list[Image]:
     """Every kernel for its compute capability (None: PTX), in order; `on_image` hears of each."""
-    if jobs == 1:
+    if jobs == 1 or not work:
         images = []
         for item in work:
             images.append(compile_kernel(*item, cache))
             on_image(images[-1])
         return images
-    global _work
-    _work = [(*item, cache) for item in work]  # a fork sees it: Triton's functions cannot be pickled
     images = []
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        for image in pool.map(_compile, range(len(work))):
+    # Not forked: a fork of a process with threads may wait for ever for a lock that one of them held.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for image in pool.map(compile_kernel, *zip(*work, strict=True), [cache] * len(work)):
             images.append(image)
             on_image(image)
     return images
-
-
-_work: list[tuple[Kernel, int | None, Path]] = []
-
-
-def _compile(index: int) -> Image:
-    return compile_kernel(*_work[index])
 
 
 def summary(images: Sequence[Image]) -> Table:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ class Kernel:
     warps: int = 4
     stages: int = 2
     tile: tuple[int, int] = (0, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Triton's functions cannot be pickled: another process imports them by name."""
+        return {**vars(self), "function": (self.function.__module__, self.function.__name__)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See `__getstate__`."""
+        module, name = state["function"]
+        vars(self).update(state, function=getattr(import_module(module), name))
 
 
 @dataclass(frozen=True)
