@@ -105,7 +105,7 @@ class ModelServer:
         await self._model("")
         if metrics_port is not None:
             app = Starlette(routes=[metrics_route(self._metrics)])
-            self._metrics_server = HttpServer(app, config.host, metrics_port, name="metrics_port")
+            self._metrics_server = HttpServer(app, config, metrics_port, name="metrics_port")
             await self._metrics_server.start()
             logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)
 

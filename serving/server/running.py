@@ -83,7 +83,13 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     thread = EngineThread(engine, observe)
     model_metrics.watch_step(lambda: thread.seconds_in_step)
     service = GenerationService(
-        model, thread, config.max_unread_messages, config.stall_seconds, tracing, config.log_prompts
+        model,
+        thread,
+        config.max_unread_messages,
+        config.stall_seconds,
+        tracing,
+        config.log_prompts,
+        config.max_buffered_bytes,
     )
     thread.start()
     try:
@@ -91,6 +97,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     finally:
         # Not in the event loop: the last step may take a while, and delivers its events to this loop.
         await asyncio.to_thread(thread.stop)
+        service.close()
         metrics.remove_model(model_metrics)
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

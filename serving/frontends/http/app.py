@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
+from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.generation import Generation
@@ -26,6 +27,7 @@ from sharp.serving.server.version import sharp_version
 def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, tokens: Tokens | None = None) -> Starlette:
     """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
     service, template = running.service, running.template
+    max_body_bytes = most_request_bytes(service.model.context_limit, max_body_bytes)
     live = LiveState(running.model, metrics, running.metrics)
     name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
     entry = {

@@ -135,7 +135,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         call = call_of(context, "kserve")
         with self._statistics.measured():
             with refusals_logged(call, self._model):
-                inference = self._read(request)
+                inference = await self._service.parsing.run(lambda: self._read(request))
                 if inference.stream:
                     raise FieldError(STREAM, "stream is true; only ModelStreamInfer can stream")
             return await self._whole(request.id, inference, call)
@@ -168,7 +168,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
         with refusals_logged(call, self._model):
-            inference = self._read(request)
+            inference = await self._service.parsing.run(lambda: self._read(request))
         if not inference.stream:
             whole = await self._whole(request.id, inference, call)
             whole.parameters[FINAL].bool_param = True
