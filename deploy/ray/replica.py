@@ -140,7 +140,7 @@ class ModelServer:
         """Serve asks now and then, and replaces the replica when this raises."""
         for loaded in self._loaded:
             if not loaded.running.service.draining:
-                loaded.running.service.check_serving()
+                await loaded.running.service.health.check_live()
 
     async def _answer(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from sharp.serving.api.errors import QueueFullError
 
@@ -62,7 +63,18 @@ class Buffers:
     def hold(self) -> Iterator[Held]:
         """What is added inside is held until the end of the block at the latest."""
         held = Held(self)
+        token = _HELD.set(held)
         try:
             yield held
         finally:
             held.release()
+            _HELD.reset(token)
+
+
+_HELD: ContextVar[Held | None] = ContextVar("held", default=None)
+
+
+def release_held() -> None:
+    """Release what the request of this task holds: the engine has it."""
+    if held := _HELD.get():
+        held.release()

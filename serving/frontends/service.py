@@ -9,7 +9,6 @@ from sharp.serving.api.errors import (
     DrainingError,
     EngineError,
     NotFoundError,
-    SharpError,
     SlowReaderError,
     StalledError,
 )
@@ -19,7 +18,8 @@ from sharp.serving.config import ServerConfig
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.frontends.buffers import Buffers
+from sharp.serving.frontends.buffers import Buffers, release_held
+from sharp.serving.frontends.health import Health
 from sharp.serving.frontends.pool import Pool
 from sharp.serving.observability.request_log import log_prompt, log_request
 from sharp.serving.observability.request_record import Call, ServedRequest
@@ -124,6 +124,7 @@ class GenerationService:
         self._time_is_over = False  # of what ran when draining began
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
+        self.health = Health(self, stall_seconds)
         self.buffers = Buffers(max_buffered_bytes)
         self.parsing = Pool("parsed", PARSING_THREADS, MOST_WAITING)
         self.preparing = Pool("prepared", PREPARING_THREADS, MOST_WAITING)
@@ -141,26 +142,25 @@ class GenerationService:
 
         Raises:
             DrainingError: the server takes no more requests.
-            EngineError: the engine has ended.
-            StalledError: the engine is stuck in a step.
+            SharpError: from `check_engine`.
         """
         if self.draining:
             raise DrainingError(DRAINING)
+        self.check_engine()
+
+    def check_engine(self) -> None:
+        """Check that the engine works.
+
+        Raises:
+            EngineError: it has ended.
+            StalledError: it is stuck in a step.
+        """
         if self.engine.ended.done():
             raise EngineError("the engine has ended; the server's log says why")
         if self.engine.seconds_in_step > self._stall_seconds:
             raise StalledError(
                 f"the engine has been in one step for over {self._stall_seconds:g} s; ask another server"
             )
-
-    @property
-    def serving(self) -> bool:
-        """`check_serving` finds nothing."""
-        try:
-            self.check_serving()
-        except SharpError:
-            return False
-        return True
 
     def check_model(self, name: str) -> None:
         """Raise NotFoundError unless `name` is the served model or not set."""
@@ -189,6 +189,7 @@ class GenerationService:
             streams = [await stack.enter_async_context(self._submitted(call, one)) for one in prepare]
             for stream in streams:
                 await stream.accepted()
+            release_held()
             yield streams
 
     @asynccontextmanager

@@ -1,6 +1,7 @@
 """The ASGI application: OpenAI's API, `/metrics`, `/health`, and a page to look at."""
 
 import time
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,12 +45,15 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
     async def page(_request: Request) -> Response:
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
-    async def health(_request: Request) -> Response:
-        try:
-            service.check_serving()
-        except SharpError as error:
-            return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
-        return JSONResponse({"status": "ok"})
+    def health(path: str, check: Callable[[], Awaitable[None]]) -> Route:
+        async def respond(_request: Request) -> Response:
+            try:
+                await check()
+            except SharpError as error:
+                return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
+            return JSONResponse({"status": "ok"})
+
+        return Route(path, respond)
 
     async def models(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [entry]})
@@ -86,7 +90,9 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
             question("/detokenize", DetokenizeRequest),
             Route("/version", version),
             metrics_route(metrics),
-            Route("/health", health),
+            health("/health", service.health.check_ready),
+            health("/health/ready", service.health.check_ready),
+            health("/health/live", service.health.check_live),
             Route("/", page),
             Route("/live", state),
         ],

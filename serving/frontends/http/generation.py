@@ -84,7 +84,6 @@ class Generation:
             for number, prompt in enumerate(prompts)
         ]
         async with self._service.streams(call, prepare) as streams:
-            held.release()
             response = self._response(request, request_id, prompts, streams)
             if request.stream:
                 await _send_stream(request, params, response, streams, send)

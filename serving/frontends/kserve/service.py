@@ -57,15 +57,15 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerLive(  # noqa: N802
         self, _request: messages.ServerLiveRequest, _context: Context
     ) -> messages.ServerLiveResponse:
-        """The server runs."""
-        return messages.ServerLiveResponse(live=True)
+        """The server needs no restart."""
+        return messages.ServerLiveResponse(live=await self._service.health.live())
 
     @reports_errors
     async def ServerReady(  # noqa: N802
         self, _request: messages.ServerReadyRequest, _context: Context
     ) -> messages.ServerReadyResponse:
         """The server takes requests."""
-        return messages.ServerReadyResponse(ready=self._service.serving)
+        return messages.ServerReadyResponse(ready=await self._service.health.ready())
 
     @reports_errors
     async def ModelReady(  # noqa: N802
@@ -73,7 +73,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> messages.ModelReadyResponse:
         """The model takes requests."""
         self._check_model(request.name, request.version)
-        return messages.ModelReadyResponse(ready=self._service.serving)
+        return messages.ModelReadyResponse(ready=await self._service.health.ready())
 
     @reports_errors
     async def ServerMetadata(  # noqa: N802

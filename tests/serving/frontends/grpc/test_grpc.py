@@ -113,12 +113,13 @@ def test_an_error_about_a_long_name_arrives(client, letter):
     assert details.endswith(f"{letter} ...")
 
 
-def test_a_text_of_many_megabytes_is_refused_fast(client):
-    code, message = status(lambda: list(client.stream("x" * (60 << 20), timeout=5)))
-    assert (code, message) == (
+def test_a_text_that_is_much_too_long_is_refused_fast(client):
+    assert status(lambda: list(client.stream("x" * 10**6, timeout=5))) == (
         INVALID,
-        f"prompt has {60 << 20} characters, which is far more than 128 tokens, the limit",
+        "prompt has 1000000 characters, which is far more than 128 tokens, the limit",
     )
+    code, _ = status(lambda: list(client.stream("x" * (60 << 20), timeout=5)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_tokenize(client, connect, ids_only):
