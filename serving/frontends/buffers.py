@@ -34,8 +34,8 @@ class Held:
         """
         buffers, count = self._buffers, len(part)
         if buffers.bytes + count > buffers.most:
-            message = f"requests that are being received hold {buffers.bytes >> 20} MB; the limit is"
-            raise QueueFullError(f"{message} {buffers.most >> 20} MB; try again in 1 s", RETRY_SECONDS)
+            message = f"requests that are being received hold {buffers.bytes / 2**20:.1f} MiB; the limit is"
+            raise QueueFullError(f"{message} {buffers.most / 2**20:.1f} MiB; try again in 1 s", RETRY_SECONDS)
         buffers.bytes += count
         self._bytes += count
         self._parts.append(part)

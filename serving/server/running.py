@@ -56,6 +56,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         engine_config = replace(engine_config, attention_interval=0)
     # In a thread: the event loop must handle signals meanwhile.
     model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
+    await asyncio.to_thread(model.guides.load)
     if not config.model_sampling:
         model = replace(model, sampling={})
     info = control_pb2.GetServerInfoResponse(

@@ -12,7 +12,7 @@ from sharp.serving.machine import available_cpus
 
 # Of text that is longer than this many characters per allowed token, the start is tokenized first.
 CHARACTERS_PER_TOKEN = 8
-MOST_CHARACTERS = 2**20
+MOST_CHARACTERS = 2**19
 
 
 class Tokenizer:
@@ -100,7 +100,7 @@ def check_characters(text: str, context_limit: int) -> None:
     """Refuse a text to tokenize, which need not fit the context, that would take a server's memory.
 
     Raises:
-        FieldError: it has more characters than a full context may have, and more than a million.
+        FieldError: it has more characters than a full context may have, and more than half a million.
     """
     limit = max(MOST_CHARACTERS, context_limit * CHARACTERS_PER_TOKEN)
     if len(text) > limit:

@@ -63,7 +63,7 @@ def test_names_and_back(ask):
         ("/tokenize", {}, "chatting", 400, "give either prompt or messages"),
         ("/tokenize", {"prompt": "a", "messages": HI}, "chatting", 400, "give either prompt or messages"),
         ("/tokenize", {"prompt": "a", "tools": []}, "chatting", 400, "tools is for messages, and there is a prompt"),
-        ("/tokenize", {"prompt": "a" * (2**20 + 1)}, "chatting", 400, "has 1048577 characters; the limit is 1048576"),
+        ("/tokenize", {"prompt": "a" * (2**19 + 1)}, "chatting", 400, "has 524289 characters; the limit is 524288"),
         ("/detokenize", {"tokens": [1] * (2**16 + 1)}, "chatting", 400, "has 65537 entries; the limit is 65536"),
         ("/detokenize", {"tokens": [1] * 2**19}, "chatting", 413, "the body has more than 786444 bytes, the limit"),
         ("/tokenize", {"prompt": "a", "model": "b"}, "chatting", 404, "model 'b' is not served here; the server has"),
