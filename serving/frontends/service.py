@@ -27,7 +27,7 @@ from sharp.serving.observability.tracing import Tracing
 
 # A client that takes nothing of what waits for it has gone, whatever its connection says: its call is ended.
 UNREAD_SECONDS = 60.0
-# Parsing and rendering hold the interpreter's lock: more threads would only take turns with the engine's. Preparing is
+# Parsing and rendering hold the interpreter's lock: more threads would only slow down the engine's. Preparing is
 # mostly waiting, for a schema or grammar that is compiled elsewhere.
 PARSING_THREADS, PREPARING_THREADS = 2, 64
 MOST_WAITING = 256

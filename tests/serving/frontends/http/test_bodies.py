@@ -68,11 +68,11 @@ def buffers(monkeypatch):
     """Those of the server that has had a request."""
     made, hold = [], Buffers.hold
 
-    def remembered(buffers):
+    def recorded(buffers):
         made.append(buffers)
         return hold(buffers)
 
-    monkeypatch.setattr(Buffers, "hold", remembered)
+    monkeypatch.setattr(Buffers, "hold", recorded)
     return made
 
 
