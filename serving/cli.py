@@ -1,6 +1,7 @@
 """The commands `sharp serve` (also `sharp-serve`) and `sharp generate`."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -28,6 +29,7 @@ from sharp.serving.server.settings import CONFIG_VARIABLE, SERVER_SETTINGS, read
 from sharp.serving.server.startup import print_startup
 
 HEADS_SHOWN = 5
+COLLECTIONS = (50_000, 50, 100)  # Python's garbage collector: by default (700, 10, 10)
 PATH = click.Path(path_type=Path)
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -66,6 +68,11 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
 
 
 def _announce(started: Started) -> None:
+    # A collection of all objects holds up every thread: what was loaded is left out from now on, and a body of many
+    # lists makes none.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTIONS)
     print_startup(started)
     click.echo(f"sharp-serve: ready grpc={started.grpc_address} http={started.http_address}")
 

@@ -67,6 +67,39 @@ class ServerConfig:
     ] = 8000
     max_message_bytes: int = 64 * MIB
     max_unread_messages: int = 4096
+    max_connections: Annotated[
+        int,
+        Setting(
+            "Most connections of a port. Beyond it the one that has waited longest for its client is closed, and where "
+            "all serve a request, only health is served. It is lowered to what the limit of open files allows.",
+            at_least=1,
+            at_most=2**20,
+        ),
+    ] = 1024
+    max_streams: Annotated[
+        int,
+        Setting("Most calls that run together on one gRPC connection; further ones wait.", at_least=1, at_most=MOST),
+    ] = 256
+    header_seconds: Annotated[
+        PositiveFloat,
+        Setting("How long a client may take for the header of a request, or for the handshake.", limits="above 0"),
+    ] = 10.0
+    body_seconds: Annotated[
+        PositiveFloat,
+        Setting("How long a client may take for the body of a request, or for its message.", limits="above 0"),
+    ] = 30.0
+    idle_seconds: Annotated[
+        PositiveFloat,
+        Setting(
+            "How long a connection without a request is kept. Longer than the 60 s for which proxies keep theirs, as a "
+            "request that comes when the server closes it is lost.",
+            limits="above 0",
+        ),
+    ] = 75.0
+    max_buffered_bytes: Annotated[
+        int,
+        Setting("Most bytes of requests that are being received or prepared, of all clients.", at_least=MIB),
+    ] = 128 * MIB
     grace_seconds: Annotated[
         NonNegativeFloat,
         Setting(

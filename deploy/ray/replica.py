@@ -105,7 +105,7 @@ class ModelServer:
         await self._model("")
         if metrics_port is not None:
             app = Starlette(routes=[metrics_route(self._metrics)])
-            self._metrics_server = HttpServer(app, config.host, metrics_port, name="metrics_port")
+            self._metrics_server = HttpServer(app, config, metrics_port, name="metrics_port")
             await self._metrics_server.start()
             logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)
 
@@ -140,7 +140,7 @@ class ModelServer:
         """Serve asks now and then, and replaces the replica when this raises."""
         for loaded in self._loaded:
             if not loaded.running.service.draining:
-                loaded.running.service.check_serving()
+                await loaded.running.service.health.check_live()
 
     async def _answer(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
         try:

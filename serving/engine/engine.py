@@ -84,6 +84,9 @@ class Engine:
         self._groups: dict[str, _SequenceGroup] = {}
         self._numbered = 0
         self._steps = 0
+        # One after the other, which failed or whose logits were finite for no request.
+        self.failed_steps = 0
+        self._finite: set[bool] = set()  # what was found in a step
         self._tally = Tally()
 
     @property
@@ -152,6 +155,7 @@ class Engine:
 
     def _fail_all(self, sequences: Iterable[Sequence], error: Exception) -> list[Event]:
         """Fail the requests of a step that failed."""
+        self.failed_steps += 1
         failed = dict.fromkeys(sequence.request_id for sequence in sequences)
         logger.exception("a step of %d requests failed", len(failed))
         failure = EngineError(f"a step of the engine failed: {error}")
@@ -209,12 +213,15 @@ class Engine:
         observed = np.zeros(len(result.positions), bool)
         events: list[Event] = []
         now, start = time.perf_counter(), 0
+        self._finite.clear()
         for row, chunk in enumerate(plan.chunks):
             if not chunk.sequence.prompt.computed:
                 chunk.sequence.prompt.chunks.append(PromptChunk(chunk.tokens, began, now))
             commit = partial(self._commit_chunk, row, chunk, result, now, start, rows, observed)
             events += self._isolated(chunk.sequence.request_id, commit)
             start += chunk.width
+        if self._finite:
+            self.failed_steps = 0 if True in self._finite else self.failed_steps + 1
         if rows is not None:
             self._tally.attention.append(rows if observed.all() else rows.of(observed))
         return events
@@ -233,6 +240,8 @@ class Engine:
         sequence, tokens = chunk.sequence, result.tokens.get(row, [])
         if NO_TOKEN in tokens:
             return [self._fail(sequence.request_id, self._why_no_token(sequence))]
+        if tokens:
+            self._finite.add(True)
         before, seen = sequence.computed, sequence.observed
         self.blocks.register(sequence.number, *sequence.advance(chunk.tokens))
         sequence.prompt.logprobs += result.prompt_logprobs.get(row, [])
@@ -295,6 +304,7 @@ class Engine:
             return InputError(f"the completion cannot follow guided: {guide.error}")
         if masks_all(SamplingRow(sequence), self._manifest.vocab_size):
             return InputError("min_tokens is not reached, and every token that may follow ends the completion")
+        self._finite.add(False)
         self.blocks.unregister(sequence.number)  # who shares them would fail as well
         return EngineError("the model gave logits that are not finite for this request")
 

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -109,6 +110,11 @@ class GuideCompiler:
         self._compiled: dict[Guided, tuple[Guide | str, int]] = {}
         self._live_bytes = 0
 
+    def load(self) -> None:
+        """Make the vocabulary now, where guides are possible: it takes a second, in which no other thread runs."""
+        with suppress(FieldError):
+            self._loaded()
+
     def compile(self, guided: Guided) -> Guide:
         """The guide of a request.
 
@@ -156,7 +162,7 @@ class GuideCompiler:
         return Guide(make_matcher(vocabulary, guided.kind, text)), outcome.size
 
     def _loaded(self) -> tuple[LLTokenizer, GuideTrial]:
-        """The vocabulary and where grammars are tried: made at first use, as few servers need them; takes a second."""
+        """The vocabulary and where grammars are tried: made at first use at the latest; takes a second."""
         manifest, tokenizer = self._manifest, self._tokenizer
         if tokenizer is None or not manifest.tokenizer.eos_token_ids:
             raise FieldError("guided", f"guided needs text that can end, and {manifest.name} has no tokenizer for that")

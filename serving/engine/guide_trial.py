@@ -6,7 +6,9 @@ What passes the trial is compiled again in the server, at a cost that is then kn
 
 import contextlib
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -69,7 +71,8 @@ class GuideTrial:
     def _start(self) -> None:
         self.close()
         command = [sys.executable, "-P", str(PROGRAM)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # A group of its own: it ends together with the fork that runs just then.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         if self._exchange(self._vocabulary, START_SECONDS) is None:
             raise EngineError("the process that compiles schemas and grammars did not start; the log says why")
 
@@ -80,7 +83,9 @@ class GuideTrial:
         try:
             process.stdin.write(json.dumps(message).encode() + b"\n")
             process.stdin.flush()
-            if select.select([process.stdout], [], [], seconds + 1)[0] and (line := process.stdout.readline()):
+            poll = select.poll()  # select() takes no descriptor above 1023
+            poll.register(process.stdout, select.POLLIN)
+            if poll.poll((seconds + 1) * 1000) and (line := process.stdout.readline()):
                 reply: dict[str, Any] = json.loads(line)
                 return reply
         except OSError:
@@ -89,10 +94,12 @@ class GuideTrial:
         return None
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and its fork."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:

@@ -97,6 +97,10 @@ def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn
         limit = pages * resource.getpagesize() + given["memory"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # What a parent ignores or blocks is ignored or blocked here, too, and then nothing would end this fork.
+        for number in (signal.SIGPROF, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF, signal.SIGALRM))
         signal.setitimer(signal.ITIMER_PROF, given["seconds"])
         signal.setitimer(signal.ITIMER_REAL, given["wall_seconds"])
         before = _resident()

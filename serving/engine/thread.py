@@ -42,6 +42,13 @@ class _Abort:
             self.done.set_exception(error)
 
 
+@dataclass(frozen=True)
+class _Ping:
+    done: "Future[None]" = field(default_factory=Future)
+
+    resolve = _Abort.resolve
+
+
 class EngineThread:
     """Runs an engine; the front ends give it requests and get events, and never touch its state."""
 
@@ -49,7 +56,7 @@ class EngineThread:
         """`observe` gets a report after every step and every change, in the engine's thread."""
         self._engine = engine
         self._observe = observe
-        self._commands: queue.SimpleQueue[_Submit | _Abort | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Submit | _Abort | _Ping | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         # Done when the engine has ended: after stop(), or by a defect of its own.
         self.ended: Future[None] = Future()
@@ -84,7 +91,18 @@ class EngineThread:
         self._put(command)
         return command.done
 
-    def _put(self, command: _Submit | _Abort) -> None:
+    def ping(self) -> "Future[None]":
+        """Done when the engine takes it from its queue."""
+        command = _Ping()
+        self._put(command)
+        return command.done
+
+    @property
+    def failed_steps(self) -> int:
+        """See `Engine`."""
+        return self._engine.failed_steps
+
+    def _put(self, command: _Submit | _Abort | _Ping) -> None:
         self._commands.put(command)
         if self.ended.done():  # nobody reads the queue any more
             self._reject_rest()
@@ -115,6 +133,8 @@ class EngineThread:
                 return False
             if isinstance(command, _Submit):
                 self._submit(command)
+            elif isinstance(command, _Ping):
+                command.resolve()
             else:
                 self._abort(command)
                 if not self._engine.has_work:

@@ -3,29 +3,34 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from sharp.serving.api.errors import (
     DrainingError,
     EngineError,
     NotFoundError,
-    SharpError,
     SlowReaderError,
     StalledError,
 )
 from sharp.serving.api.events import Event, Failed, Finished
 from sharp.serving.api.request import GenerateRequest
+from sharp.serving.config import ServerConfig
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
+from sharp.serving.frontends.buffers import Buffers, release_held
+from sharp.serving.frontends.health import Health
+from sharp.serving.frontends.pool import Pool
 from sharp.serving.observability.request_log import log_prompt, log_request
 from sharp.serving.observability.request_record import Call, ServedRequest
 from sharp.serving.observability.tracing import Tracing
 
 # A client that takes nothing of what waits for it has gone, whatever its connection says: its call is ended.
 UNREAD_SECONDS = 60.0
-PREPARING_THREADS = 64
+# Parsing and rendering hold the interpreter's lock: more threads would only slow down the engine's. Preparing is
+# mostly waiting, for a schema or grammar that is compiled elsewhere.
+PARSING_THREADS, PREPARING_THREADS = 2, 64
+MOST_WAITING = 256
 DRAINING = "the server ends and takes no more requests; ask another one"
 
 
@@ -108,6 +113,7 @@ class GenerationService:
         stall_seconds: float,
         tracing: Tracing | None = None,
         log_prompts: bool = False,
+        max_buffered_bytes: int = ServerConfig.max_buffered_bytes,
     ) -> None:
         self.model = model
         self._tracing = tracing
@@ -118,8 +124,10 @@ class GenerationService:
         self._time_is_over = False  # of what ran when draining began
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
-        # Threads of their own, and many: some wait while a schema or grammar is compiled, which must not keep others.
-        self._preparing = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="prepare")
+        self.health = Health(self, stall_seconds)
+        self.buffers = Buffers(max_buffered_bytes)
+        self.parsing = Pool("parsed", PARSING_THREADS, MOST_WAITING)
+        self.preparing = Pool("prepared", PREPARING_THREADS, MOST_WAITING)
         self._open = 0
         self._streams: set[EventStream] = set()
         self._idle = asyncio.Event()
@@ -134,26 +142,25 @@ class GenerationService:
 
         Raises:
             DrainingError: the server takes no more requests.
-            EngineError: the engine has ended.
-            StalledError: the engine is stuck in a step.
+            SharpError: from `check_engine`.
         """
         if self.draining:
             raise DrainingError(DRAINING)
+        self.check_engine()
+
+    def check_engine(self) -> None:
+        """Check that the engine works.
+
+        Raises:
+            EngineError: it has ended.
+            StalledError: it is stuck in a step.
+        """
         if self.engine.ended.done():
             raise EngineError("the engine has ended; the server's log says why")
         if self.engine.seconds_in_step > self._stall_seconds:
             raise StalledError(
                 f"the engine has been in one step for over {self._stall_seconds:g} s; ask another server"
             )
-
-    @property
-    def serving(self) -> bool:
-        """`check_serving` finds nothing."""
-        try:
-            self.check_serving()
-        except SharpError:
-            return False
-        return True
 
     def check_model(self, name: str) -> None:
         """Raise NotFoundError unless `name` is the served model or not set."""
@@ -182,6 +189,7 @@ class GenerationService:
             streams = [await stack.enter_async_context(self._submitted(call, one)) for one in prepare]
             for stream in streams:
                 await stream.accepted()
+            release_held()
             yield streams
 
     @asynccontextmanager
@@ -213,7 +221,7 @@ class GenerationService:
         self._idle.clear()
         try:
             # Tokenizing a long text takes a while, and the event loop serves everyone.
-            served.request = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+            served.request = await self.preparing.run(prepare)
             if self._time_is_over:
                 raise DrainingError(DRAINING)
             stream = EventStream(served.request, self.engine, self._max_unread_messages, served, headers)
@@ -230,6 +238,11 @@ class GenerationService:
             self._open -= 1
             if not self._open:
                 self._idle.set()
+
+    def close(self) -> None:
+        """End the threads."""
+        self.parsing.close()
+        self.preparing.close()
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests, and wait until those that run are complete; what takes longer is cancelled."""

@@ -10,6 +10,7 @@ from typing import Any
 from pythonjsonlogger.json import JsonFormatter
 
 from sharp.serving.api.errors import SharpError
+from sharp.serving.observability.log_limit import LogLimit
 from sharp.serving.observability.request_record import Call, ServedRequest
 from sharp.serving.text.tokenizer import Tokenizer
 
@@ -27,6 +28,7 @@ def set_up_logging(log_format: str) -> None:
         handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
     else:
         handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+    handler.addFilter(LogLimit())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 

@@ -11,10 +11,12 @@ from grpc_reflection.v1alpha import reflection
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import ServerConfig
+from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.grpc.control import ControlService
 from sharp.serving.frontends.grpc.inference import InferenceService
 from sharp.serving.frontends.kserve.service import KServeService
 from sharp.serving.frontends.rpc.authentication import TokenInterceptor
+from sharp.serving.frontends.rpc.limits import LimitInterceptor
 from sharp.serving.frontends.rpc.status import Context
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.server.address import join
@@ -79,13 +81,23 @@ class GrpcServer:
         self._serving: bool | None = None
         self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
-            interceptors=() if tokens is None else (TokenInterceptor(tokens),),
+            interceptors=(
+                *(() if tokens is None else (TokenInterceptor(tokens),)),
+                LimitInterceptor(service, config.max_message_bytes, config.body_seconds),
+            ),
             options=(
-                ("grpc.max_receive_message_length", config.max_message_bytes),
+                (
+                    "grpc.max_receive_message_length",
+                    most_request_bytes(service.model.context_limit, config.max_message_bytes),
+                ),
                 ("grpc.max_send_message_length", config.max_message_bytes),
                 # Otherwise a second server would take a share of the first one's connections and nobody would know.
                 ("grpc.so_reuseport", 0),
                 *KEEPALIVE,
+                ("grpc.max_concurrent_streams", config.max_streams),
+                ("grpc.max_allowed_incoming_connections", config.max_connections),
+                ("grpc.max_connection_idle_ms", round(config.idle_seconds * 1000)),
+                ("grpc.server_handshake_timeout_ms", round(config.header_seconds * 1000)),
             ),
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
@@ -126,7 +138,7 @@ class GrpcServer:
 
     async def _update_health(self) -> None:
         """Say in health what a request would meet now."""
-        serving = self._service.serving
+        serving = await self._service.health.ready()
         if serving != self._serving:
             status = health_pb2.HealthCheckResponse
             for service in ("", *SERVICES):

@@ -56,6 +56,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         engine_config = replace(engine_config, attention_interval=0)
     # In a thread: the event loop must handle signals meanwhile.
     model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
+    await asyncio.to_thread(model.guides.load)
     if not config.model_sampling:
         model = replace(model, sampling={})
     info = control_pb2.GetServerInfoResponse(
@@ -83,7 +84,13 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     thread = EngineThread(engine, observe)
     model_metrics.watch_step(lambda: thread.seconds_in_step)
     service = GenerationService(
-        model, thread, config.max_unread_messages, config.stall_seconds, tracing, config.log_prompts
+        model,
+        thread,
+        config.max_unread_messages,
+        config.stall_seconds,
+        tracing,
+        config.log_prompts,
+        config.max_buffered_bytes,
     )
     thread.start()
     try:
@@ -91,6 +98,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     finally:
         # Not in the event loop: the last step may take a while, and delivers its events to this loop.
         await asyncio.to_thread(thread.stop)
+        service.close()
         metrics.remove_model(model_metrics)
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sharp.serving.frontends.http.app import make_app
 from sharp.serving.frontends.http.server import HttpServer
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.server.address import check_can_listen, join
+from sharp.serving.server.descriptors import allowed_connections
 from sharp.serving.server.grpc_server import GrpcServer
 from sharp.serving.server.running import run_model
 from sharp.serving.server.tls import Tls
@@ -49,7 +50,7 @@ async def run_server(
         InputError: the folder cannot be used or a port cannot be bound.
         EngineError: the engine ended by a defect of its own; a server without one is of no use.
     """
-    config = settings.server
+    config = replace(settings.server, max_connections=allowed_connections(settings.server.max_connections))
     check_can_listen(config.host, config.grpc_port, "--grpc-port")
     check_can_listen(config.host, config.http_port, "--http-port")
     stop = stop or _signal(config.grace_seconds)
@@ -61,7 +62,7 @@ async def run_server(
             return
         grpc_server = GrpcServer(running.service, running.info, config, tls, tokens)
         app = make_app(running, metrics, config.max_message_bytes, tokens)
-        http_server = HttpServer(app, config.host, config.http_port, tls)
+        http_server = HttpServer(app, config, config.http_port, tls)
         await grpc_server.start()
         await http_server.start()
         on_start(

@@ -1,5 +1,6 @@
 """Text to token ids and back, with the tokenizer file of a model folder."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,10 +8,11 @@ from tokenizers import Tokenizer as FileTokenizer
 
 from sharp.plugins.manifest import Manifest
 from sharp.serving.api.errors import FieldError, InputError
+from sharp.serving.machine import available_cpus
 
 # Of text that is longer than this many characters per allowed token, the start is tokenized first.
 CHARACTERS_PER_TOKEN = 8
-MOST_CHARACTERS = 2**20
+MOST_CHARACTERS = 2**19
 
 
 class Tokenizer:
@@ -24,6 +26,8 @@ class Tokenizer:
         # The file may pad or cut to the training length; a server does neither.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        # A long text takes 100 times its size meanwhile.
+        self._together = threading.BoundedSemaphore(available_cpus())
         added = self._tokenizer.get_added_tokens_decoder().items()
         self._alone: dict[int, str] = {}  # the texts of single tokens, at most all of the vocabulary
         self._special = {token.content: token_id for token_id, token in added if token.special}
@@ -32,10 +36,11 @@ class Tokenizer:
         """The token ids of a prompt, with the tokenizer file's special tokens around it if `special_tokens`."""
         try:
             # A batch of one: `encode` would keep Python's lock, and with it every other thread, for all of a long text.
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+            with self._together:
+                (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+                token_ids: list[int] = encoding.ids
         except (UnicodeEncodeError, TypeError) as error:  # the library's word for half a surrogate pair is TypeError
             raise FieldError("prompt", "prompt is not valid text: it has half of a surrogate pair") from error
-        token_ids: list[int] = encoding.ids
         return token_ids
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
@@ -95,7 +100,7 @@ def check_characters(text: str, context_limit: int) -> None:
     """Refuse a text to tokenize, which need not fit the context, that would take a server's memory.
 
     Raises:
-        FieldError: it has more characters than a full context may have, and more than a million.
+        FieldError: it has more characters than a full context may have, and more than half a million.
     """
     limit = max(MOST_CHARACTERS, context_limit * CHARACTERS_PER_TOKEN)
     if len(text) > limit:

@@ -69,5 +69,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._service.check_model(request.model)
         model = self._service.model
         check_characters(request.text, model.context_limit)
-        token_ids = await asyncio.to_thread(tokenize, request.text, model.manifest, model.tokenizer)
-        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+        def respond() -> inference_pb2.TokenizeResponse:
+            return inference_pb2.TokenizeResponse(token_ids=tokenize(request.text, model.manifest, model.tokenizer))
+
+        return await self._service.parsing.run(respond)

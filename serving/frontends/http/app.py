@@ -1,6 +1,7 @@
 """The ASGI application: OpenAI's API, `/metrics`, `/health`, and a page to look at."""
 
 import time
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,6 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
+from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.generation import Generation
@@ -26,6 +28,7 @@ from sharp.serving.server.version import sharp_version
 def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, tokens: Tokens | None = None) -> Starlette:
     """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
     service, template = running.service, running.template
+    max_body_bytes = most_request_bytes(service.model.context_limit, max_body_bytes)
     live = LiveState(running.model, metrics, running.metrics)
     name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
     entry = {
@@ -42,12 +45,15 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
     async def page(_request: Request) -> Response:
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
-    async def health(_request: Request) -> Response:
-        try:
-            service.check_serving()
-        except SharpError as error:
-            return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
-        return JSONResponse({"status": "ok"})
+    def health(path: str, check: Callable[[], Awaitable[None]]) -> Route:
+        async def respond(_request: Request) -> Response:
+            try:
+                await check()
+            except SharpError as error:
+                return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
+            return JSONResponse({"status": "ok"})
+
+        return Route(path, respond)
 
     async def models(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [entry]})
@@ -84,7 +90,9 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
             question("/detokenize", DetokenizeRequest),
             Route("/version", version),
             metrics_route(metrics),
-            Route("/health", health),
+            health("/health", service.health.check_ready),
+            health("/health/ready", service.health.check_ready),
+            health("/health/live", service.health.check_live),
             Route("/", page),
             Route("/live", state),
         ],

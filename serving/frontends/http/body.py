@@ -5,24 +5,41 @@ from typing import TypeVar
 from pydantic import ValidationError
 from starlette.requests import Request
 
+from sharp.serving.api.errors import SharpError
 from sharp.serving.api.sampling_fields import StrictMessage, first_error
+from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.errors import TooLargeError
 
+MOST_DISCARDED = 2**24  # bytes
 Body = TypeVar("Body", bound=StrictMessage)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """All of it.
+async def read_body(request: Request, limit: int, held: Held) -> None:
+    """Read all of it into `held`. What is refused is read to its end, and not kept: few clients hear while they send.
 
     Raises:
         TooLargeError: it has more than `limit` bytes.
+        QueueFullError: too much is held.
     """
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise TooLargeError(f"the body has more than {limit} bytes, the limit")
-    return bytes(body)
+    stated, size, stream = request.headers.get("content-length", ""), 0, request.stream()
+    too_large = TooLargeError(f"the body has more than {limit} bytes, the limit")
+    expected = int(stated[:20]) if stated.isdecimal() else 0
+    try:
+        if expected > limit:
+            raise too_large
+        async for part in stream:
+            size += len(part)
+            if size > limit:
+                raise too_large
+            held.add(part)
+    except SharpError:
+        held.release()
+        if expected <= MOST_DISCARDED and "expect" not in request.headers:
+            async for part in stream:
+                size += len(part)
+                if size > MOST_DISCARDED:
+                    break
+        raise
 
 
 def parse(kind: type[Body], body: bytes) -> Body:

@@ -14,6 +14,7 @@ from sharp.serving.api.errors import FieldError, SharpError, UnavailableError
 from sharp.serving.api.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
 from sharp.serving.api.request import GenerateRequest, Prompt, new_request_id
 from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.body import parse, read_body
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.logprobs import LogprobLimit
@@ -62,23 +63,18 @@ class Generation:
         """Respond to one request."""
         call = Call("http", dict(Request(scope).headers))
         try:
-            with refusals_logged(call, self._service.model.manifest.name):
-                body = await read_body(Request(scope, receive), self._max_body_bytes)
-            await _until_disconnected(receive, self._respond(body, call, scope, receive, send))
+            with self._service.buffers.hold() as held:
+                with refusals_logged(call, self._service.model.manifest.name):
+                    await read_body(Request(scope, receive), self._max_body_bytes, held)
+                await _until_disconnected(receive, self._respond(held, call, scope, receive, send))
         except ClientDisconnect:
             return
         except SharpError as error:
             await error_response(error)(scope, receive, send)
 
-    async def _respond(self, body: bytes, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, held: Held, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         with refusals_logged(call, self._service.model.manifest.name):
-            request = await asyncio.to_thread(parse, self._kind, body)
-            self._service.check_model(request.model)
-            try:
-                params = request.params()
-            except FieldError as error:
-                raise request.renamed(error) from error
-            prompts = await asyncio.to_thread(self._prompts, request)
+            request, params, prompts = await self._service.parsing.run(lambda: self._read(held.take()))
         if params.logprobs is not None:
             await asyncio.to_thread(self._texts.load)
         request_id = new_request_id()
@@ -117,6 +113,15 @@ class Generation:
                 text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
                 echo.append((text, stream.request.prompt_ids[0]))
         return CompletionResponse(request_id, name, texts, extras, echo)
+
+    def _read(self, body: bytes) -> tuple[GenerationRequest, SamplingParams, list[Prompt]]:
+        request = parse(self._kind, body)
+        self._service.check_model(request.model)
+        try:
+            params = request.params()
+        except FieldError as error:
+            raise request.renamed(error) from error
+        return request, params, self._prompts(request)
 
     def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         if isinstance(request, CompletionRequest):

@@ -1,50 +1,64 @@
 """The HTTP server: one port, in the event loop of the server."""
 
 import asyncio
+import errno
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sharp.serving.frontends.service import UNREAD_SECONDS
+from sharp.serving.api.errors import UnavailableError
+from sharp.serving.config import ServerConfig
+from sharp.serving.frontends.http.connections import Admission, Connections
+from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.http.protocol import Protocol, health_only
 from sharp.serving.server.address import listen
 from sharp.serving.server.tls import Tls
 
+logger = logging.getLogger(__name__)
+
 LAST_MESSAGES_SECONDS = 1
-# Longer than the 60 seconds for which proxies keep idle connections: the side that closes first must be theirs, or a
-# request that they send just then is lost.
-KEEP_ALIVE_SECONDS = 75
+BACKLOG = 1024
+HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/metrics")
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+ACCEPT_RETRY_SECONDS = 0.1
+HEADER_BYTES = 2**15
+TOO_MANY = "the server has {most} connections, the limit; try again in 1 s"
 
 
 class HttpServer:
     """Serves an application from start to stop."""
 
-    def __init__(self, app: Starlette, host: str, port: int, tls: Tls | None = None, name: str = "--http-port") -> None:
+    def __init__(
+        self, app: Starlette, config: ServerConfig, port: int, tls: Tls | None = None, name: str = "--http-port"
+    ) -> None:
         """Bind the port, a setting of that `name`; with `tls`, for HTTPS.
 
         Raises:
             InputError: the address cannot be bound.
         """
-        self._socket = listen(host, port, name)
+        self._socket = listen(config.host, port, name)
         self.port = int(self._socket.getsockname()[1])
-        config = uvicorn.Config(
+        uvicorns = uvicorn.Config(
             app,
-            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="warning",
             access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            # A time longer than the 60 seconds for which proxies keep idle connections is best: the side that closes
+            # first must be theirs, or a request that they send just then is lost.
+            timeout_keep_alive=config.idle_seconds,  # type: ignore[arg-type]  # a float serves as well
             timeout_graceful_shutdown=LAST_MESSAGES_SECONDS,
+            h11_max_incomplete_event_size=HEADER_BYTES,
         )
-        config.load()
+        uvicorns.load()
         if tls is not None:
-            config.ssl = tls.http_context()
-        self._server = _Server(config)
+            uvicorns.ssl = tls.http_context()
+        self._server = _Server(uvicorns, config)
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -62,54 +76,91 @@ class HttpServer:
         self._socket.close()
 
 
-class _Protocol(H11Protocol):
-    """Cuts a connection whose client takes nothing for `UNREAD_SECONDS`.
+class _Server(uvicorn.Server):
+    """Accepts connections within limits, says when it listens, and leaves signals to the process, which it is part of.
 
-    uvicorn itself waits for a reader without end: a request that was stopped long ago would keep its handler and its
-    connection, and closing the connection would wait for the same reader.
+    asyncio's own acceptor takes all connections, and without a descriptor it tries, and logs, thousands of times a
+    second.
     """
 
-    _cut: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=1, low=0)  # pause at whatever does not leave, until all of it has left
-
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        super().pause_writing()
-        self._cut = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        super().resume_writing()
-        self._keep()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        super().connection_lost(exc)
-        self._keep()
-
-    def _keep(self) -> None:
-        if self._cut is not None:
-            self._cut.cancel()
-            self._cut = None
-
-
-class _Server(uvicorn.Server):
-    """Says when it listens, and leaves signals to the process, of which it is only a part."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ServerConfig) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._limits = limits
+        self._connections = Connections(limits.max_connections)
+        self._accepting: set[asyncio.Task[None]] = set()
+        refusal = error_response(UnavailableError(TOO_MANY.format(most=limits.max_connections), 1.0))
+        self._apps = {
+            Admission.ALL: config.loaded_app,
+            Admission.HEALTH: health_only(config.loaded_app, HEALTH_PATHS, refusal),
+        }
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start accepting connections."""
-        await super().startup(sockets)
+        self.servers = []
+        for one in sockets or ():
+            one.setblocking(False)
+            one.listen(BACKLOG)
+            self._listen(one)
+        self.started = True
         self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and end what there is."""
+        for one in sockets or ():
+            asyncio.get_running_loop().remove_reader(one)
+        for task in self._accepting:
+            task.cancel()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Take none."""
         yield
+
+    def _listen(self, listening: socket.socket) -> None:
+        if not self.should_exit and listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            accepted, _ = listening.accept()
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                logger.warning("a connection cannot be accepted: %s; the oldest idle one is closed", error.strerror)
+                self._connections.end_oldest()
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                loop.call_later(ACCEPT_RETRY_SECONDS, self._listen, listening)
+            return  # else the client has gone
+        accepted.setblocking(False)
+        admission = self._connections.admit()
+        if admission is not Admission.ALL:
+            logger.warning("there are %d connections, the limit; a new one is refused", self._limits.max_connections)
+        if admission is Admission.NOTHING:
+            accepted.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._take(accepted, admission))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
+        self._connections.waits(task, task.cancel)
+
+    async def _take(self, accepted: socket.socket, admission: Admission) -> None:
+        """Serve a connection, which with TLS begins with a handshake."""
+
+        def protocol() -> Protocol:
+            uvicorns = {"config": self.config, "server_state": self.server_state, "app_state": {}, "_loop": loop}
+            return Protocol(self._limits, self._connections, self._apps[admission], **uvicorns)
+
+        loop = asyncio.get_running_loop()
+        seconds = None if self.config.ssl is None else self._limits.header_seconds
+        try:
+            await loop.connect_accepted_socket(protocol, accepted, ssl=self.config.ssl, ssl_handshake_timeout=seconds)
+        except OSError:  # it has gone, or is no client for this TLS
+            accepted.close()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        finally:
+            task = asyncio.current_task()
+            self._connections.remove(task)

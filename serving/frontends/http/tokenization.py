@@ -1,13 +1,13 @@
 """vLLM's `/tokenize` and `/detokenize`."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from pydantic import Field
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
@@ -18,8 +18,10 @@ from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 from sharp.serving.text.chat_template import ChatTemplate
-from sharp.serving.text.tokenizer import MOST_CHARACTERS, check_characters, check_token_ids, tokenize
+from sharp.serving.text.tokenizer import check_characters, check_token_ids, tokenize
 
+MOST_TOKENS = 2**16  # to decode at once, where the context is not longer
+MOST_ID_BYTES = 12  # of a token id, a comma and white space
 OF_MESSAGES = Conversation.model_fields.keys() - {"messages"}
 
 
@@ -27,6 +29,11 @@ class TokenizerRequest(StrictMessage, ABC):
     """The body of a request that needs the tokenizer only."""
 
     model: Annotated[str, NULL_IS_UNSET] = ""
+
+    @classmethod
+    def most_bytes(cls, most: int, context_limit: int) -> int:  # noqa: ARG003
+        """The largest body that may be valid; that of any request has `most`."""
+        return most
 
     @abstractmethod
     def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
@@ -69,15 +76,25 @@ class DetokenizeRequest(TokenizerRequest):
 
     tokens: Annotated[list[WholeNumber], FAIL_FAST]
 
+    @classmethod
+    def most_bytes(cls, most: int, context_limit: int) -> int:
+        """See `TokenizerRequest`."""
+        return min(most, MOST_ID_BYTES * (1 + most_tokens(context_limit)))
+
     def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:  # noqa: ARG002
         """See `TokenizerRequest`."""
         if model.tokenizer is None:
             raise FieldError("tokens", f"tokens have no text, as {model.manifest.name} has no tokenizer")
-        limit = max(MOST_CHARACTERS, model.context_limit)
+        limit = most_tokens(model.context_limit)
         if len(self.tokens) > limit:
             raise FieldError("tokens", f"tokens has {len(self.tokens)} entries; the limit is {limit}")
         check_token_ids("tokens", self.tokens, model.manifest)
         return {"prompt": model.tokenizer.decode(self.tokens, special_tokens=True)}
+
+
+def most_tokens(context_limit: int) -> int:
+    """The most tokens that a request may decode."""
+    return max(MOST_TOKENS, context_limit)
 
 
 def tokenization(
@@ -88,14 +105,17 @@ def tokenization(
     def respond(body: bytes) -> Response:
         request = parse(kind, body)
         service.check_model(request.model)
-        return JSONResponse(request.respond(service.model, template))
+        # Not Python's own encoder: of a million tokens it would keep the interpreter's lock for half a second.
+        return Response(to_json(request.respond(service.model, template)), media_type="application/json")
 
     async def endpoint(request: Request) -> Response:
-        try:
-            body = await read_body(request, max_body_bytes)
-        except ClientDisconnect:
-            return Response()  # nobody reads it
-        with refusals_logged(Call("http", dict(request.headers)), service.model.manifest.name):
-            return await asyncio.to_thread(respond, body)  # a long text takes a while, and the loop serves everyone
+        logged = refusals_logged(Call("http", dict(request.headers)), service.model.manifest.name)
+        with logged, service.buffers.hold() as held:
+            try:
+                await read_body(request, kind.most_bytes(max_body_bytes, service.model.context_limit), held)
+            except ClientDisconnect:
+                return Response()  # nobody reads it
+            # A long text takes a while, and the loop serves everyone.
+            return await service.parsing.run(lambda: respond(held.take()))
 
     return endpoint

@@ -57,15 +57,15 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerLive(  # noqa: N802
         self, _request: messages.ServerLiveRequest, _context: Context
     ) -> messages.ServerLiveResponse:
-        """The server runs."""
-        return messages.ServerLiveResponse(live=True)
+        """The server needs no restart."""
+        return messages.ServerLiveResponse(live=await self._service.health.live())
 
     @reports_errors
     async def ServerReady(  # noqa: N802
         self, _request: messages.ServerReadyRequest, _context: Context
     ) -> messages.ServerReadyResponse:
         """The server takes requests."""
-        return messages.ServerReadyResponse(ready=self._service.serving)
+        return messages.ServerReadyResponse(ready=await self._service.health.ready())
 
     @reports_errors
     async def ModelReady(  # noqa: N802
@@ -73,7 +73,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> messages.ModelReadyResponse:
         """The model takes requests."""
         self._check_model(request.name, request.version)
-        return messages.ModelReadyResponse(ready=self._service.serving)
+        return messages.ModelReadyResponse(ready=await self._service.health.ready())
 
     @reports_errors
     async def ServerMetadata(  # noqa: N802
@@ -135,7 +135,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         call = call_of(context, "kserve")
         with self._statistics.measured():
             with refusals_logged(call, self._model):
-                inference = self._read(request)
+                inference = await self._service.parsing.run(lambda: self._read(request))
                 if inference.stream:
                     raise FieldError(STREAM, "stream is true; only ModelStreamInfer can stream")
             return await self._whole(request.id, inference, call)
@@ -168,7 +168,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
         with refusals_logged(call, self._model):
-            inference = self._read(request)
+            inference = await self._service.parsing.run(lambda: self._read(request))
         if not inference.stream:
             whole = await self._whole(request.id, inference, call)
             whole.parameters[FINAL].bool_param = True

@@ -90,6 +90,11 @@ def test_a_probe_tells_of_the_engine_as_it_is_now(started, monkeypatch):
 def test_a_probe_that_is_given_up_leaves_no_old_news():
     """Its client's deadline can end it while a watcher is told."""
     service = SimpleNamespace(serving=True)
+
+    async def ready():
+        return service.serving
+
+    service.health = SimpleNamespace(ready=ready)
     grpc_server = server.GrpcServer.__new__(server.GrpcServer)
     grpc_server._service, grpc_server._serving = service, None
     grpc_server._health = health = server._Health(grpc_server._update_health)

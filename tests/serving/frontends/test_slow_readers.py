@@ -16,7 +16,7 @@ from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.config import TlsConfig
 from sharp.serving.frontends.grpc import inference
 from sharp.serving.frontends.http import generation
-from sharp.serving.frontends.http import server as http_server
+from sharp.serving.frontends.http import protocol as http_protocol
 from sharp.serving.frontends.kserve.outputs import Outputs
 from sharp.serving.frontends.rpc import status as grpc_status
 from sharp.v1 import control_pb2, inference_pb2
@@ -30,7 +30,7 @@ STOPPED = "outcome=error .*the request was stopped"
 @pytest.fixture
 def start(start_server, counting, server_settings, steps, monkeypatch, caplog):
     caplog.set_level("INFO", "sharp.requests")
-    for module in (http_server, grpc_status):
+    for module in (http_protocol, grpc_status):
         monkeypatch.setattr(module, "UNREAD_SECONDS", 0.5)
     config = replace(server_settings.server, max_unread_messages=4)
     return lambda tls=None: start_server(counting, server=replace(config, tls=tls))

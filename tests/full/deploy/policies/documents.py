@@ -8,7 +8,7 @@ from sharp.serving.server.settings import PREFIX, ServeSettings
 from tests.full.deploy.rendering import Document
 
 HEAD = "head"  # of a Ray cluster: the one group of pods without a name
-HTTP_ROUTES = {"/health", "/metrics"}
+HTTP_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 
 

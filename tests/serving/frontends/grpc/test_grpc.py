@@ -113,21 +113,22 @@ def test_an_error_about_a_long_name_arrives(client, letter):
     assert details.endswith(f"{letter} ...")
 
 
-def test_a_text_of_many_megabytes_is_refused_fast(client):
-    code, message = status(lambda: list(client.stream("x" * (60 << 20), timeout=5)))
-    assert (code, message) == (
+def test_a_text_that_is_much_too_long_is_refused_fast(client):
+    assert status(lambda: list(client.stream("x" * 10**6, timeout=5))) == (
         INVALID,
-        f"prompt has {60 << 20} characters, which is far more than 128 tokens, the limit",
+        "prompt has 1000000 characters, which is far more than 128 tokens, the limit",
     )
+    code, _ = status(lambda: list(client.stream("x" * (60 << 20), timeout=5)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_tokenize(client, connect, ids_only):
     assert list(client.inference.Tokenize(inference_pb2.TokenizeRequest(text="abc")).token_ids) == [97, 98, 99]
     request = inference_pb2.TokenizeRequest(text="abc", model="other")
     assert status(lambda: client.inference.Tokenize(request))[0] == grpc.StatusCode.NOT_FOUND
-    request = inference_pb2.TokenizeRequest(text="a" * (2**20 + 1))
+    request = inference_pb2.TokenizeRequest(text="a" * (2**19 + 1))
     code, details = status(lambda: client.inference.Tokenize(request))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT and "has 1048577 characters; the limit is 1048576" in details
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and "has 524289 characters; the limit is 524288" in details
     without = connect(ids_only)
     assert status(lambda: without.inference.Tokenize(inference_pb2.TokenizeRequest(text="abc")))[0] == INVALID
     assert status(lambda: list(without.stream("abc"))) == (
