@@ -89,7 +89,8 @@ def _problems(folder: Path, files: Mapping[str, FileSum]) -> Iterator[str]:
             right_size.append(name)
     for name, found in _sums(folder, right_size):
         if found != files[name]:
-            yield f"{folder / name} is damaged: its SHA-256 is {found.sha256}, and the export wrote {files[name].sha256}"
+            sums = f"its SHA-256 is {found.sha256}, and the export wrote {files[name].sha256}"
+            yield f"{folder / name} is damaged: {sums}"
 
 
 def _sums(folder: Path, names: list[str]) -> Iterator[tuple[str, FileSum]]:

@@ -15,7 +15,7 @@ HOSTILE = {
     "a text of 10 GB": "{{ 'a' * 10**10 }}",
     "a number without end": "{{ 7**(10**9) }}",
     "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "a text that doubles": "{% set t = namespace(a='aaaaaaaa') %}{% for i in range(60) %}{% set t.a = t.a + t.a %}{% endfor %}",
+    "a text that doubles": "{% set t = namespace(a='a') %}{% for i in range(60) %}{% set t.a = t.a * 2 %}{% endfor %}",
     "a text of 100 MB": "{% for i in range(1000) %}{{ 'a' * 10**5 }}{% endfor %}",
     "deep nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "more than a template": "a" * (2**20 + 1),
@@ -31,7 +31,7 @@ def test_a_template_that_takes_too_much_ends_the_start_with_a_sentence(counting:
         (folder / file.name).symlink_to(file)
     (folder / "chat_template.jinja").write_text(source)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InputError, match="chat template of .* cannot be read: .*; correct or remove it") as caught:
+    with pytest.raises(InputError, match=r"chat template of .* cannot be read: .*; correct or remove it") as caught:
         load_chat_template(folder)
     assert "\n" not in str(caught.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
@@ -75,7 +75,7 @@ def test_messages_that_are_nested_too_deeply_are_refused():
 def test_settings_that_are_nested_too_deeply_are_refused(tmp_path: Path):
     """It was a traceback of RecursionError."""
     (tmp_path / "tokenizer_config.json").write_text("[" * 100_000 + "]" * 100_000)
-    with pytest.raises(InputError, match="cannot be read: .*; correct or remove it"):
+    with pytest.raises(InputError, match=r"cannot be read: .*; correct or remove it"):
         load_chat_template(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 7}))
     with pytest.raises(InputError, match="it is no text"):
