@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from sharp.plugins import sampling
 from sharp.plugins.manifest import Manifest
 from sharp.serving.api.errors import InputError
 from sharp.serving.backends import Backend, Batch
@@ -14,6 +15,7 @@ def check_first_token(backend: Backend, manifest: Manifest) -> None:
 
     Raises:
         InputError: the step fails, or its logits are not finite.
+        SharpError: the library that draws tokens cannot be used.
     """
     most = TOKENS if backend.limits is None else min(TOKENS, backend.limits.tokens)
     count = min(most, manifest.cache.block_size, manifest.max_context)
@@ -29,11 +31,13 @@ def check_first_token(backend: Backend, manifest: Manifest) -> None:
         collect_stats=False,
     )
     try:
-        highest = backend.step(batch).logits.max()  # NaN if any is; -infinity is what some models give tokens they hide
+        logits = backend.step(batch).logits
     except Exception as error:  # runtimes have no common exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{manifest.name} does not run: {reason}; export the model again") from error
-    if not np.isfinite(highest):
+    greedy = np.array([[0, 0, 1, 0, 0]], np.float64)
+    # -infinity is what some models give tokens that they hide.
+    if np.isnan(logits).any() or (sampling.sample(logits, greedy) == sampling.NO_TOKEN).any():
         raise InputError(
             f"{manifest.name} gives logits that are not finite for its first token, so its weights are damaged or "
             "overflow; copy or export the model again, with --dtype float32 if it was float16"
