@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sharp.plugins.checksums import update_sums
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, manifest_path
 from sharp.plugins.errors import InputError
@@ -65,17 +66,18 @@ def build(
     limits = EngineLimits(sequences=max_sequences, tokens=max_tokens, context=context)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    cache = timing_cache or folder / "model.timing-cache"
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         if compute_capability is None:
             from sharp.exporter.tensorrt import tensorrt
 
-            cache = timing_cache or folder / "model.timing-cache"
             engine = tensorrt.build(folder, manifest, limits, cache, progress)
         else:
             from sharp.exporter.tensorrt import tensorrt_rtx
 
             engine = tensorrt_rtx.build(folder, manifest, compute_capability, limits, progress)
     engine.write(path)
+    update_sums(folder, (path, manifest_path(path), cache))
     click.echo(
         f"{path}: {len(engine.content) / 1e6:.1f} MB, up to {max_sequences} sequences, {max_tokens} tokens a step and "
         f"{context} of context; {manifest_path(path).name} beside it says for which runtime"

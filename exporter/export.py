@@ -40,6 +40,7 @@ from sharp.exporter.verification.tolerance import tolerance_of
 from sharp.exporter.verification.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
+from sharp.plugins.checksums import write_manifest
 from sharp.plugins.errors import InputError, SharpError
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "transformers")
@@ -185,12 +186,12 @@ def _export_into(
     described = describe(
         source, form, settings, name, windows, verified=verification.passed, found=summary(verification, measured)
     )
-    described.write(staging)
     if form.cache.form == "contiguous" and not described.norm.heads:  # others know one cache a layer, all of one size
         write_genai_config(staging, described)
         if source.write_config is not None:
             source.write_config(staging)
     (staging / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    described = write_manifest(staging, described)
     return described, verification, measured, report
 
 

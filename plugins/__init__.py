@@ -17,7 +17,7 @@ def library_path(runtime: str) -> str:
     "cuda" has the GPU kernels. A wheel has the last two only if it was built with SHARP_CUDA.
 
     Raises:
-        InputError: there is no such runtime.
+        InputError: there is no such runtime, or SHARP_LIBRARY_FOLDER is no folder.
         SharpError: the library is not built.
     """
     if runtime not in LIBRARIES:
@@ -35,6 +35,8 @@ def library_path(runtime: str) -> str:
 def _library_folders() -> Iterator[Path]:
     # Another build of the libraries, for example one with sanitizers (`make sanitize`).
     if chosen := os.environ.get("SHARP_LIBRARY_FOLDER"):
+        if not Path(chosen).is_dir():
+            raise InputError(f"SHARP_LIBRARY_FOLDER is {chosen!r}, which is no folder; correct or unset it")
         yield Path(chosen)
     # An editable install leaves the sources in place and puts what CMake installs into site-packages: both are on
     # __path__, as far as the import system knows them, and the site-packages in use hold the rest.

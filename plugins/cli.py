@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from sharp.plugins.errors import SharpError, VerificationError
+from sharp.plugins.errors import SharpError, VerificationError, is_panic
 
 
 class Lazy(NamedTuple):
@@ -71,6 +71,10 @@ class SharpCommand(click.Command):
             if error.errno == errno.EPIPE:  # click ends quietly when nobody reads the output
                 raise
             raise Refusal(str(error)) from error
+        except BaseException as error:
+            if is_panic(error):
+                raise Refusal(f"a library failed: {error}") from error
+            raise
 
 
 def exit_on_terminate() -> None:

@@ -15,3 +15,8 @@ class NotFoundError(SharpError):
 
 class VerificationError(SharpError):
     """An exported model does not agree with the model that it was made from; command lines exit with code 1."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust has met a defect of its own; its exception is no `Exception`."""
+    return type(error).__module__ == "pyo3_runtime"

@@ -59,9 +59,17 @@ def check_external_data(folder: Path, model_file: str) -> None:
 
 
 def lies_inside(folder: Path, name: str) -> bool:
-    """Whether the path `name` ends inside `folder`, links followed."""
+    """Whether the path `name` ends inside `folder`, links followed.
+
+    A folder of Hugging Face's cache, `snapshots/<revision>`, has its files in `blobs` beside `snapshots`: links from
+    the one into the other count as inside.
+    """
     try:
-        return (folder / name).resolve().is_relative_to(folder.resolve())
+        target, home = (folder / name).resolve(), folder.resolve()
+        if target.is_relative_to(home):
+            return True
+        cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+        return cached and ".." not in PurePosixPath(name).parts and not PurePosixPath(name).is_absolute()
     except (ValueError, RuntimeError):  # a zero byte; links that lead to each other
         return False
 

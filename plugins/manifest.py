@@ -10,7 +10,7 @@ from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data, lies_inside
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.6"
+FORMAT_VERSION = "1.7"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers"]
@@ -128,6 +128,13 @@ class Sampling(_Frozen):
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
 
 
+class FileSum(_Frozen):
+    """What a file of the folder was when it was written."""
+
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
 class Compared(TypedDict):
     """The largest differences from PyTorch in one case on one runtime, and what they may be.
 
@@ -210,14 +217,17 @@ class Manifest(_Frozen):
     tools: dict[str, str] = {}
     verified: bool = Field(True, description="false: a check failed, and runtimes refuse it unless told otherwise")
     verification: Verification = {}
+    files: dict[str, FileSum] = Field({}, description="of all other files, by their paths in the folder")
 
     def write(self, folder: Path) -> None:
-        """Write `sharp.json` into `folder`."""
-        (folder / MANIFEST_FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        """Write `sharp.json` into `folder`, complete or not at all."""
+        partial = folder / f"{MANIFEST_FILE}.partial"
+        partial.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        partial.replace(folder / MANIFEST_FILE)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check `folder/sharp.json`.
+def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
+    """Read and check `folder/sharp.json`; `check_files`: and that the files that it names are there and fit.
 
     Raises:
         NotFoundError: the folder or its manifest does not exist.
@@ -244,6 +254,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(
             f"{path} is not a valid manifest: windows has {len(manifest.windows)} of {manifest.layers} layers"
         )
+    if not check_files:
+        return manifest
     for name in filter(None, (manifest.model_file, manifest.tokenizer.file)):
         if not lies_inside(folder, name):
             raise InputError(f"{path} names {name!r}, which is outside the model folder")

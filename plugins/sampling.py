@@ -49,8 +49,13 @@ def logprobs(
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(library_path("onnxruntime"))
+    path = library_path("onnxruntime")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
+    try:
+        library = ctypes.CDLL(path)
+        _ = library.sharp_sample, library.sharp_logprobs
+    except (OSError, AttributeError) as error:
+        raise SharpError(f"{path} cannot be used as Sharp's kernel library: {error}; install Sharp again") from error
     library.sharp_sample.argtypes = [pointer, number, number, pointer, pointer]
     library.sharp_logprobs.argtypes = [pointer, number, pointer, number, number, pointer, pointer]
     for function in (library.sharp_sample, library.sharp_logprobs):

@@ -165,6 +165,9 @@ class BackendConfig:
     ] = True
     cuda_graphs: Annotated[bool, Setting("Replay decode steps as CUDA graphs; GPU and our kernels only.")] = False
     allow_unverified: Annotated[bool, Setting("Serve a model even if it failed its verification.")] = False
+    verify_files: Annotated[
+        bool, Setting("Compare the model's files with their SHA-256 in sharp.json before they are loaded.")
+    ] = True
 
     def __post_init__(self) -> None:
         check_settings(self)

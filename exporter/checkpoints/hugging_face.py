@@ -35,6 +35,7 @@ from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
+from sharp.plugins.tokenizer_trial import check_tokenizer_file
 
 PROBED_TOKENS = 24
 # The files that transformers makes a tokenizer of: the fast one's own, SentencePiece's, GPT-2's and Qwen's, BERT's.
@@ -240,6 +241,8 @@ def _read_tokenizer(path: Path, where: dict[str, Any]) -> Any | None:
     """The fast tokenizer of the checkpoint; None where a folder has none, and the model then serves token ids only."""
     if path.is_dir() and not any((path / name).exists() for name in VOCABULARIES):
         return None
+    if (path / "tokenizer.json").is_file():
+        check_tokenizer_file(path / "tokenizer.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except Exception as error:

@@ -6,7 +6,7 @@ import onnxruntime
 
 from sharp.exporter.graph.lowering import DATA_FILE, MODEL_FILE
 from sharp.exporter.verification.parked_weights import LEAST_BYTES
-from sharp.plugins import library_path
+from sharp.plugins.kernel_library import register_kernels
 
 
 def open_session(folder: Path, *, kernels: bool, threads: int = 0) -> onnxruntime.InferenceSession:
@@ -22,5 +22,5 @@ def open_session(folder: Path, *, kernels: bool, threads: int = 0) -> onnxruntim
         # ONNX Runtime maps the weights from their file; packed for its matrix products they are a second copy.
         options.add_session_config_entry("session.disable_prepacking", "1")
     if kernels:
-        options.register_custom_ops_library(library_path("onnxruntime"))
+        register_kernels(options)
     return onnxruntime.InferenceSession(folder / MODEL_FILE, options, ["CPUExecutionProvider"])

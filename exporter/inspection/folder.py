@@ -12,9 +12,9 @@ from onnx import helper, numpy_helper
 
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
-from sharp.plugins import library_path
 from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.errors import InputError
+from sharp.plugins.kernel_library import register_kernels
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.schema import ABSENT, ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, PAGED_ATTENTION
@@ -172,7 +172,7 @@ def _columns(
 def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str], token_ids: Tokens) -> list[Floats]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.register_custom_ops_library(library_path("onnxruntime"))
+    register_kernels(options)
     options.add_session_config_entry(DATA_FOLDER, str(path.resolve()))
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])

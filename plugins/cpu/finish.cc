@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace sharp::cpu {
@@ -27,6 +28,18 @@ double lane_sum(const float* lanes) {
 
 // Equal shifts may both be -inf (stored and pointwise normalizers have none), and -inf - -inf is NaN.
 float difference_of(float shift, float highest) { return shift == highest ? 0.0f : shift - highest; }
+
+// Whether NaN or infinity is among the numbers.
+bool all_finite(const float* numbers, int64_t count) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  bool found = false;
+  for (int64_t index = 0; index < count; ++index) {
+    uint32_t bits;
+    std::memcpy(&bits, numbers + index, sizeof bits);
+    found |= (bits & kExponent) == kExponent;
+  }
+  return !found;
+}
 
 }  // namespace
 
@@ -70,9 +83,10 @@ RowSums merge_sums(const Part* parts, int64_t count, int64_t index) {
   return whole;
 }
 
-void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged) {
+bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged) {
   const int64_t channels = problem.value_dim;
   const NormalizerKind normalizer = problem.attributes.normalizer;
+  bool finite = true;
   for (int64_t index = 0; index < tile.rows(); ++index) {
     const Row row = row_of(problem, tile, index);
     float* output = problem.output + (row.token * problem.q_heads + row.head) * channels;
@@ -105,6 +119,7 @@ void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
       for (int64_t channel = 0; channel < channels; ++channel)
         output[channel] = sum == 0 ? std::numeric_limits<float>::quiet_NaN() : output[channel] * inverse;
     }
+    finite &= all_finite(output, channels);
     if (stats == nullptr) continue;
     const double entropy = sum == 0 && !divides_by_sum(normalizer) ? 0.0 : std::log(sum) - weighted_log / sum;
     stats[0] = static_cast<float>(entropy < 0 ? 0.0 : entropy);
@@ -112,6 +127,7 @@ void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
     stats[2] = parts[0].states[index].inverse_temperature;
     stats[3] = highest - lowest;
   }
+  return finite;
 }
 
 }  // namespace sharp::cpu

@@ -19,7 +19,7 @@ struct RowSums {
 RowSums merge_sums(const Part* parts, int64_t count, int64_t index);
 
 // Merges the parts of a tile and writes its rows of `output` and `stats`. A row that sees no key gets zeros.
-// `observations_merged`: every part already counts the keys of all of them.
-void finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged);
+// `observations_merged`: every part already counts the keys of all of them. Returns whether all of `output` is finite.
+bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged);
 
 }  // namespace sharp::cpu

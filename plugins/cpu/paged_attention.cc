@@ -24,7 +24,8 @@ void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, con
   find_temperature(problem, buffers.parts(), buffers.count(), row);
 }
 
-void attend_whole_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
+// Returns whether its output is finite.
+bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
   buffers.tile.reset(work.tile, work.parts, problem.value_dim, loops);
   const Part& part = buffers.tile.part(0);
   if (loops.keeps_logits()) {
@@ -34,7 +35,20 @@ void attend_whole_tile(const Problem& problem, const Loops& loops, const Work& w
   } else {
     loops.stream(problem, work.tile, part, buffers.scratch());
   }
-  finish_tile(problem, work.tile, &part, 1, true);
+  return finish_tile(problem, work.tile, &part, 1, true);
+}
+
+// Computes a tile whose output is not finite once more: values of keys without a weight may have made it so, as
+// 0 times NaN is NaN. The selected form never reads them.
+void attend_row_by_row(const Problem& problem, const Loops& loops, const Tile& tile, ThreadBuffers& buffers) {
+  if (loops.selects()) return;
+  Work work{tile, {{tile.key_begin, tile.key_end}}};
+  work.tile.row_by_row = true;
+  attend_tile(problem, loops, work, buffers);
+}
+
+void attend_whole_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
+  if (!attend_tile(problem, loops, work, buffers)) attend_row_by_row(problem, loops, work.tile, buffers);
 }
 
 // A task of the first phase: a whole tile, or one part of a split tile.
@@ -88,7 +102,11 @@ class Attention {
     }
     const auto finish = [&](int64_t index) {
       const Split& split = split_[index];
-      finish_tile(problem_, split.work->tile, split.buffers->parts(), split.buffers->count(), loops_.keeps_logits());
+      const Tile& tile = split.work->tile;
+      if (finish_tile(problem_, tile, split.buffers->parts(), split.buffers->count(), loops_.keeps_logits())) return;
+      std::unique_ptr<ThreadBuffers> buffers = pool_.take();
+      attend_row_by_row(problem_, loops_, tile, *buffers);
+      pool_.give_back(std::move(buffers));
     };
     const int64_t count = static_cast<int64_t>(split_.size());
     if (count > kTilesFinishedHere) return parallel_for_(count, finish);

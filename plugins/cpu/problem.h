@@ -53,7 +53,7 @@ struct Problem {
   [[gnu::always_inline]] int64_t group() const { return q_heads / kv_heads; }
   [[gnu::always_inline]] int64_t total(int64_t sequence) const {
     if (total_lens != nullptr) return total_lens[sequence];
-    return context_lens[sequence] + query_start[sequence + 1] - query_start[sequence];
+    return int64_t{context_lens[sequence]} + query_start[sequence + 1] - query_start[sequence];
   }
 };
 

@@ -21,6 +21,8 @@ struct Tile {
   int64_t sequence, kv_head;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;  // keys that any of the rows sees; key_begin is a multiple of kChunkKeys
+  // Values are read by each row for itself and only where it has a weight: slower, and 0 times NaN is left out.
+  bool row_by_row = false;
 
   [[gnu::always_inline]] int64_t rows() const { return row_end - row_begin; }
 };

@@ -108,10 +108,30 @@ inline bool converts(const Problem& problem, const Tile& tile) {
   return tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32;
 }
 
+// Of a row's weights in a chunk, bits of those that are not 0; NaN is not.
+inline uint64_t weighted_bits(const float* weights) {
+  uint64_t bits = 0;
+  for (int v = 0; v < kChunkVectors; ++v) bits |= mask_of(load(weights + v * kLanes) != 0.0f) << (v * kLanes);
+  return bits;
+}
+
+inline void add_chunk_row_by_row(const Problem& problem, const Tile& tile, const Scratch& scratch, uint64_t keys,
+                                 const Chunk& chunk, float* output) {
+  int numbers[kChunkKeys];
+  for (int64_t row = 0; row < tile.rows(); ++row) {
+    const float* weights = scratch.weights + row * kChunkKeys;
+    const uint64_t weighted = weighted_bits(weights) & keys;
+    if (weighted == 0) continue;
+    add_values(weights, 1, values_of(chunk, weighted, numbers), problem.value_dim, output + row * problem.value_dim);
+  }
+}
+
 // Adds the values of the chunk's keys whose bit is set, times scratch.weights, to `output` [rows, value_dim].
 inline void add_chunk(const Problem& problem, const Tile& tile, const BfloatProducts& products, const Scratch& scratch,
                       uint64_t keys, Chunk& chunk, float* output) {
-  if (keys == 0 || products.add(scratch.weights, chunk, keys, output)) return;
+  if (keys == 0) return;
+  if (tile.row_by_row) return add_chunk_row_by_row(problem, tile, scratch, keys, chunk, output);
+  if (products.add(scratch.weights, chunk, keys, output)) return;
   if (converts(problem, tile)) convert_values(problem, scratch, chunk);
   int numbers[kChunkKeys];
   add_values(scratch.weights, tile.rows(), values_of(chunk, keys, numbers), problem.value_dim, output);

@@ -90,7 +90,8 @@ Inputs read_attention_shapes(const Ort::KernelContext& context, const cpu::Attri
                             "[batch, kv_heads, past or capacity, value_dim]");
   }
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (capacity + new_keys > kMost || problem.batch * problem.queries > kMost)
+  const auto too_many = [](int64_t a, int64_t b) { return a != 0 && b > kMost / a; };  // a * b may not fit an int64
+  if (new_keys > kMost || capacity > kMost - new_keys || too_many(problem.batch, problem.queries))
     throw InputError("the call has more than 2^31 - 1 keys in a sequence or queries in all; split it");
   if (past_lens.given()) past_lens.expect_shape({problem.batch}, "[batch]");
   if (total_lens.given()) total_lens.expect_shape({problem.batch}, "[batch]");

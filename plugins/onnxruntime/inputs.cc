@@ -1,5 +1,6 @@
 #include "inputs.h"
 
+#include <limits>
 #include <string>
 
 namespace sharp::ort {
@@ -66,6 +67,13 @@ class Tensor {
 
 std::string between(int64_t low, int64_t high) { return "from " + std::to_string(low) + " to " + std::to_string(high); }
 
+// Keys of a sequence that its row of the block table has room for; positions are int32. The dimensions of an empty
+// cache may be so large that their product is no int64.
+int64_t most_keys(const cpu::Problem& problem) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return problem.max_blocks > kMost / problem.block_size ? kMost : problem.max_blocks * problem.block_size;
+}
+
 void check_sequences(const cpu::Problem& problem) {
   const int32_t* starts = problem.query_start;
   if (starts[0] != 0) fail_element("query_start", 0, starts[0], "0");
@@ -76,14 +84,15 @@ void check_sequences(const cpu::Problem& problem) {
   if (starts[problem.sequences] != problem.tokens)
     fail_element("query_start", problem.sequences, starts[problem.sequences],
                  "the number of tokens, " + std::to_string(problem.tokens));
-  const int64_t capacity = problem.max_blocks * problem.block_size;
+  const int64_t capacity = most_keys(problem);
   for (int64_t sequence = 0; sequence < problem.sequences; ++sequence) {
     const int64_t queries = starts[sequence + 1] - starts[sequence];
     if (queries == 0) continue;
     const int64_t context = problem.context_lens[sequence];
     if (context < 0 || context + queries > capacity)
       fail_element("context_lens", sequence, context,
-                   between(0, capacity - queries) + " (max_blocks * block_size less the sequence's new tokens)");
+                   between(0, capacity - queries) +
+                       " (max_blocks * block_size, and at most 2^31 - 1, less the sequence's new tokens)");
     const int32_t* table = problem.block_table + sequence * problem.max_blocks;
     for (int64_t index = 0; index * problem.block_size < context + queries; ++index)
       if (table[index] < -1 || table[index] >= problem.blocks)

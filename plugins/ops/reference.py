@@ -117,7 +117,8 @@ def attend(
         logits = softcap * np.tanh(logits / softcap)
     logits = logits - slope * np.abs(distance)
     weights, statistics = normalize(logits, normalizer, parameters)
-    return weights @ values, statistics
+    weighted = weights != 0  # a key without a weight contributes nothing, even if its value is NaN
+    return weights[weighted] @ values[weighted], statistics
 
 
 def head_values(head: int, alibi_slopes: Floats | None, head_params: Floats | None) -> tuple[float, Sequence[float]]:

@@ -10,6 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from sharp.plugins.cuda.device import free_memory
+from sharp.plugins.kernel_library import register_kernels
 from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.api.errors import InputError, SharpError
@@ -92,7 +93,7 @@ class OnnxRuntimeBackend:
         if config.cuda_graphs and (device == "cpu" or library is None):
             raise InputError("cuda_graphs is on, which needs a GPU and our kernels; turn it off")
         if library is not None:
-            options.register_custom_ops_library(str(library))
+            register_kernels(options)
         path = folder / manifest.model_file
         if manifest.dtype == "bfloat16" and device == "cpu":
             raise InputError(
@@ -249,11 +250,17 @@ class OnnxRuntimeBackend:
 
 
 def kernel_library() -> Path | None:
-    """Our kernels for ONNX Runtime, or None with a warning when they are not installed."""
+    """Our kernels for ONNX Runtime, or None with a warning when they are not installed.
+
+    Raises:
+        InputError: SHARP_LIBRARY_FOLDER is no folder.
+    """
     try:
         from sharp.plugins import library_path
 
         return Path(library_path("onnxruntime"))
+    except InputError:
+        raise
     except (ImportError, SharpError) as error:
         logger.warning("attention runs as standard ops, many times slower (a small --cache-tokens helps): %s", error)
         return None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sharp.plugins.checksums import verify_files
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, check_verified, read_manifest
 from sharp.serving.api.request import GenerateRequest
@@ -13,6 +14,7 @@ from sharp.serving.engine.cache_size import cache_blocks
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.engine.prepare import prepare_request
+from sharp.serving.engine.warm_up import check_first_token
 from sharp.serving.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -60,10 +62,13 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
 
     Raises:
         NotFoundError: there is no model folder at `path`.
-        InputError: the folder cannot be used, failed its verification, or its cache does not fit the memory.
+        InputError: the folder cannot be used, a file is damaged, the model failed its verification or gives no token,
+            or its cache does not fit the memory.
     """
     manifest = read_manifest(path)
     check_verified(path, manifest, backend.allow_unverified)
+    if backend.verify_files:
+        verify_files(path, manifest)
     if manifest.kind != "decoder":
         raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
     if manifest.cache.form != "paged":
@@ -80,7 +85,9 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         longest = min(longest, limits.context)
     sampling = manifest.sampling.model_dump(exclude_none=True)
     folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer), longest, sampling)
-    return folder, loaded, Engine(loaded, manifest, tokenizer, blocks, engine)
+    made = Engine(loaded, manifest, tokenizer, blocks, engine)
+    check_first_token(loaded, manifest)
+    return folder, loaded, made
 
 
 def _within_limits(limits: Limits, engine: EngineConfig, blocks: int, block_size: int) -> int:

@@ -50,7 +50,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     config = settings.server
     endpoint = config.otlp_traces_endpoint
     tracing = None if endpoint is None else otlp_tracing(endpoint, sharp_version())
-    template = load_chat_template(path)
+    template = await asyncio.to_thread(load_chat_template, path)
     engine_config = settings.engine
     if settings.metrics.attention_metrics == "off":
         engine_config = replace(engine_config, attention_interval=0)
@@ -100,5 +100,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         await asyncio.to_thread(thread.stop)
         service.close()
         metrics.remove_model(model_metrics)
+        if template is not None:
+            template.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

@@ -3,17 +3,12 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from sharp.serving.api.errors import FieldError, InputError
+from sharp.serving.text.template_process import TemplateLimitError, TemplateProcess
 from sharp.serving.text.tool_calls import CALL_END, CALL_START, ToolCallParser
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -33,39 +28,39 @@ SAMPLE_ANSWER = {"role": "assistant", "content": "", "tool_calls": [SAMPLE_CALL]
 
 # After the text that is to be continued, to find its end in what a template made of it; transformers' own.
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+MOST_CONFIG_BYTES = 2**26
+MOST_TEMPLATE_CHARACTERS = 2**20  # the longest of known models have some ten thousand
 OWN_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks for training what an assistant said; here it changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012  # the library's own declaration
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What stands between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class ChatTemplate:
-    """A template in the dialect of Hugging Face, rendered in Jinja's sandbox: it comes with the model. Thread-safe.
+    """A template in the dialect of Hugging Face. It comes with the model, and runs in a limited process. Thread-safe.
 
     `special_tokens` are the texts that templates know by name, such as `bos_token`. `for_tools` is the template of
     conversations with tools, where the model has one of its own.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], for_tools: str | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_refuse, strftime_now=_now, **special_tokens)
-        self._template = environment.from_string(source)
-        self._for_tools = environment.from_string(for_tools or source)
-        known = meta.find_undeclared_variables(environment.parse(for_tools or source))
-        self._knows_tools = for_tools is not None or "tools" in known
-        known |= meta.find_undeclared_variables(environment.parse(source))
-        self._variables = known - OWN_VARIABLES - set(environment.globals)
+        """Compile the template and render a short conversation.
+
+        Raises:
+            InputError: it is no template, or takes too much time or memory.
+        """
+        self._process = TemplateProcess({"default": source, "tools": for_tools or source}, special_tokens)
+        known = self._process.variables
+        self._knows_tools = for_tools is not None or "tools" in known["tools"]
+        self._variables = {*known["default"], *known["tools"]} - OWN_VARIABLES
+        try:
+            self._render("default", [SAMPLE_QUESTION])
+        except TemplateLimitError:
+            self.close()
+            raise
+        except InputError:  # it may want other messages
+            pass
+
+    def close(self) -> None:
+        """End the process. A later rendering starts another."""
+        self._process.close()
 
     @cached_property
     def _calls_are_read(self) -> bool:
@@ -75,8 +70,8 @@ class ChatTemplate:
         """
         for messages in ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION]):
             try:
-                text = self._for_tools.render(messages=messages, tools=[SAMPLE_TOOL], add_generation_prompt=True)
-            except Exception:  # noqa: S112  # a template can fail like any program
+                text = self._render("tools", messages, tools=[SAMPLE_TOOL])
+            except InputError:  # a template can fail like any program
                 continue
             return bool(ToolCallParser().push(text)[1] or SHOWN_CALL.search(text))
         return False
@@ -105,18 +100,24 @@ class ChatTemplate:
         if tools and not self._calls_are_read:
             message = f"tools is set, and the model writes calls in another form than {CALL_FORM}, the one read here"
             raise FieldError("tools", f"{message}; leave tools out, or serve a model of that form")
-        template = self._for_tools if tools else self._template
         if continue_final_message:
             *before, last = messages
             messages = [*before, {**last, "content": last["content"] + CONTINUE_MARK}]
         try:
-            text = template.render(
-                **(variables or {}), messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
+            text = self._render(
+                "tools" if tools else "default",
+                messages,
+                **(variables or {}),
+                tools=tools or None,
+                add_generation_prompt=add_generation_prompt,
             )
-        except Exception as error:  # a template can fail like any program
+        except InputError as error:
             what = "messages and chat_template_kwargs" if variables else "messages"
             raise FieldError("messages", f"{what} do not fit the model's chat template: {error}") from error
         return _until_mark(text, last["content"]) if continue_final_message else text
+
+    def _render(self, name: str, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+        return self._process.render(name, {"add_generation_prompt": True, **values, "messages": messages})
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         unknown = sorted(set(variables) - self._variables)
@@ -148,15 +149,31 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     """
     try:
         config_file, template_file = folder / CONFIG_FILE, folder / TEMPLATE_FILE
-        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-        source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
+        config = json.loads(_read(config_file, MOST_CONFIG_BYTES)) if config_file.is_file() else {}
+        own = _read(template_file, 4 * MOST_TEMPLATE_CHARACTERS) if template_file.is_file() else None
+        source = config.get("chat_template") if own is None else own
         named = {"default": source}
         if isinstance(source, list):  # several by name
             named = {entry["name"]: entry["template"] for entry in source}
-        default = named.get("default")
-        return ChatTemplate(default, _special_tokens(config), named.get("tool_use")) if default else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+        default, for_tools = named.get("default"), named.get("tool_use")
+        for text in (default, for_tools):
+            if text is not None and len(_text(text)) > MOST_TEMPLATE_CHARACTERS:
+                raise InputError(f"it has more than {MOST_TEMPLATE_CHARACTERS} characters")
+        return ChatTemplate(default, _special_tokens(config), for_tools) if default else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # InputError, too
         raise InputError(f"the chat template of {folder} cannot be read: {error}; correct or remove it") from error
+
+
+def _read(path: Path, most: int) -> str:
+    if path.stat().st_size > most:
+        raise InputError(f"{path.name} has more than {most} bytes")
+    return path.read_text(encoding="utf-8")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise InputError("it is no text")
+    return value
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -166,22 +183,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(text, str):
             tokens[name] = text
     return tokens
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """What transformers has under this name; Jinja's own would escape for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)

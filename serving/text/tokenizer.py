@@ -6,8 +6,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as FileTokenizer
 
+from sharp.plugins.errors import is_panic
 from sharp.plugins.manifest import Manifest
-from sharp.serving.api.errors import FieldError, InputError
+from sharp.plugins.tokenizer_trial import check_tokenizer_file
+from sharp.serving.api.errors import EngineError, FieldError, InputError
 from sharp.serving.machine import available_cpus
 
 # Of text that is longer than this many characters per allowed token, the start is tokenized first.
@@ -19,6 +21,12 @@ class Tokenizer:
     """The tokenizer of a model. Safe to share between threads."""
 
     def __init__(self, path: Path) -> None:
+        """Load the file.
+
+        Raises:
+            InputError: it is no tokenizer, or the library fails at it.
+        """
+        check_tokenizer_file(path)
         try:
             self._tokenizer = FileTokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -41,11 +49,20 @@ class Tokenizer:
                 token_ids: list[int] = encoding.ids
         except (UnicodeEncodeError, TypeError) as error:  # the library's word for half a surrogate pair is TypeError
             raise FieldError("prompt", "prompt is not valid text: it has half of a surrogate pair") from error
+        except BaseException as error:
+            if is_panic(error) or type(error) is Exception:  # the library's own, for letters that no token has
+                raise FieldError("prompt", f"the model's tokenizer fails at prompt: {error}; change it") from error
+            raise
         return token_ids
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
         """The text of token ids, without special tokens unless requested."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
+        try:
+            return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
+        except BaseException as error:
+            if is_panic(error):  # it is no Exception, and would end the engine's thread
+                raise EngineError(f"the model's tokenizer fails at the tokens of a text: {error}") from error
+            raise
 
     def decode_one(self, token_id: int) -> str:
         """The text of one token alone, without special tokens."""
@@ -56,7 +73,7 @@ class Tokenizer:
     def token(self, token_id: int) -> str:
         """The text of one token inside a text, special or not; parts of characters are U+FFFD."""
         # After itself: some decoders leave out the space that a text begins with.
-        once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+        once, twice = (self.decode([token_id] * times, special_tokens=True) for times in (1, 2))
         return twice[len(once) :]
 
     def names(self, token_ids: Sequence[int]) -> list[str | None]:

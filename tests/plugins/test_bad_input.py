@@ -62,6 +62,21 @@ def test_bad_input(changed: dict[str, np.ndarray], message: str, kernel: Any) ->
         kernel.run(None, {**GOOD.inputs, **changed})
 
 
+@pytest.mark.parametrize("max_blocks", [3, 129])
+def test_a_sequence_whose_length_is_no_int32_is_refused(kernel: Any, max_blocks: int) -> None:
+    """A cache without blocks may have any block size. The length became negative; 129 times 2^56 is no int64."""
+    sequences = len(GOOD.inputs["context_lens"])
+    huge = {
+        "key_cache": np.empty((0, 2, 8, 2**56), np.float32),
+        "value_cache": np.empty((0, 2, 2**56, 12), np.float32),
+        "block_table": np.full((sequences, max_blocks), -1, np.int32),
+        "slot_mapping": np.full(9, -1, np.int32),
+        "context_lens": np.full(sequences, 2**31 - 1, np.int32),
+    }
+    with pytest.raises(InvalidArgument, match=r"context_lens\[0\] is 2147483647; it must be from 0 to 21474836\d\d \("):
+        kernel.run(None, {**GOOD.inputs, **huge})
+
+
 SHAPES = [
     ("query", (9, 6), r"query has shape \[9, 6\]; it must have the dimensions \[tokens, q_heads, head_dim\]"),
     ("query", (9, 5, 8), r"key has shape .*; it must have a number of heads that divides the query's 5"),

@@ -9,6 +9,7 @@ import pytest
 
 from sharp.plugins import library_path
 from sharp.plugins.errors import InputError, SharpError
+from tests.serving.conftest import write_folder
 
 
 def test_the_library_is_found() -> None:
@@ -67,3 +68,36 @@ def test_onnx_runtime_reports_its_use_only_if_the_user_says_so(given: dict[str, 
         [sys.executable, "-c", code], env=environment | given, capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == kept
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("SHARP_LIBRARY_FOLDER", "{folder}", "libsharp_ops.so cannot be used as Sharp's kernel library: "),
+        ("SHARP_LIBRARY_FOLDER", "{folder}/missing", "missing', which is no folder; correct or unset it"),
+        ("SHARP_ISA", "quantum", "SHARP_ISA is 'quantum'; this processor can run: "),
+    ],
+)
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_a_wrong_library_or_instruction_set_ends_the_start_with_a_sentence(
+    tmp_path: Path, variable: str, value: str, message: str, kernels: str
+) -> None:
+    """It was a traceback of ONNX Runtime; without kernels, an error of every request."""
+    (tmp_path / "libsharp_ops.so").write_text("not a library")
+    folder = write_folder(tmp_path / "model", hashing=0)
+    command = [
+        sys.executable,
+        "-c",
+        "from sharp.plugins.cli import main; main()",
+        "serve",
+        str(folder),
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+    ]
+    command = [*command, "--device", "cpu", *(["--no-kernels"] if kernels == "off" else [])]
+    environment = {**os.environ, variable: value.format(folder=tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ from sharp.plugins.ops.schema import NORMALIZERS
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, make_case, run, run_reference
 
 DIVIDING = ("softmax", "ssa", "adaptive_softmax", "entmax")
+PROMPT = Shape(sequences=((5, 60),), kv_heads=2, group=2, head_dim=16, value_dim=16)
 LONG = Shape(sequences=((2500, 2),), kv_heads=1, group=2, head_dim=16, value_dim=16)
 
 
@@ -36,6 +37,38 @@ def test_rows_whose_window_excludes_the_key_stay_as_they_are(normalizer: str, nu
     spoilt = with_key(case, 1200, number)
     clean = case.with_inputs(query=spoilt.inputs["query"])
     np.testing.assert_array_equal(run(spoilt, kernel=True).output, run(clean, kernel=True).output)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_value_that_is_nan_reaches_only_the_rows_that_see_it(normalizer: str, number: float) -> None:
+    """Tokens of a prompt before it had NaN in their output, as 0 times NaN is NaN."""
+    case = make_case(normalizer, PROMPT, window=20)
+    clean, value = run_reference(case).output, case.inputs["value"].copy()
+    value[30] = number
+    with np.errstate(invalid="ignore"):
+        spoilt = case.with_inputs(value=value)
+        actual, expected = run(spoilt, kernel=True).output, run_reference(spoilt).output
+    blind = np.r_[:30, 50:60]
+    assert np.isfinite(expected[blind]).all() and not np.isfinite(actual[30]).all()
+    np.testing.assert_allclose(actual[blind], clean[blind], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("normalizer", ["entmax", "relu", "relu2"])
+def test_a_value_that_is_nan_is_left_out_where_the_normalizer_drops_its_key(normalizer: str) -> None:
+    case = make_case(normalizer, LONG, scale=0.5)
+    table, cache = case.inputs["block_table"], case.inputs["value_cache"].copy()
+    held = np.nan_to_num(cache[table[0, 0], :, 3])
+    for position in range(3, 2400, 16):  # dropped, if a huge value changes no row
+        cache[table[0, position // 16], :, 3] = 1e30
+        if np.abs(run_reference(case.with_inputs(value_cache=cache)).output).max() < 1e20:
+            break
+        cache[table[0, position // 16], :, 3] = held
+    spoilt = case.with_inputs(value_cache=np.where(cache == np.float32(1e30), np.nan, cache))
+    expected = run_reference(spoilt)
+    assert np.isnan(spoilt.inputs["value_cache"][table[0, position // 16], :, 3]).all()
+    assert np.isfinite(expected.output).all()
+    assert_agrees(run(spoilt, kernel=True), expected, spoilt, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax", "ssa"])

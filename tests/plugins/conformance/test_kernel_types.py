@@ -142,6 +142,18 @@ def test_a_query_that_is_no_number_spoils_its_row_only(number: float, dtype: str
     assert np.isnan(actual.output[11]).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax"])
+def test_a_value_that_is_nan_reaches_only_the_rows_that_see_it(normalizer: str, dtype: str) -> None:
+    case = make_case(normalizer, PROMPT)
+    value = case.inputs["value"].copy()
+    value[20] = np.nan
+    actual, _ = run_with_cache(case.with_inputs(value=value), dtype)
+    _, expected = run_with_cache(case, dtype)
+    np.testing.assert_allclose(actual.output[:20], expected.output[:20], atol=2e-5)
+    assert np.isnan(actual.output[20:]).all()
+
+
 @pytest.mark.parametrize("isa", instruction_sets.OTHERS)
 def test_other_instruction_sets_agree_too(isa: str) -> None:
     instruction_sets.check(isa, "-k", "(16_bits or int8) and (prompt or split)", __file__)

@@ -1,0 +1,64 @@
+"""A tokenizer file is tried in a process of its own first: the library panics at some files, and aborts at others."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from sharp.plugins.errors import InputError
+
+SECONDS = 8.0  # of a processor; 256,000 tokens take one or two
+WALL_SECONDS = 60.0  # on a machine that is busy
+MEMORY_BYTES = 900 * 2**20
+MOST_BYTES = 2**28
+PROGRAM = Path(__file__).with_name("tokenizer_worker.py")
+# Its threads would take address space that the limit counts.
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+
+
+def check_tokenizer_file(path: Path) -> None:
+    """Find out whether a `tokenizer.json` can be loaded and used.
+
+    Raises:
+        InputError: it cannot, or not within the limits.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise InputError(f"{path} has {size} bytes; a tokenizer file has at most {MOST_BYTES}")
+        digest = hashlib.sha256(path.read_bytes()).digest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if reason := _reason(_Content(str(path), digest)):
+        raise InputError(f"{path} is not a tokenizer file: {reason}; export the model again")
+
+
+class _Content:
+    """A file, equal to others of the same content: each is tried once."""
+
+    def __init__(self, path: str, digest: bytes) -> None:
+        self.path = path
+        self._digest = digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and other._digest == self._digest
+
+
+@lru_cache(64)
+def _reason(content: _Content) -> str:
+    """Why the file cannot be used; empty if it can."""
+    command = [sys.executable, "-P", str(PROGRAM), content.path, str(SECONDS), str(MEMORY_BYTES)]
+    beyond = f"it takes more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MB to load"
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, timeout=WALL_SECONDS, check=False, env={**os.environ, **ENVIRONMENT}
+        )
+        return str(json.loads(done.stdout)) if done.stdout else beyond
+    except subprocess.TimeoutExpired:
+        return beyond

@@ -1,0 +1,88 @@
+"""A chat template comes with the model and is a program: what it may take is bounded, at start and for each request."""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sharp.serving.api.errors import FieldError, InputError
+from sharp.serving.cli import serve
+from sharp.serving.text import template_process
+from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
+
+HOSTILE = {
+    "a text of 10 GB": "{{ 'a' * 10**10 }}",
+    "a number without end": "{{ 7**(10**9) }}",
+    "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a text that doubles": "{% set t = namespace(a='a') %}{% for i in range(60) %}{% set t.a = t.a * 2 %}{% endfor %}",
+    "a text of 100 MB": "{% for i in range(1000) %}{{ 'a' * 10**5 }}{% endfor %}",
+    "deep nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "more than a template": "a" * (2**20 + 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(template_process, "SECONDS", 0.5)
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_a_template_that_takes_too_much_ends_the_start_with_a_sentence(counting: Path, tmp_path: Path, source: str):
+    """`{{ 'a' * 10**10 }}` took 7 GB of the server, and nested ranges a processor for ever."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in counting.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(source)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=r"chat template of .* cannot be read: .*; correct or remove it") as caught:
+        load_chat_template(folder)
+    assert "\n" not in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
+
+
+def test_the_server_does_not_start_with_such_a_template(tmp_path: Path):
+    (tmp_path / "chat_template.jinja").write_text(HOSTILE["a text of 10 GB"])
+    result = CliRunner().invoke(serve, [str(tmp_path), "--grpc-port", "0", "--http-port", "0"])
+    assert (result.exit_code, result.output.count("Error: ")) == (2, 1)
+    assert "it takes more than 160 MB; correct or remove it" in result.output
+
+
+def test_a_conversation_on_which_a_template_takes_too_much_is_refused_and_the_next_is_not():
+    template = ChatTemplate("{% if messages | length > 1 %}{{ 'a' * 10**10 }}{% else %}b{% endif %}", {})
+    message = {"role": "user", "content": "a"}
+    for _ in range(2):
+        with pytest.raises(FieldError, match="do not fit the model's chat template: it takes more than 160 MB"):
+            template.render([message, message])
+        assert template.render([message]) == "b"
+
+
+def test_a_process_that_is_lost_is_started_again():
+    template = ChatTemplate(
+        "{% if messages | length > 1 %}{{ 7**(messages | length * 10**9) }}{% else %}b{% endif %}", {}
+    )
+    message = {"role": "user", "content": "a"}
+    with pytest.raises(FieldError, match="do not fit the model's chat template: it takes more than 0.5 s"):
+        template.render([message, message])
+    assert template.render([message]) == "b"
+
+
+def test_messages_that_are_nested_too_deeply_are_refused():
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    template = ChatTemplate("{{ messages }}{{ extra }}", {})
+    with pytest.raises(FieldError, match="nested too deeply"):
+        template.render([], variables={"extra": nested})
+
+
+def test_settings_that_are_nested_too_deeply_are_refused(tmp_path: Path):
+    """It was a traceback of RecursionError."""
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(InputError, match=r"cannot be read: .*; correct or remove it"):
+        load_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 7}))
+    with pytest.raises(InputError, match="it is no text"):
+        load_chat_template(tmp_path)

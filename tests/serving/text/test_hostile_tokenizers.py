@@ -1,0 +1,57 @@
+"""Tokenizer files at which the library panics, which is no `Exception` in Python, or aborts the process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharp.serving.api.errors import EngineError, FieldError, InputError
+from sharp.serving.text.tokenizer import Tokenizer
+
+MODEL: dict[str, Any] = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+SPECIAL = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}
+PANICS: dict[str, dict[str, Any]] = {
+    "a charsmap that is none": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "a merge of unknown tokens": {
+        "model": {**MODEL, "continuing_subword_prefix": "##", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    },
+    "a special token that is not there": {"post_processor": {**SPECIAL, "special_tokens": {}}},
+}
+
+
+def write(folder: Path, changes: dict[str, Any]) -> Path:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": MODEL, **changes}))
+    return path
+
+
+@pytest.mark.parametrize("changes", PANICS.values(), ids=PANICS)
+def test_a_tokenizer_at_which_the_library_panics_is_refused_with_a_sentence(
+    tmp_path: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
+):
+    """It ended in a page of Rust's stack and a PanicException, which nobody catches."""
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer file: .*; export the model again"):
+        Tokenizer(write(tmp_path, changes))
+    assert not capfd.readouterr().err
+
+
+def test_a_panic_at_a_prompt_is_an_error_of_that_prompt(tmp_path: Path):
+    changes = {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]]}}
+    tokenizer = Tokenizer(write(tmp_path, changes))
+    assert tokenizer.encode("aa") == [0, 0]
+    with pytest.raises(FieldError, match="the model's tokenizer fails at prompt: .*; change it"):
+        tokenizer.encode("b")
+
+
+def test_a_decoder_that_panics_does_not_end_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tokenizer = Tokenizer(write(tmp_path, {}))
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    class Panicking:
+        def decode(self, *_: object, **__: object) -> str:
+            raise panic("no entry found for key")
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Panicking())
+    with pytest.raises(EngineError, match="the model's tokenizer fails at the tokens of a text: no entry found"):
+        tokenizer.decode([0])
