@@ -14,7 +14,7 @@ from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
-from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device, device_cache
+from sharp.serving.backends.cuda_provider import check_session, choose_device, device_cache, provider_options
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
 from sharp.serving.config import BackendConfig
 from sharp.serving.engine.cache_size import available_memory, tensors_of
@@ -110,7 +110,7 @@ class OnnxRuntimeBackend:
                 "install or enable them, or export the model again with another --kv-dtype"
             )
         try:
-            on_device = (PROVIDER, {"enable_cuda_graph": str(int(config.cuda_graphs))})
+            on_device = provider_options(cuda_graphs=config.cuda_graphs)
             providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
             with into_huge_pages() if device == "cpu" else contextlib.nullcontext():
                 session = onnxruntime.InferenceSession(str(path), options, providers=providers)
