@@ -25,7 +25,8 @@ def write_cache(
 ):
     """Tiles of `OPTIONS.rows` tokens and one KV head. Grid: token tiles, KV heads.
 
-    A slot of -1 is not stored, nor is one behind the `places` of the cache: the host cannot see them. The output of tokens behind the last sequence's becomes 0, and so do all statistics.
+    A slot of -1 is not stored, nor is one behind the `places` of the cache: the host cannot see them. The output of
+    tokens behind the last sequence's becomes 0, and so do all statistics.
     """
     kv_head = tl.program_id(1)
     token = tl.program_id(0) * OPTIONS.rows + tl.arange(0, OPTIONS.rows)

@@ -65,7 +65,7 @@ def blocks_of(keys, OPTIONS: tl.constexpr):
 
 @triton.jit
 def cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """A walk's `cache`; `tensors` are the first four of it. `places` are those of the cache, or of a contiguous head."""
+    """A walk's `cache`; `tensors` are the first four of it, `places` those of all blocks, or of a contiguous head."""
     key_cache, value_cache, key_scale, value_scale = tensors
     if OPTIONS.contiguous:
         table = (sequence.to(tl.int64) * kv_heads + kv_head) * places

@@ -39,7 +39,8 @@ def paged_attention(
     """The whole op, with the caches and the scales of int8 ones updated in place, as in `sharp.plugins.ops.schema`.
 
     Nothing waits for the device, and grids and scratch memory follow from shapes alone: a call can be captured in a
-    CUDA graph. A block or slot that the caches do not have is read and stored nowhere. The tensors must be contiguous and on one device, the block size a power of two of at least 16.
+    CUDA graph. A block or slot that the caches do not have is read and stored nowhere. The tensors must be contiguous
+    and on one device, the block size a power of two of at least 16.
 
     Returns:
         output [tokens, q_heads, value_dim], the two caches, and stats float32 [tokens, q_heads, 4].
