@@ -78,4 +78,8 @@ class Backend(Protocol):
         """Make the key-value cache; to be called once, before the first step."""
 
     def step(self, batch: Batch) -> StepOutput:
-        """Compute one step and update the cache; any exception means that the step did not happen."""
+        """Compute one step and update the cache; any exception means that the step did not happen.
+
+        Raises:
+            DeviceLostError: no later step can be computed either; the engine ends.
+        """

@@ -9,13 +9,14 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.plugins.cuda.device import free_memory
+from sharp.plugins.cuda.device import check_context, free_memory
 from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
 from sharp.serving.backends.cuda_provider import check_session, choose_device, device_cache, provider_options
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
+from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.config import BackendConfig
 from sharp.serving.engine.cache_size import available_memory, tensors_of
 
@@ -203,7 +204,15 @@ class OnnxRuntimeBackend:
             raise InputError(f"the model does not run on this GPU: {reason}; --device cpu runs it") from error
 
     def step(self, batch: Batch) -> StepOutput:
-        """Compute one step."""
+        """Compute one step.
+
+        Raises:
+            DeviceLostError: no later step can be computed either.
+        """
+        with lost_device(check_context) if self._device == "cuda" else contextlib.nullcontext():
+            return self._step(batch)
+
+    def _step(self, batch: Batch) -> StepOutput:
         if self._graphs is not None and is_decode(batch):
             return self._graphs.step(batch)
         binding, m = self._binding, self._manifest

@@ -16,6 +16,7 @@ from sharp.plugins.manifest import Manifest
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 from sharp.serving.api.errors import EngineError, InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.config import BackendConfig
 from sharp.serving.engine.cache_size import tensors_of
 
@@ -130,7 +131,12 @@ class TensorRtBackend:
 
         Raises:
             EngineError: TensorRT refused or failed it.
+            DeviceLostError: no later step can be computed either.
         """
+        with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
+            return self._step(batch)
+
+    def _step(self, batch: Batch) -> StepOutput:
         # Alive until the stream is through with them.
         inputs = {name: np.asarray(getattr(batch, name), order="C") for name in STEP_INPUTS}
         context = self._contexts[self._profile({name: array.shape for name, array in inputs.items()})]
