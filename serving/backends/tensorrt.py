@@ -106,8 +106,11 @@ class TensorRtBackend:
         _check_tensors(path, engine, tensors_of(manifest))
         return cls(engine, described, manifest, cuda)
 
-    def free_memory(self) -> int:
-        """Bytes of the GPU that the cache may have; without our plugin it exists twice."""
+    def free_memory(self, largest: Limits) -> int:  # noqa: ARG002 - of the interface
+        """Bytes of the GPU that the cache may have; without our plugin it exists twice.
+
+        The memory of the largest step, that of the engine's limits, was taken with its contexts.
+        """
         free, _total = self._cuda.call("cudaMemGetInfo")
         return int(free) // (1 if self.kernels else 2)
 
