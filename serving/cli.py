@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.api.attention import AttentionSummary
-from sharp.serving.api.errors import InputError, NotFoundError, SharpError
+from sharp.serving.api.errors import EngineEndedError, InputError, NotFoundError, SharpError
 from sharp.serving.api.events import Delta, Finished, FinishReason
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_params import SamplingParams
@@ -24,7 +25,7 @@ from sharp.serving.client.channel import CUT_SHORT, MOST_ATTEMPTS
 from sharp.serving.client.options import connection_options
 from sharp.serving.llm import LLM
 from sharp.serving.observability.request_log import set_up_logging
-from sharp.serving.server.server import Started, run_server
+from sharp.serving.server.server import ENGINE_ENDED, Started, run_server
 from sharp.serving.server.settings import CONFIG_VARIABLE, SERVER_SETTINGS, read_settings
 from sharp.serving.server.startup import print_startup
 
@@ -56,6 +57,8 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
 def serve(folder: Path, config: Path | None, **flags: Any) -> None:
     """Serve the model FOLDER over gRPC and OpenAI's HTTP API, with metrics, until SIGTERM or Ctrl-C.
 
+    The exit code is 70 if the engine ended by a defect or with its GPU, so that a supervisor starts the server again.
+
     The last line that is printed at start is "sharp-serve: ready grpc=HOST:PORT http=HOST:PORT".
 
     Every setting can also be given as a variable of the environment, SHARP_GRPC_PORT, or in the file of --config. Flags
@@ -64,7 +67,12 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
     set_up_logging("text")
     settings = read_settings({name: value for name, value in flags.items() if value is not None}, config)
     set_up_logging(settings.server.log_format)
-    asyncio.run(run_server(folder, settings, _announce))
+    try:
+        asyncio.run(run_server(folder, settings, _announce))
+    except EngineEndedError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.stdout.flush()
+        os._exit(ENGINE_ENDED)  # a runtime whose GPU is lost may abort or wait for ever when it is taken down
 
 
 def _announce(started: Started) -> None:

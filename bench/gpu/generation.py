@@ -98,7 +98,7 @@ class OnnxModel:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.register_custom_ops_library(str(library))
-        provider = (PROVIDER, {"enable_cuda_graph": str(int(graphs))})
+        provider = (PROVIDER, {"enable_cuda_graph": str(int(graphs)), "use_tf32": "0"})  # as the server does
         providers = [provider] if device == "cuda" else ["CPUExecutionProvider"]
         self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=providers)
         if device == "cuda" and PROVIDER not in self.session.get_providers():

@@ -46,9 +46,15 @@ struct Tensors {
 using Inputs = Tensors<const void*>;
 using Outputs = Tensors<void*>;
 
-IPluginV3* make(const char* library, const char* op, const SharpAttributes& attributes) {
+// The op's creator, and the plugin that it makes of a node.
+struct Made {
+  IPluginCreatorV3One* creator;
+  IPluginV3* plugin;
+};
+
+Made make(const char* library, const char* op, const SharpAttributes& attributes) {
   void* handle = dlopen(library, RTLD_NOW);
-  if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), nullptr;
+  if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), Made{};
   int32_t count = 0;
   auto* creators = reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(handle, "getCreators"))(count);
   const char* const normalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"};
@@ -67,14 +73,14 @@ IPluginV3* make(const char* library, const char* op, const SharpAttributes& attr
   for (int32_t index = 0; index < count; ++index) {
     auto* creator = static_cast<IPluginCreatorV3One*>(creators[index]);
     if (std::strcmp(creator->getPluginName(), op) == 0)
-      return creator->createPlugin(op, &collection, TensorRTPhase::kBUILD);
+      return {creator, creator->createPlugin(op, &collection, TensorRTPhase::kBUILD)};
   }
-  return nullptr;
+  return {};
 }
 
-int call(IPluginV3* plugin, const Inputs& inputs, const Outputs& outputs, void* workspace, size_t* workspace_bytes,
+int call(const Made& made, const Inputs& inputs, const Outputs& outputs, void* workspace, size_t* workspace_bytes,
          SharpStream stream) {
-  const std::unique_ptr<IPluginV3> built(plugin);
+  const std::unique_ptr<IPluginV3> built(made.plugin);
   if (built == nullptr) return 1;
   auto* build = static_cast<IPluginV3OneBuild*>(built->getCapabilityInterface(PluginCapabilityType::kBUILD));
   auto* first = static_cast<IPluginV3OneRuntime*>(built->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
@@ -85,6 +91,11 @@ int call(IPluginV3* plugin, const Inputs& inputs, const Outputs& outputs, void* 
   *workspace_bytes = build->getWorkspaceSize(dynamic.data(), inputs.count(), nullptr, 0);
   if (workspace == nullptr) return 0;
 
+  // As from an engine: a plugin that builds would only write zeros.
+  const std::unique_ptr<IPluginV3> read(made.creator->createPlugin(
+      made.creator->getPluginName(), first->getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
+  if (read == nullptr) return 1;
+  first = static_cast<IPluginV3OneRuntime*>(read->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
   const std::unique_ptr<IPluginV3> attached(first->attachToContext(nullptr));
   auto* runtime = static_cast<IPluginV3OneRuntime*>(attached->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
   const PluginTensorDesc *from = inputs.descriptions.data(), *to = outputs.descriptions.data();

@@ -59,6 +59,7 @@ Call call_of(const SharpAttention& from) {
   SharpPagedAttention& problem = call.problem;
   problem.attributes = from.attributes;
   problem.tokens = from.batch * from.queries;
+  problem.multiprocessors = from.multiprocessors;
   problem.q_heads = from.q_heads;
   problem.kv_heads = from.kv_heads;
   problem.head_dim = from.head_dim;

@@ -54,6 +54,16 @@ def free_memory() -> int:
     return free.value
 
 
+def check_context() -> None:
+    """Wait for the first GPU's work.
+
+    Raises:
+        SharpError: the context is broken, say by an illegal access: every call in this process fails from then on.
+    """
+    with _context() as driver:
+        _check(driver.cuCtxSynchronize())
+
+
 def clear_memory(address: int, size: int) -> None:
     """Make `size` bytes of the first GPU's memory zero.
 

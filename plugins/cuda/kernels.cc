@@ -63,9 +63,13 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
   return value;
 }
 
+int capability_of(CUdevice device) {
+  return 10 * attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+         attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+}
+
 LoadedKernel load(const std::string& name, CUdevice device) {
-  const int capability = 10 * attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
-                         attribute_of(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  const int capability = capability_of(device);
   const KernelImage* image = choose_image(name, capability);
   if (image == nullptr)
     throw Error("libsharp_cuda.so has no kernel " + name + " for compute capability " +
@@ -127,6 +131,8 @@ const KernelImage* choose_image(const std::string& kernel, int capability) {
 Tile tile_of(const std::string& kernel) { return loaded_kernel(kernel).image->tile; }
 
 int64_t multiprocessors() { return attribute_of(current_device(), CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT); }
+
+int compute_capability() { return capability_of(current_device()); }
 
 void load_kernel(const std::string& kernel) {
   CUfunction function;  // the code goes to the context now, not at the first launch

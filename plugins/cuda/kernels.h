@@ -22,6 +22,9 @@ Tile tile_of(const std::string& kernel);
 // Multiprocessors of the current device. Throws Error.
 int64_t multiprocessors();
 
+// Compute capability of the current device: 90 is 9.0. Throws Error.
+int compute_capability();
+
 // Loads the code of `kernel` into the current context. Throws Error.
 void load_kernel(const std::string& kernel);
 

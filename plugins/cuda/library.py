@@ -36,6 +36,7 @@ class Problem(Structure):
             for name in ("tokens", "q_heads", "kv_heads", "head_dim", "value_dim", "blocks", "block_size", "sequences")
         ),
         ("max_blocks", c_int64),
+        ("multiprocessors", c_int64),
         ("type", c_int),
         ("cache_type", c_int),
         *((name, c_void_p) for name in ("query", "key", "value", "key_cache", "value_cache")),
@@ -54,6 +55,7 @@ class AttentionProblem(Structure):
         ("attributes", Attributes),
         *((name, c_int64) for name in ("batch", "q_heads", "kv_heads", "queries", "new_keys", "head_dim", "value_dim")),
         ("capacity", c_int64),
+        ("multiprocessors", c_int64),
         ("has_past", c_int32),
         ("shared", c_int32),
         ("has_presents", c_int32),

@@ -45,6 +45,17 @@ SHARP_EXPORT int sharp_cuda_paged_attention(const SharpPagedAttention* problem, 
   });
 }
 
+SHARP_EXPORT int sharp_cuda_device(SharpDevice* device) {
+  return status_of([&] { *device = {static_cast<int32_t>(multiprocessors()), compute_capability()}; });
+}
+
+SHARP_EXPORT int sharp_cuda_zero(void* to, size_t bytes, SharpStream stream) {
+  return status_of([&] {
+    if (bytes > 0)
+      check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(to), 0, bytes, stream), "clearing memory");
+  });
+}
+
 SHARP_EXPORT int sharp_cuda_copy(void* to, const void* from, size_t bytes, SharpStream stream) {
   return status_of([&] {
     check(driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes,

@@ -53,11 +53,12 @@ class Names {
 Plan plan(const Call& call) {
   const SharpPagedAttention& problem = call.problem;
   const Names names(call);
+  const int64_t processors = problem.multiprocessors > 0 ? problem.multiprocessors : multiprocessors();
   const int64_t group = problem.q_heads / problem.kv_heads;
   const int64_t rows = tile_of(names.first()).rows;  // decoding's too
   const int64_t head_tiles = problem.kv_heads * ceil_div(group, rows);
   const int64_t programs = std::max<int64_t>(1, problem.sequences * head_tiles);
-  const int64_t target = ceil_div(kDecodeWaves * multiprocessors(), programs);
+  const int64_t target = ceil_div(kDecodeWaves * processors, programs);
   const int64_t longest = ceil_div(problem.max_blocks * problem.block_size, kSplitKeys);
   const int64_t splits = std::max<int64_t>(1, std::min({target, longest, kMostSplits}));
 
@@ -101,7 +102,7 @@ Plan plan(const Call& call) {
       const int64_t alike = call.contiguous ? problem.sequences : 1;
       const int64_t tokens = call.contiguous ? longest_chunk : problem.tokens - problem.sequences + 1;
       const int64_t at_once = alike * ceil_div(tokens * group, tile.rows) * problem.kv_heads;
-      parts = std::max<int64_t>(1, std::min(multiprocessors() / at_once, most_parts));
+      parts = std::max<int64_t>(1, std::min(processors / at_once, most_parts));
     }
     if (prompts) launches.push_back({names.prefill(), {tiles, problem.kv_heads, parts}});
     if (parts > 1) launches.push_back({names.merge_prompts(), {problem.tokens, problem.q_heads, 1}});
@@ -111,14 +112,13 @@ Plan plan(const Call& call) {
   }
   const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);
   const int64_t per_sequence = std::max<int64_t>(1, std::min(longest, kMostSplits));
-  const int64_t overall = room * (ceil_div(kDecodeWaves * multiprocessors(), head_tiles) + problem.sequences);
+  const int64_t overall = room * (ceil_div(kDecodeWaves * processors, head_tiles) + problem.sequences);
   const int64_t most_split_rows = problem.q_heads * std::min(most_rows * per_sequence, overall);
   // Those of parts: of a tile for every multiprocessor, and of the tokens that other sequences have.
   const int64_t all_parts = problem.q_heads * most_parts;
-  const int64_t most_part_rows =
-      most_parts > 1
-          ? std::min(problem.tokens * all_parts, multiprocessors() * kMostPromptRows + problem.sequences * all_parts)
-          : 0;
+  const int64_t most_part_rows = most_parts > 1 ? std::min(problem.tokens * all_parts,
+                                                           processors * kMostPromptRows + problem.sequences * all_parts)
+                                                : 0;
   return {splits, parts,   most_tokens, most_rows * problem.q_heads, std::max(most_split_rows, most_part_rows),
           listed, launches};
 }
@@ -147,14 +147,17 @@ void require(bool holds, const char* what) {
 }
 
 void check_sizes(const SharpPagedAttention& problem) {
-  require(problem.tokens >= 0 && problem.sequences >= 0 && problem.max_blocks >= 0 && problem.blocks >= 0,
-          "tokens, sequences, blocks and max_blocks must be 0 or more");
+  require(problem.tokens >= 0 && problem.sequences >= 0 && problem.max_blocks >= 0 && problem.blocks >= 0 &&
+              problem.multiprocessors >= 0,
+          "tokens, sequences, blocks, max_blocks and multiprocessors must be 0 or more");
   require(problem.q_heads > 0 && problem.kv_heads > 0 && problem.q_heads % problem.kv_heads == 0,
           "kv_heads must divide q_heads");
   require(problem.head_dim > 0 && problem.value_dim > 0 && problem.block_size > 0,
           "head_dim, value_dim and block_size must be positive");
   require(problem.max_blocks <= (std::numeric_limits<int32_t>::max() - problem.tokens) / problem.block_size,
           "max_blocks * block_size and tokens must together fit 32 bits");
+  require(problem.blocks <= std::numeric_limits<int32_t>::max() / problem.block_size,
+          "blocks * block_size must fit 32 bits, as slots do");
   require(problem.attributes.normalizer >= SHARP_SOFTMAX && problem.attributes.normalizer <= SHARP_RELU2,
           "there is no such normalizer");
   require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&
@@ -220,7 +223,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   arguments.set(Argument::q_heads, problem.q_heads);
   arguments.set(Argument::kv_heads, problem.kv_heads);
   arguments.set(Argument::max_blocks, problem.max_blocks);
-  arguments.set(Argument::places, call.places);
+  arguments.set(Argument::places, call.contiguous ? call.places : problem.blocks * problem.block_size);
   arguments.set(Argument::new_keys, call.new_keys);
   arguments.set(Argument::past, call.past);
   arguments.set(Argument::counted, static_cast<int64_t>(call.total_lens != nullptr));

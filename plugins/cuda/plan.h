@@ -19,7 +19,7 @@ struct Call {
   SharpPagedAttention problem;
   bool contiguous = false;
   // Of contiguous calls only:
-  int64_t places = 0;  // of a sequence, for keys
+  int64_t places = 0;  // of a head, for keys
   int64_t new_keys = 0;
   int64_t past = 0;                     // keys before this call; -1: see past_lens
   bool stored = false;                  // whether new keys must be written to the places

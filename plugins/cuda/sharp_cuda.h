@@ -42,11 +42,17 @@ typedef struct {
   int32_t causal;
 } SharpAttributes;
 
+/* A GPU as grids and scratch memory follow from it: 90 is compute capability 9.0. */
+typedef struct {
+  int32_t multiprocessors, compute_capability;
+} SharpDevice;
+
 /* One call of PagedAttention. Sizes are known to the host, everything else is device memory. */
 typedef struct {
   SharpAttributes attributes;
   int64_t tokens, q_heads, kv_heads, head_dim, value_dim;
   int64_t blocks, block_size, sequences, max_blocks;
+  int64_t multiprocessors; /* that the call is planned for; 0: those of the current device */
   SharpType type, cache_type;
   const void* query;           /* type [tokens, q_heads, head_dim] */
   const void* key;             /* type [tokens, kv_heads, head_dim] */
@@ -75,7 +81,8 @@ typedef struct {
 typedef struct {
   SharpAttributes attributes;
   int64_t batch, q_heads, kv_heads, queries, new_keys, head_dim, value_dim;
-  int64_t capacity; /* places of a sequence in the past */
+  int64_t capacity;        /* places of a sequence in the past */
+  int64_t multiprocessors; /* that the call is planned for; 0: those of the current device */
   /* Known before the buffers are: whether there are past_key and past_value; past_lens; both presents. */
   int32_t has_past, shared, has_presents;
   SharpType type;
@@ -111,6 +118,13 @@ int sharp_cuda_paged_attention(const SharpPagedAttention* problem, void* workspa
 int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* bytes);
 int sharp_cuda_prepare_attention(const SharpAttention* problem);
 int sharp_cuda_attention(const SharpAttention* problem, void* workspace, SharpStream stream);
+
+/* The current device. Memory that was sized on one GPU is enough for calls on another if both plan for the same number
+ * of multiprocessors and have the same compute capability, which the tiles follow from. */
+int sharp_cuda_device(SharpDevice* device);
+
+/* Zeros into device memory on the stream. */
+int sharp_cuda_zero(void* to, size_t bytes, SharpStream stream);
 
 /* Copy device memory to device memory on the stream; for caches that are not updated in place. */
 int sharp_cuda_copy(void* to, const void* from, size_t bytes, SharpStream stream);

@@ -108,7 +108,7 @@ Dims known(const DimsExprs& expressions) {
 nvinfer1::IPluginV3* AttentionPlugin::clone() noexcept {
   AttentionPlugin* copy = nullptr;
   status_of([&] {
-    copy = new AttentionPlugin(attributes_);
+    copy = new AttentionPlugin(attributes_, phase_, device_);
     copy->input_count_ = input_count_;
     copy->shared_ = shared_;
   });
@@ -183,6 +183,7 @@ int32_t AttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, 
     const Shapes<kInputCount> shapes(inputs, input_count, false);
     shared_ = sizes_of(attributes_, shapes.dims, shapes.types, input_count).shared;
     input_count_ = input_count;
+    plan_for_device();
   });
 }
 
@@ -191,7 +192,8 @@ size_t AttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, 
   size_t bytes = 0;
   status_of([&] {
     const Shapes<kInputCount> shapes(inputs, input_count, true);
-    const SharpAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    SharpAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    problem.multiprocessors = device_.multiprocessors;
     check(sharp_cuda_attention_workspace_bytes(&problem, &bytes));
   });
   return bytes;
@@ -207,18 +209,22 @@ int32_t AttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t i
                                        int32_t) noexcept {
   return status_of([&] {
     const Shapes<kInputCount> shapes(inputs, input_count);
-    const SharpAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    SharpAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
     input_count_ = input_count;
+    check_device();
+    problem.multiprocessors = device_.multiprocessors;
     check(sharp_cuda_prepare_attention(&problem));
   });
 }
 
-int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions, const PluginTensorDesc*,
-                                 const void* const* inputs, void* const* outputs, void* workspace,
-                                 cudaStream_t stream) noexcept {
+int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions,
+                                 const PluginTensorDesc* output_descriptions, const void* const* inputs,
+                                 void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
   return status_of([&] {
     const Shapes<kInputCount> shapes(input_descriptions, input_count_);
+    if (building()) return write_zeros(inputs, output_descriptions, outputs, stream);
     SharpAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count_);
+    problem.multiprocessors = device_.multiprocessors;
     const auto optional = [&](Input input) {
       return is_given(input, shapes.dims, input_count_) ? inputs[input] : nullptr;
     };

@@ -10,7 +10,8 @@ class AttentionPlugin : public Plugin {
  public:
   static constexpr const char* kName = "Attention";
 
-  explicit AttentionPlugin(const SharpAttributes& attributes) : Plugin(kName, attributes) {}
+  AttentionPlugin(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
+      : Plugin(kName, attributes, phase, device) {}
 
   nvinfer1::IPluginV3* clone() noexcept override;
   int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count, const nvinfer1::DataType* inputs,

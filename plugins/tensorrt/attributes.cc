@@ -110,8 +110,13 @@ SharpAttributes read_fields(const nvinfer1::PluginFieldCollection& fields) {
   return attributes;
 }
 
-SerializedFields::SerializedFields(const SharpAttributes& attributes)
-    : attributes_(attributes), normalizer_(kNormalizers[attributes.normalizer]) {
+SharpDevice read_device(const nvinfer1::PluginFieldCollection& fields) {
+  return {static_cast<int32_t>(optional_number(fields, "multiprocessors", 0)),
+          static_cast<int32_t>(optional_number(fields, "compute_capability", 0))};
+}
+
+SerializedFields::SerializedFields(const SharpAttributes& attributes, SharpDevice device)
+    : attributes_(attributes), device_(device), normalizer_(kNormalizers[attributes.normalizer]) {
   fields_ = {
       {"normalizer", normalizer_.c_str(), PluginFieldType::kCHAR, static_cast<int32_t>(normalizer_.size() + 1)},
       {"scale", &attributes_.scale, PluginFieldType::kFLOAT32, 1},
@@ -122,6 +127,8 @@ SerializedFields::SerializedFields(const SharpAttributes& attributes)
       {"softcap", &attributes_.softcap, PluginFieldType::kFLOAT32, 1},
       {"window", &attributes_.window, PluginFieldType::kINT32, 1},
       {"causal", &attributes_.causal, PluginFieldType::kINT32, 1},
+      {"multiprocessors", &device_.multiprocessors, PluginFieldType::kINT32, 1},
+      {"compute_capability", &device_.compute_capability, PluginFieldType::kINT32, 1},
   };
   collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
 }

@@ -23,16 +23,21 @@ const nvinfer1::PluginFieldCollection* field_names();
 // Throws InputError. Fields of other names are left alone: nodes carry plugin_version and plugin_namespace too.
 SharpAttributes read_fields(const nvinfer1::PluginFieldCollection& fields);
 
-// Owns what its fields point at; read_fields gives the same attributes again.
+// The GPU that an engine was built on; zeros where the fields do not say.
+SharpDevice read_device(const nvinfer1::PluginFieldCollection& fields);
+
+// Owns what its fields point at; read_fields and read_device give the same again.
 class SerializedFields {
  public:
-  explicit SerializedFields(const SharpAttributes& attributes);
+  SerializedFields(const SharpAttributes& attributes, SharpDevice device);
   SerializedFields(const SerializedFields&) = delete;
   SerializedFields& operator=(const SerializedFields&) = delete;
+  void set_device(SharpDevice device) { device_ = device; }
   const nvinfer1::PluginFieldCollection* collection() const { return &collection_; }
 
  private:
   SharpAttributes attributes_;
+  SharpDevice device_;
   std::string normalizer_;
   std::vector<nvinfer1::PluginField> fields_;
   nvinfer1::PluginFieldCollection collection_;

@@ -15,10 +15,10 @@ template <typename OpPlugin>
 class Creator : public nvinfer1::IPluginCreatorV3One {
  public:
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
-                                    nvinfer1::TensorRTPhase) noexcept override {
+                                    nvinfer1::TensorRTPhase phase) noexcept override {
     try {
       if (fields == nullptr) throw InputError("there are no attributes");
-      return new OpPlugin(read_fields(*fields));
+      return new OpPlugin(read_fields(*fields), phase, read_device(*fields));
     } catch (const std::exception& error) {
       // TensorRT's parser gives the node's name.
       log_error((std::string(name == nullptr ? getPluginName() : name) + ": " + error.what()).c_str());

@@ -33,8 +33,6 @@ constexpr const char* kInputNames[] = {"query",        "key",          "value", 
 constexpr int32_t kRequiredInputs = kContextLens + 1;
 constexpr int32_t kRanks[kInputCount] = {3, 3, 3, 4, 4, 1, 2, 1, 1, -1, -1, -1};
 
-size_t bytes_of(DataType type) { return type == DataType::kFLOAT ? 4 : type == DataType::kINT8 ? 1 : 2; }
-
 // An optional input that is left out before a given one is an empty tensor.
 bool is_given(Input input, const Dims* dims, int32_t count) {
   return input < count && (input < kRequiredInputs || elements(dims[input]) != 0);
@@ -80,7 +78,7 @@ SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims
 nvinfer1::IPluginV3* PagedAttentionPlugin::clone() noexcept {
   PagedAttentionPlugin* copy = nullptr;
   status_of([&] {
-    copy = new PagedAttentionPlugin(attributes_);
+    copy = new PagedAttentionPlugin(attributes_, phase_, device_);
     copy->input_count_ = input_count_;
   });
   return copy;
@@ -148,6 +146,7 @@ int32_t PagedAttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inp
     const Shapes<kInputCount> shapes(inputs, input_count, false);
     sizes_of(attributes_, shapes.dims, shapes.types, input_count);
     input_count_ = input_count;
+    plan_for_device();
   });
 }
 
@@ -156,7 +155,8 @@ size_t PagedAttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inp
   size_t bytes = 0;
   status_of([&] {
     const Shapes<kInputCount> shapes(inputs, input_count, true);
-    const SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    problem.multiprocessors = device_.multiprocessors;
     check(sharp_cuda_workspace_bytes(&problem, &bytes));
   });
   return bytes;
@@ -171,19 +171,22 @@ int32_t PagedAttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int3
                                             const PluginTensorDesc*, int32_t) noexcept {
   return status_of([&] {
     const Shapes<kInputCount> shapes(inputs, input_count);
-    const SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
     input_count_ = input_count;
+    check_device();
+    problem.multiprocessors = device_.multiprocessors;
     check(sharp_cuda_prepare(&problem));
   });
 }
 
-int32_t PagedAttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions, const PluginTensorDesc*,
-                                      const void* const* inputs, void* const* outputs, void* workspace,
-                                      cudaStream_t cuda_stream) noexcept {
+int32_t PagedAttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions,
+                                      const PluginTensorDesc* output_descriptions, const void* const* inputs,
+                                      void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
   return status_of([&] {
     const Shapes<kInputCount> shapes(input_descriptions, input_count_);
+    if (building()) return write_zeros(inputs, output_descriptions, outputs, stream);
     SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count_);
-    const SharpStream stream = cuda_stream;
+    problem.multiprocessors = device_.multiprocessors;
     const auto updated = [&](Input cache, Output to) {
       const size_t bytes = elements(shapes.dims[cache]) * bytes_of(shapes.types[cache]);
       if (outputs[to] != inputs[cache]) check(sharp_cuda_copy(outputs[to], inputs[cache], bytes, stream));

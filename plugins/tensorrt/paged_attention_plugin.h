@@ -10,7 +10,8 @@ class PagedAttentionPlugin : public Plugin {
  public:
   static constexpr const char* kName = "PagedAttention";
 
-  explicit PagedAttentionPlugin(const SharpAttributes& attributes) : Plugin(kName, attributes) {}
+  PagedAttentionPlugin(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
+      : Plugin(kName, attributes, phase, device) {}
 
   nvinfer1::IPluginV3* clone() noexcept override;
   int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count, const nvinfer1::DataType* inputs,

@@ -1,11 +1,53 @@
 #include "plugin.h"
 
+#include <algorithm>
+
 #include "log.h"
+#include "tensors.h"
 
 namespace sharp::tensorrt {
+namespace {
 
-Plugin::Plugin(const char* name, const SharpAttributes& attributes)
-    : attributes_(attributes), name_(name), description_(describe(attributes)), serialized_(attributes) {}
+std::string capability_name(SharpDevice device) {
+  return std::to_string(device.compute_capability / 10) + "." + std::to_string(device.compute_capability % 10);
+}
+
+}  // namespace
+
+Plugin::Plugin(const char* name, const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
+    : attributes_(attributes),
+      phase_(phase),
+      device_(device),
+      name_(name),
+      description_(describe(attributes)),
+      serialized_(attributes, device) {}
+
+const nvinfer1::PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept {
+  return status_of([&] { plan_for_device(); }) == 0 ? serialized_.collection() : nullptr;
+}
+
+void Plugin::plan_for_device() {
+  if (device_.multiprocessors == 0) check(sharp_cuda_device(&device_));
+  serialized_.set_device(device_);
+}
+
+void Plugin::check_device() const {
+  if (device_.compute_capability == 0) return;
+  SharpDevice here;
+  check(sharp_cuda_device(&here));
+  if (here.compute_capability != device_.compute_capability)
+    throw InputError("the engine was built on a GPU of compute capability " + capability_name(device_) +
+                     ", and this one has " + capability_name(here) + "; build it again here");
+}
+
+void Plugin::write_zeros(const void* const* inputs, const nvinfer1::PluginTensorDesc* descriptions,
+                         void* const* outputs, cudaStream_t stream) const {
+  for (int32_t output = 0; output < kOutputCount; ++output) {
+    void* to = outputs[output];
+    if (to != nullptr && std::find(inputs, inputs + input_count_, to) == inputs + input_count_)
+      check(sharp_cuda_zero(to, elements(descriptions[output].dims) * bytes_of(descriptions[output].type), stream));
+  }
+}
 
 nvinfer1::IPluginCapability* Plugin::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
   switch (type) {

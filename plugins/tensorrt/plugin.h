@@ -18,7 +18,9 @@ class Plugin : public nvinfer1::IPluginV3,
                public nvinfer1::IPluginV3OneBuildV2,
                public nvinfer1::IPluginV3OneRuntime {
  public:
-  Plugin(const char* name, const SharpAttributes& attributes);
+  // While TensorRT builds, `phase` is kBUILD: inputs are made up then, and enqueue only writes zeros. `device` is what
+  // the engine was built on, zeros while it is not known.
+  Plugin(const char* name, const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device);
 
   nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
   const char* getPluginName() const noexcept override { return name_; }
@@ -29,7 +31,7 @@ class Plugin : public nvinfer1::IPluginV3,
   const char* getTimingCacheID() noexcept override { return description_.c_str(); }
   const char* getMetadataString() noexcept override { return description_.c_str(); }
   nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override { return clone(); }
-  const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override { return serialized_.collection(); }
+  const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
 
  protected:
   static constexpr int32_t kOutputCount = 4;
@@ -37,7 +39,21 @@ class Plugin : public nvinfer1::IPluginV3,
   // TensorRT's status: 0, or 1 with the reason in the log.
   int32_t status_of(const std::function<void()>& work) const noexcept;
 
+  // Keeps the current device as the one that is planned for, unless there is one already. Throws.
+  void plan_for_device();
+
+  // Throws unless memory that was sized on the device of the build is enough here.
+  void check_device() const;
+
+  bool building() const { return phase_ == nvinfer1::TensorRTPhase::kBUILD; }
+
+  // Zeros into the outputs that are no inputs too. Throws.
+  void write_zeros(const void* const* inputs, const nvinfer1::PluginTensorDesc* descriptions, void* const* outputs,
+                   cudaStream_t stream) const;
+
   SharpAttributes attributes_;
+  nvinfer1::TensorRTPhase phase_;
+  SharpDevice device_;
   int32_t input_count_ = 0;  // optional inputs may be missing at the end; known from onShapeChange on
 
  private:

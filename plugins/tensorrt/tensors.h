@@ -16,6 +16,10 @@ inline int64_t elements(const nvinfer1::Dims& dims) {
   return product;
 }
 
+inline size_t bytes_of(nvinfer1::DataType type) {
+  return type == nvinfer1::DataType::kFLOAT ? 4 : type == nvinfer1::DataType::kINT8 ? 1 : 2;
+}
+
 inline SharpType sharp_type(nvinfer1::DataType type) {
   if (type == nvinfer1::DataType::kHALF) return SHARP_FLOAT16;
   if (type == nvinfer1::DataType::kBF16) return SHARP_BFLOAT16;

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-INTEGERS = ("tokens", "sequences", "q_heads", "kv_heads")
+INTEGERS = ("tokens", "sequences", "q_heads", "kv_heads", "places")
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -20,17 +20,19 @@ def write_cache(
     sequences,
     q_heads,
     kv_heads,
+    places,
     OPTIONS: tl.constexpr,
 ):
     """Tiles of `OPTIONS.rows` tokens and one KV head. Grid: token tiles, KV heads.
 
-    A slot of -1 is not stored. The output of tokens behind the last sequence's becomes 0, and so do all statistics.
+    A slot of -1 is not stored, nor is one behind the `places` of the cache: the host cannot see them. The output of
+    tokens behind the last sequence's becomes 0, and so do all statistics.
     """
     kv_head = tl.program_id(1)
     token = tl.program_id(0) * OPTIONS.rows + tl.arange(0, OPTIONS.rows)
     exists = token < tokens
     slot = tl.load(slot_mapping + token, mask=exists, other=-1)
-    stored = slot >= 0
+    stored = (slot >= 0) & (slot < places)
     row = token.to(tl.int64) * kv_heads + kv_head
     panel = (slot // OPTIONS.block_size).to(tl.int64) * kv_heads + kv_head
     offset = slot % OPTIONS.block_size
@@ -151,6 +153,7 @@ def write_int8_cache(
     sequences,
     q_heads,
     kv_heads,
+    places,
     OPTIONS: tl.constexpr,
 ):
     """`write_cache` for integers. Grid: tokens, KV heads; the first token of a block stores all that go to it.
@@ -161,7 +164,7 @@ def write_int8_cache(
     own = token + tl.arange(0, 1)
     clear(own, own >= 0, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
     slot = tl.load(slot_mapping + token)
-    if slot < 0:
+    if (slot < 0) | (slot >= places):
         return
     block = slot // OPTIONS.block_size
     before = token - 1 - tl.arange(0, OPTIONS.block_size)

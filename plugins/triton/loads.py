@@ -65,27 +65,30 @@ def blocks_of(keys, OPTIONS: tl.constexpr):
 
 @triton.jit
 def cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """A walk's `cache`; `tensors` are the first four of it."""
+    """A walk's `cache`; `tensors` are the first four of it, `places` those of all blocks, or of a contiguous head."""
     key_cache, value_cache, key_scale, value_scale = tensors
     if OPTIONS.contiguous:
         table = (sequence.to(tl.int64) * kv_heads + kv_head) * places
     else:
         table = block_table + sequence.to(tl.int64) * max_blocks
-    return key_cache, value_cache, key_scale, value_scale, table, begin, end, kv_head, kv_heads
+    return key_cache, value_cache, key_scale, value_scale, table, begin, end, kv_head, kv_heads, places
 
 
 @triton.jit
 def every_block_mapped(low, high, cache, OPTIONS: tl.constexpr):
     """Whether all keys in [low, high), by whole blocks, have a block: then loops need not ask for each of them."""
-    lowest = low * 0
+    highest = (low * 0).to(tl.uint32)  # unsigned, in which -1 is above every block
+    behind = highest + 1
     if not OPTIONS.contiguous:
-        _, _, _, _, table, _, _, _, _ = cache
+        _, _, _, _, table, _, _, _, _, places = cache
+        behind = (places // OPTIONS.block_size).to(tl.uint32)
         blocks = blocks_of(high, OPTIONS)
         # A number and not a tensor goes round the loop: Triton gives up pipelining the loops whose bounds depend on it.
         for start in tl.range(low // OPTIONS.block_size, blocks, 1024):
             index = start + tl.arange(0, 1024)
-            lowest = tl.minimum(lowest, tl.min(tl.load(table + index, mask=index < blocks, other=0)))
-    return lowest >= 0
+            page = tl.load(table + index, mask=index < blocks, other=0)
+            highest = tl.maximum(highest, tl.max(page.to(tl.uint32)))
+    return highest < behind
 
 
 @triton.jit
@@ -107,10 +110,12 @@ def visible_keys(low, high, mapped, row, cache, OPTIONS: tl.constexpr):
 def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
     """Block of every key of the tile at `start`, -1 for none; by whole blocks, so that loads of keys stay vectors.
 
+    The host cannot see the table: a number that is no block of the cache is none.
+
     A block is looked up once and not once for each of its keys: in prefill the registers that this takes made the
     assembler wait for every single matrix product. Contiguous keys are all of block 0, as far as there are any.
     """
-    _, _, _, _, table, _, end, _, _ = cache
+    _, _, _, _, table, _, end, _, _, places = cache
     if OPTIONS.contiguous:
         index = tl.arange(0, OPTIONS.keys)
         page = index * 0 if MAPPED else tl.where(start + index < end, 0, -1)
@@ -122,6 +127,7 @@ def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
             page = tl.load(table + index)
         else:
             page = tl.load(table + index, mask=index < blocks_of(end, OPTIONS), other=-1)
+            page = tl.where(page < places // OPTIONS.block_size, page, -1)
         page = tl.broadcast_to(page[:, None], [BLOCKS, KEYS])
         page = tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), KEYS)
     return page
@@ -130,7 +136,7 @@ def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
 @triton.jit
 def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
     """Keys [head_width, keys]: a block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim]."""
-    key_cache, _, key_scale, _, table, _, _, kv_head, kv_heads = cache
+    key_cache, _, key_scale, _, table, _, _, kv_head, kv_heads, _ = cache
     channels = tl.arange(0, OPTIONS.head_width)
     index = tl.arange(0, OPTIONS.keys)
     inside = tl.full([1, 1], True, tl.int1) if MAPPED else (page >= 0)[None, :]
@@ -152,7 +158,7 @@ def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
 @triton.jit
 def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
     """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
-    _, value_cache, _, value_scale, table, _, _, kv_head, kv_heads = cache
+    _, value_cache, _, value_scale, table, _, _, kv_head, kv_heads, _ = cache
     channels = tl.arange(0, OPTIONS.value_width)
     index = tl.arange(0, OPTIONS.keys)
     inside = tl.full([1, 1], True, tl.int1) if MAPPED else used[:, None]
@@ -175,6 +181,6 @@ def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.cons
 @triton.jit
 def block_scale(scale, page, cache, MAPPED: tl.constexpr):
     """What the integers of every key's block are multiplied by, float32 [keys]; 0 where there is no block."""
-    _, _, _, _, _, _, _, kv_head, kv_heads = cache
+    _, _, _, _, _, _, _, kv_head, kv_heads, _ = cache
     pointers = scale + page.to(tl.int64) * kv_heads + kv_head
     return tl.load(pointers) if MAPPED else tl.load(pointers, mask=page >= 0, other=0.0)

@@ -39,7 +39,8 @@ def paged_attention(
     """The whole op, with the caches and the scales of int8 ones updated in place, as in `sharp.plugins.ops.schema`.
 
     Nothing waits for the device, and grids and scratch memory follow from shapes alone: a call can be captured in a
-    CUDA graph. The tensors must be contiguous and on one device, the block size a power of two of at least 16.
+    CUDA graph. A block or slot that the caches do not have is read and stored nowhere. The tensors must be contiguous
+    and on one device, the block size a power of two of at least 16.
 
     Returns:
         output [tokens, q_heads, value_dim], the two caches, and stats float32 [tokens, q_heads, 4].
@@ -102,7 +103,7 @@ def paged_attention(
         "output": output,
         "stats": stats,
         "parameters": 0 if head_params is None else head_params.shape[-1],
-        "places": 0,
+        "places": key_cache.shape[0] * block_size,
     }
     if tokens > 0:
         run_kernels(options, shapes, query.device, arguments)

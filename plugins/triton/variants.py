@@ -9,6 +9,7 @@ buffers, and
     parameters  the width P of head_params
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
     most_tokens the function of that name
+    places      blocks * block_size, the slots of the caches
 An optional input that is absent is a null pointer; `Options` says so and no kernel reads it. `stats` is always written.
 
 Attention is computed by the same kernels, compiled with `Options.contiguous`. For them a batch is sequences of equally
@@ -227,14 +228,15 @@ def kernels(
         store = kernel(
             write_int8_cache,
             "key value key_cache value_cache key_scale value_scale slot_mapping query_start output stats"
-            " tokens sequences q_heads kv_heads",
+            " tokens sequences q_heads kv_heads places",
             lambda shapes: (shapes.tokens, shapes.kv_heads, 1),
             tile,
         )
     else:
         store = kernel(
             write_cache,
-            "key value key_cache value_cache slot_mapping query_start output stats tokens sequences q_heads kv_heads",
+            "key value key_cache value_cache slot_mapping query_start output stats"
+            " tokens sequences q_heads kv_heads places",
             lambda shapes: (_ceil(shapes.tokens, decode.rows), shapes.kv_heads, 1),
             tile,
         )

@@ -5,7 +5,9 @@ from sharp.plugins.errors import InputError, NotFoundError, SharpError
 __all__ = [
     "SERVER_FAILED",
     "AlreadyExistsError",
+    "DeviceLostError",
     "DrainingError",
+    "EngineEndedError",
     "EngineError",
     "FieldError",
     "InputError",
@@ -40,6 +42,14 @@ class DrainingError(SharpError):
 
 class EngineError(SharpError):
     """A step of the engine failed; the requests of that step are lost, the engine goes on."""
+
+
+class DeviceLostError(EngineError):
+    """The GPU fails every call of this process from now on, as after an illegal access: only a new process helps."""
+
+
+class EngineEndedError(EngineError):
+    """The engine has ended by a defect, or with its device; a server without one is of no use."""
 
 
 class QueueFullError(SharpError):

@@ -67,8 +67,12 @@ class Backend(Protocol):
     def limits(self) -> Limits | None:
         """What the model was compiled for; None takes every step."""
 
-    def free_memory(self) -> int:
-        """Bytes that the key-value cache may have."""
+    def free_memory(self, largest: Limits) -> int:
+        """Bytes that the key-value cache may have beside the `largest` step; to be called before `allocate_cache`.
+
+        Raises:
+            InputError: there is no memory for that step.
+        """
 
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
@@ -78,4 +82,8 @@ class Backend(Protocol):
         """Make the key-value cache; to be called once, before the first step."""
 
     def step(self, batch: Batch) -> StepOutput:
-        """Compute one step and update the cache; any exception means that the step did not happen."""
+        """Compute one step and update the cache; any exception means that the step did not happen.
+
+        Raises:
+            DeviceLostError: no later step can be computed either; the engine ends.
+        """

@@ -9,22 +9,22 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.plugins.cuda.device import free_memory
+from sharp.plugins.cuda.device import check_context, free_memory
 from sharp.plugins.kernel_library import register_kernels
 from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.api.errors import InputError, SharpError
-from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
-from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device, device_cache
+from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.backends.cuda_provider import check_session, choose_device, device_cache, provider_options
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
+from sharp.serving.backends.lost_device import lost_device
+from sharp.serving.backends.warm_up import first_step, largest_steps
 from sharp.serving.config import BackendConfig
 from sharp.serving.engine.cache_size import available_memory, tensors_of
 
 logger = logging.getLogger(__name__)
 
 OUTPUTS = ("logits", "stats")
-WARM_UP_TOKENS = 6  # five of a sequence, more than decoding takes, and one of another
-WARM_UP_BLOCKS = 1024  # of a table that is so wide that a GPU splits the keys of these tokens
 TENSOR_TYPES: dict[CacheDtype, str] = {
     "float32": "tensor(float)",
     "float16": "tensor(float16)",
@@ -71,10 +71,21 @@ class OnnxRuntimeBackend:
     def limits(self) -> None:
         """Every size is taken."""
 
-    def free_memory(self) -> int:
-        """Bytes of the device that the cache may have; without our kernels it exists twice."""
-        free = available_memory() if self._device == "cpu" else free_memory()
-        return free // (1 if self._kernels else 2)
+    def free_memory(self, largest: Limits) -> int:
+        """Bytes of the device that the cache may have; without our kernels it exists twice.
+
+        A GPU computes the largest step first: what ONNX Runtime took for it (activations, logits, our kernels' scratch
+        memory) is taken then. Not without our kernels: standard ops would copy whole contexts of all sequences.
+
+        Raises:
+            InputError: the GPU has no kernels for the model, or no memory for that step.
+        """
+        if self._device == "cpu":
+            return available_memory() // (1 if self._kernels else 2)
+        if not self._kernels:
+            return free_memory() // 2
+        self._compute_largest(largest)
+        return free_memory()
 
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
@@ -111,7 +122,7 @@ class OnnxRuntimeBackend:
                 "install or enable them, or export the model again with another --kv-dtype"
             )
         try:
-            on_device = (PROVIDER, {"enable_cuda_graph": str(int(config.cuda_graphs))})
+            on_device = provider_options(cuda_graphs=config.cuda_graphs)
             providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
             with into_huge_pages() if device == "cpu" else contextlib.nullcontext():
                 session = onnxruntime.InferenceSession(str(path), options, providers=providers)
@@ -162,14 +173,7 @@ class OnnxRuntimeBackend:
         Raises:
             InputError: the model does not run on the GPU.
         """
-
-        def make() -> list[Any]:
-            on_device = self._device == "cuda"
-            return [device_cache(tensor, blocks) if on_device else tensor.make(blocks) for tensor in self._caches]
-
-        self._current = make()
-        self._next = self._current if self._kernels else make()
-        self._bind_caches()
+        self._set_cache(blocks)
         if self._captures:
             values = list(zip(self._caches, self._current, strict=True))
             caches = {tensor.name: value for tensor, value in values}
@@ -179,32 +183,46 @@ class OnnxRuntimeBackend:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compute some tokens that are stored nowhere, so that the GPU's kernels are loaded before the first request.
-
-        They are a prompt and a token of another sequence: beside each other, both kinds of kernels are launched.
+        """Compute some tokens, so that the GPU's kernels are loaded before the first request.
 
         Raises:
-            InputError: they fail, for example as there are none for the model or for this GPU.
+            InputError: they fail, for example as there are no kernels for the model or for this GPU.
         """
         try:
-            self.step(
-                Batch(
-                    input_ids=np.zeros(WARM_UP_TOKENS, np.int64),
-                    positions=np.zeros(WARM_UP_TOKENS, np.int64),
-                    slot_mapping=np.full(WARM_UP_TOKENS, -1, np.int32),
-                    block_table=np.zeros((2, WARM_UP_BLOCKS), np.int32),
-                    query_start=np.array([0, WARM_UP_TOKENS - 1, WARM_UP_TOKENS], np.int32),
-                    context_lens=np.zeros(2, np.int32),
-                    logits_indices=np.ones(1, np.int64),
-                    collect_stats=False,
-                )
-            )
+            self.step(first_step())
         except Exception as error:  # ONNX Runtime has no common exception
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"the model does not run on this GPU: {reason}; --device cpu runs it") from error
 
+    def _compute_largest(self, largest: Limits) -> None:
+        """Compute the largest steps over a cache of one block; ONNX Runtime keeps the memory that they took.
+
+        Raises:
+            InputError: there is not enough.
+        """
+        self._set_cache(1)
+        self._warm_up()
+        try:
+            for batch in largest_steps(largest, self._manifest.cache.block_size):
+                self._step(batch)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"the largest step, of {largest.tokens} tokens and {largest.sequences} sequences, does not run on this "
+                f"GPU: {reason}; lower --max-batch-tokens or --max-sequences"
+            ) from error
+        self._logits = self._logits[:0].copy()  # no request may ever need as many
+
     def step(self, batch: Batch) -> StepOutput:
-        """Compute one step."""
+        """Compute one step.
+
+        Raises:
+            DeviceLostError: no later step can be computed either.
+        """
+        with lost_device(check_context) if self._device == "cuda" else contextlib.nullcontext():
+            return self._step(batch)
+
+    def _step(self, batch: Batch) -> StepOutput:
         if self._graphs is not None and is_decode(batch):
             return self._graphs.step(batch)
         binding, m = self._binding, self._manifest
@@ -236,6 +254,15 @@ class OnnxRuntimeBackend:
             return
         self._inputs[name] = np.array(array, order="C")
         self._binding.bind_cpu_input(name, self._inputs[name])
+
+    def _set_cache(self, blocks: int) -> None:
+        def make() -> list[Any]:
+            on_device = self._device == "cuda"
+            return [device_cache(tensor, blocks) if on_device else tensor.make(blocks) for tensor in self._caches]
+
+        self._current = make()
+        self._next = self._current if self._kernels else make()
+        self._bind_caches()
 
     def _bind_caches(self) -> None:
         for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):

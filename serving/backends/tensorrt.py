@@ -16,6 +16,7 @@ from sharp.plugins.manifest import Manifest
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 from sharp.serving.api.errors import EngineError, InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.config import BackendConfig
 from sharp.serving.engine.cache_size import tensors_of
 
@@ -105,8 +106,11 @@ class TensorRtBackend:
         _check_tensors(path, engine, tensors_of(manifest))
         return cls(engine, described, manifest, cuda)
 
-    def free_memory(self) -> int:
-        """Bytes of the GPU that the cache may have; without our plugin it exists twice."""
+    def free_memory(self, largest: Limits) -> int:  # noqa: ARG002 - of the interface
+        """Bytes of the GPU that the cache may have; without our plugin it exists twice.
+
+        The memory of the largest step, that of the engine's limits, was taken with its contexts.
+        """
         free, _total = self._cuda.call("cudaMemGetInfo")
         return int(free) // (1 if self.kernels else 2)
 
@@ -130,7 +134,12 @@ class TensorRtBackend:
 
         Raises:
             EngineError: TensorRT refused or failed it.
+            DeviceLostError: no later step can be computed either.
         """
+        with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
+            return self._step(batch)
+
+    def _step(self, batch: Batch) -> StepOutput:
         # Alive until the stream is through with them.
         inputs = {name: np.asarray(getattr(batch, name), order="C") for name in STEP_INPUTS}
         context = self._contexts[self._profile({name: array.shape for name, array in inputs.items()})]

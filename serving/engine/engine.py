@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.api.attention import AttentionRows
-from sharp.serving.api.errors import AlreadyExistsError, EngineError, InputError, SharpError
+from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, InputError, SharpError
 from sharp.serving.api.events import (
     Accepted,
     Delta,
@@ -128,7 +128,11 @@ class Engine:
         return self._end_early(list(group.unfinished.values()), FinishReason.CANCELLED) if group else []
 
     def step(self) -> list[Event]:
-        """Compute one step; return what happened to the requests in it. A failure is an event too."""
+        """Compute one step; return what happened to the requests in it. A failure is an event too.
+
+        Raises:
+            DeviceLostError: no step can be computed any more.
+        """
         began = time.perf_counter()
         events = self._end_overdue(began)
         try:
@@ -140,6 +144,8 @@ class Engine:
             return events
         try:
             result = self._run(plan)
+        except DeviceLostError:  # who goes on would fail every request and look ready for more
+            raise
         except Exception as error:  # whatever a runtime raises must not end the engine
             return events + self._fail_all([chunk.sequence for chunk in plan.chunks], error)
         events += self._commit(plan, result, began)

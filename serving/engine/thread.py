@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sharp.serving.api.errors import EngineError, NotFoundError, SharpError
+from sharp.serving.api.errors import DeviceLostError, EngineError, NotFoundError, SharpError
 from sharp.serving.api.events import Event, Failed, Finished
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.engine.engine import Engine
@@ -118,6 +118,8 @@ class EngineThread:
                 self._deliver(events)
                 if not self._engine.has_work:
                     self._engine.check_integrity()  # nobody waits now
+        except DeviceLostError as error:
+            logger.critical("the engine ends: %s", error)
         except BaseException:  # a panic of Rust is no Exception, and nobody may wait for ever
             logger.exception("the engine ended")
         self._close()

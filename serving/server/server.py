@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sharp.serving.api.errors import EngineError
+from sharp.serving.api.errors import EngineEndedError
 from sharp.serving.config import Settings
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.app import make_app
@@ -26,6 +26,7 @@ from sharp.v1 import control_pb2
 
 EXIT_SECONDS = 3.0  # after the grace period, for what is cancelled to end
 EXIT_CODE = 124  # of a process that had to be ended, as of timeout(1)
+ENGINE_ENDED = 70  # EX_SOFTWARE of sysexits.h: a supervisor should start the server again
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,12 @@ async def run_server(
     Raises:
         NotFoundError: there is no model folder.
         InputError: the folder cannot be used or a port cannot be bound.
-        EngineError: the engine ended by a defect of its own; a server without one is of no use.
+        EngineEndedError: the engine ended by a defect or with its GPU; a server without one is of no use.
     """
     config = replace(settings.server, max_connections=allowed_connections(settings.server.max_connections))
     check_can_listen(config.host, config.grpc_port, "--grpc-port")
     check_can_listen(config.host, config.http_port, "--http-port")
+    own_process = stop is None
     stop = stop or _signal(config.grace_seconds)
     tls = None if config.tls is None else Tls(config.tls)
     tokens = None if config.token_file is None else Tokens(config.token_file)
@@ -78,11 +80,13 @@ async def run_server(
         stopping = asyncio.create_task(stop.wait())
         either: set[asyncio.Future[Any]] = {stopping, asyncio.wrap_future(running.engine.ended)}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if own_process and not stopping.done():
+            _exit_after(config.grace_seconds + EXIT_SECONDS, ENGINE_ENDED)
         await grpc_server.announce_end()
         await running.service.drain(config.grace_seconds)
         await asyncio.gather(grpc_server.stop(), http_server.stop())
         if not stopping.done():
-            raise EngineError("the engine has ended; the log says why")
+            raise EngineEndedError("the engine has ended; the log says why")
 
 
 def _signal(grace_seconds: float) -> asyncio.Event:
@@ -93,16 +97,20 @@ def _signal(grace_seconds: float) -> asyncio.Event:
     def stop() -> None:
         if not event.is_set():
             event.set()
-            timer = threading.Timer(grace_seconds + EXIT_SECONDS, _exit)
-            timer.daemon = True
-            timer.start()
+            _exit_after(grace_seconds + EXIT_SECONDS, EXIT_CODE)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     return event
 
 
-def _exit() -> None:
+def _exit_after(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, _exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(code: int) -> None:
     """End the process: a step or a thread that does not return cannot be stopped in any other way."""
     print(f"Error: something still ran {EXIT_SECONDS:g} s after the grace period; the process ends", file=sys.stderr)  # noqa: T201 - logging may wait for a lock
-    os._exit(EXIT_CODE)
+    os._exit(code)

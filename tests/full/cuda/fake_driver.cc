@@ -26,7 +26,11 @@ void copy_rows(CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pi
     std::memcpy(reinterpret_cast<void*>(to + row * to_pitch), reinterpret_cast<void*>(from + row * from_pitch), bytes);
 }
 
+size_t taken = 0;  // bytes of the device
+int own_capability = 0, multiprocessors = 132;
+
 int capability() {
+  if (own_capability != 0) return own_capability;
   const char* text = std::getenv("SHARP_FAKE_CAPABILITY");
   return text == nullptr ? 90 : std::atoi(text);
 }
@@ -41,6 +45,12 @@ extern "C" __attribute__((visibility("default"))) const char* fake_events() {
   taken.swap(events);
   events.clear();
   return taken.c_str();
+}
+
+// From now on the device is of this capability, with so many multiprocessors.
+extern "C" __attribute__((visibility("default"))) void fake_device(int capability, int count) {
+  own_capability = capability;
+  multiprocessors = count;
 }
 
 // From now on the function does the work of every launch.
@@ -84,8 +94,11 @@ FAKE cuCtxPushCurrent(CUcontext) { return CUDA_SUCCESS; }
 FAKE cuCtxPopCurrent(CUcontext*) { return CUDA_SUCCESS; }
 FAKE cuCtxSynchronize() { return CUDA_SUCCESS; }
 
+// The runtime's library says what it has allocated, less what it has freed.
+extern "C" __attribute__((visibility("default"))) void fake_take(size_t bytes) { taken += bytes; }
+
 FAKE cuMemGetInfo(size_t* free, size_t* total) {
-  *free = size_t{6} << 30;
+  *free = (size_t{6} << 30) - taken;
   *total = size_t{8} << 30;
   return CUDA_SUCCESS;
 }
@@ -104,7 +117,7 @@ FAKE cuCtxGetDevice(CUdevice* device) {
 FAKE cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
   if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) *value = capability() / 10;
   if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) *value = capability() % 10;
-  if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) *value = 132;
+  if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) *value = multiprocessors;
   return CUDA_SUCCESS;
 }
 

@@ -1,6 +1,8 @@
 // CUDA's runtime library without a GPU, as far as ONNX Runtime's CUDA provider needs it to run: device memory is host
 // memory, copies are made at once, kernels compute nothing. It writes down what a step must not do, and graphs.
 // native.py adds the functions that are missing here; they return 0.
+#include <dlfcn.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -70,7 +72,11 @@ FAKE cudaGetDeviceProperties(char* properties, int) {
   return 0;
 }
 
-FAKE cudaMalloc(void** memory, size_t bytes) { return note("allocate"), allocate(memory, bytes); }
+FAKE cudaMalloc(void** memory, size_t bytes) {
+  static const auto take = reinterpret_cast<void (*)(size_t)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_take"));
+  take(bytes);
+  return note("allocate " + std::to_string(bytes)), allocate(memory, bytes);
+}
 FAKE cudaMallocHost(void** memory, size_t bytes) { return allocate(memory, bytes); }
 FAKE cudaHostAlloc(void** memory, size_t bytes, unsigned) { return allocate(memory, bytes); }
 FAKE cudaFree(void* memory) { return std::free(memory), 0; }

@@ -8,9 +8,11 @@ import json
 import sys
 
 from sharp import LLM, SamplingParams
+from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig, EngineConfig
 
 BLOCKS = 40
+LEFT: list[int] = []  # bytes, for the cache
 
 
 def events(library: str, function: str) -> list[str]:
@@ -23,9 +25,16 @@ def main() -> None:
     folder, graphs = sys.argv[1], sys.argv[2] == "graphs"
     backend = BackendConfig(threads=1, cuda_graphs=graphs)  # device: auto
     engine = EngineConfig(cache_tokens=BLOCKS * 16, attention_interval=2)
+    free_memory = OnnxRuntimeBackend.free_memory
+
+    def free_memory_of(self, largest):
+        LEFT.append(free_memory(self, largest))
+        return LEFT[-1]
+
+    OnnxRuntimeBackend.free_memory = free_memory_of
     llm = LLM(folder, backend=backend, engine=engine)
     used = llm._engine._backend
-    said = {"device": used.device, "free": used.free_memory(), "started": events("libcuda.so.1", "fake_events")}
+    said = {"device": used.device, "left": LEFT[0], "started": events("libcuda.so.1", "fake_events")}
     said["addresses"] = {
         tensor.name: value.data_ptr() for tensor, value in zip(used._caches, used._current, strict=True)
     }

@@ -132,13 +132,21 @@ struct Plugin {
   }
 };
 
+// The plugin of an engine that was built with `built`.
+inline Plugin deserialized(IPluginCreatorV3One* creator, const Plugin& built) {
+  return Plugin(
+      creator->createPlugin(creator->getPluginName(), built.runtime->getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
+}
+
 // libsharp_trt.so as TensorRT loads it, over the fake CUDA driver; its messages are printed.
 class Library {
  public:
   explicit Library(const char* path) {
     void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());
-    events_ = reinterpret_cast<const char* (*)()>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_events"));
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+    events_ = reinterpret_cast<const char* (*)()>(dlsym(driver, "fake_events"));
+    set_device_ = reinterpret_cast<void (*)(int, int)>(dlsym(driver, "fake_device"));
     set_logger_finder_ = reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library, "setLoggerFinder"));
     set_logger_finder_(&logger_);
     int32_t count = 0;
@@ -150,6 +158,9 @@ class Library {
                creator->getPluginNamespace()] = creator;
     }
   }
+
+  // From now on the device is another one.
+  void set_device(int capability, int multiprocessors) const { set_device_(capability, multiprocessors); }
 
   void forget_logger() const { set_logger_finder_(nullptr); }
 
@@ -164,6 +175,7 @@ class Library {
 
  private:
   const char* (*events_)();
+  void (*set_device_)(int, int);
   void (*set_logger_finder_)(ILoggerFinder*);
   Logger logger_;
 };

@@ -91,6 +91,14 @@ def test_without_a_past_the_keys_are_read_where_they_are(said):
     assert prefill["head_params"] == prefill["alibi_slopes"] == first["past_lens"] == first["total_lens"] == "0"
 
 
+def test_while_tensorrt_builds_the_outputs_are_zeros_and_no_kernel_runs(said):
+    assert said["building"][:2] == ["shape 0", "enqueue 0"]
+    assert events(said["building"]) == [
+        f"set to={OUTPUT} value=0 bytes={3 * 8 * 5 * 64 * 2}",
+        f"set to={STATS} value=0 bytes={3 * 8 * 5 * 4 * 4}",
+    ]
+
+
 def test_the_past_is_copied_before_the_new_keys(said):
     assert said["concatenating"][:2] == ["shape 0", "enqueue 0"]
     assert copies(said["concatenating"]) == [

@@ -92,6 +92,33 @@ def test_without_aliasing_the_caches_are_copied_first(said):
     assert len(launches) == 6
 
 
+def test_while_tensorrt_builds_the_outputs_are_zeros_and_no_kernel_runs(said):
+    # It times plugins on made-up inputs: a query_start of them would send the kernels anywhere.
+    assert said["building"][:2] == said["building-copied"][:2] == ["shape 0", "enqueue 0"]
+    output, stats = 5 * 8 * 64 * 2, 5 * 8 * 4 * 4
+    zeros = [f"set to={4096 * 101} value=0 bytes={output}", f"set to={4096 * 104} value=0 bytes={stats}"]
+    assert events(said["building"]) == zeros  # the caches are inputs too, and stay as they are
+    cache = 100 * 2 * 64 * 16 * 2
+    copied = [f"set to={4096 * (102 + index)} value=0 bytes={cache}" for index in range(2)]
+    assert events(said["building-copied"]) == [zeros[0], *copied, zeros[1]]
+
+
+@pytest.mark.parametrize("other", ["smaller", "larger"])
+def test_on_another_gpu_a_step_is_split_as_the_scratch_memory_was_sized(said, other):
+    # More multiprocessors would mean more splits than there is memory for.
+    observe = values(events(said["long"])[1])
+    assert observe["splits"] == "66"  # 4 programs for each of 132 multiprocessors, over 4 sequences of 2 heads
+    assert said[other] == said["long"]
+
+
+def test_an_engine_of_another_compute_capability_is_refused(said):
+    assert said["other-capability"] == ["1"]
+    assert said["log"][0] == (
+        "1 PagedAttention: the engine was built on a GPU of compute capability 9.0, and this one has 8.6; "
+        "build it again here"
+    )
+
+
 def test_optional_inputs_reach_the_kernels(said):
     prefill = values(events(said["given"])[-1])
     assert (prefill["head_params"], prefill["alibi_slopes"], prefill["parameters"]) == (
@@ -111,7 +138,7 @@ def test_a_node_may_end_before_its_optional_inputs(said):
 def test_what_is_wrong_is_logged_in_a_sentence(said):
     assert said["refused"] == ["heads 1", "ranks 1", "blocks 1", "few 1"]
     assert said["created"] == ["0"] * 5
-    assert said["log"] == [
+    assert said["log"][1:] == [
         "1 PagedAttention: kv_heads must divide q_heads",
         "1 PagedAttention: key_cache has 3 dimensions, but must have 4",
         "1 PagedAttention: value_cache must be [blocks, kv_heads, block_size, value_dim]",

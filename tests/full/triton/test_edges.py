@@ -8,7 +8,7 @@ import pytest
 
 from sharp.plugins.ops.schema import NORMALIZERS
 from tests.full.triton.interpreted import Run
-from tests.plugins.conformance.cases import Shape, assert_agrees, make_case, run_reference
+from tests.plugins.conformance.cases import Shape, assert_agrees, int8_case, make_case, run_reference
 from tests.plugins.conformance.test_kernel_edges import DIVIDING, with_key
 
 # A decode row, rows of few tokens and a chunk over the same kind of context; the key is in the middle of it.
@@ -108,6 +108,32 @@ def test_a_context_longer_than_the_table_does_not_wrap_around(run: Run, normaliz
     )
     np.testing.assert_array_equal(longer.output, full.output)
     assert np.isfinite(full.output).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
+def test_a_block_that_the_cache_does_not_have_is_a_hole(run: Run, normalizer: str, shape: str) -> None:
+    # A CPU kernel refuses it; a GPU's host cannot see it. Reads beside the caches fail by themselves here.
+    case = make_case(normalizer, SHAPES[shape])
+    tables = [case.inputs["block_table"].copy() for _ in range(2)]
+    for table, blocks in zip(tables, ((-1, -1), (len(case.inputs["key_cache"]), 2**31 - 1)), strict=True):
+        table[0, 2], table[0, 5] = blocks
+    hole, behind = (run(case.with_inputs(block_table=table)) for table in tables)
+    np.testing.assert_array_equal(behind.output, hole.output)
+    assert np.isfinite(hole.output).all()
+
+
+@pytest.mark.parametrize("cache_dtype", ["float32", "int8"])
+def test_a_slot_that_the_cache_does_not_have_is_not_stored(run: Run, cache_dtype: str) -> None:
+    case = make_case("softmax", FEW)
+    case = int8_case(case) if cache_dtype == "int8" else case
+    stored = [case.inputs["slot_mapping"].copy() for _ in range(2)]
+    slots = len(case.inputs["key_cache"]) * 16
+    for mapping, wrong in zip(stored, ((-1, -1), (slots, 2**31 - 1)), strict=True):
+        mapping[0], mapping[2] = wrong
+    without, behind = (run(case.with_inputs(slot_mapping=mapping), "float32", cache_dtype) for mapping in stored)
+    for name in ("output", "key_cache", "value_cache"):
+        np.testing.assert_array_equal(getattr(behind, name), getattr(without, name))
 
 
 @pytest.mark.parametrize("alpha", [1.001, 1.5, 4.0])

@@ -63,6 +63,7 @@ class FakeMachine:
         runtime = ModuleType("cuda.bindings.runtime")
         runtime.cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
         runtime.cudaStreamCreate = lambda: (Status(0), 55)
+        runtime.cudaDeviceSynchronize = lambda: (Status(700 if self.refuse == "device" else 0),)
         runtime.cudaStreamSynchronize = lambda stream: (Status(0),)
         runtime.cudaMemGetInfo = lambda: (Status(0), 1 << 30, 2 << 30)
         runtime.cudaMalloc = self.allocate
@@ -130,6 +131,7 @@ class FakeParser:
 class Status(IntEnum):
     cudaSuccess = 0
     cudaErrorMemoryAllocation = 2
+    cudaErrorIllegalAddress = 700
 
 
 class FakeEngine:
@@ -182,7 +184,7 @@ class FakeContext:
         return True
 
     def execute_async_v3(self, stream):
-        if self.machine.refuse == "step":
+        if self.machine.refuse in ("step", "device"):
             return False
         self.machine.used.append(self.profile)
         feeds = {name: self.read(name).copy() for name in self.engine.inputs}

@@ -7,9 +7,11 @@ from click.testing import CliRunner
 
 from sharp.plugins.errors import SharpError
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.api.errors import InputError
+from sharp.serving.api.errors import DeviceLostError, InputError
 from sharp.serving.backends import cuda_provider, load_backend
+from sharp.serving.backends import onnxruntime as onnxruntime_backend
 from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose_device
+from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.cli import serve
 from sharp.serving.config import BackendConfig
 
@@ -63,6 +65,33 @@ def test_standard_ops_need_no_library_but_have_to_be_asked_for(machine):
     machine("library")
     assert choose_device("cuda", kernels=False) == "cuda"
     assert choose_device("auto", kernels=False) == "cpu"
+
+
+def test_products_of_float32_are_computed_in_float32(counting, machine, monkeypatch):
+    machine()
+    requested = []
+
+    def session(path, options, providers):
+        requested.extend(providers)
+        raise RuntimeError("there is no GPU here")
+
+    monkeypatch.setattr(onnxruntime_backend.onnxruntime, "InferenceSession", session)
+    with pytest.raises(InputError, match="there is no GPU here"):
+        load_backend(counting, read_manifest(counting), BackendConfig(threads=1, kernels=False, device="cuda"))
+    # TensorFloat-32 is ONNX Runtime's default; verification to 1e-4 would mean nothing.
+    [(provider, options)] = requested
+    assert (provider, options["use_tf32"]) == (PROVIDER, "0")
+
+
+def test_only_an_error_that_the_device_repeats_loses_it():
+    def step(check):
+        with lost_device(check):
+            raise RuntimeError("the step failed")
+
+    with pytest.raises(RuntimeError, match="the step failed"):
+        step(lambda: None)
+    with pytest.raises(DeviceLostError, match=r"lost to this process: an illegal address.*the step failed"):
+        step(refuse("an illegal address"))
 
 
 def test_a_provider_that_does_not_start_is_noticed(counting):

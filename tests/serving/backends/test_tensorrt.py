@@ -10,7 +10,7 @@ from sharp.plugins.engine_manifest import ENGINE_FILE, manifest_path
 from sharp.plugins.errors import SharpError
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
-from sharp.serving.api.errors import EngineError, InputError
+from sharp.serving.api.errors import DeviceLostError, EngineError, InputError
 from sharp.serving.backends import load_backend
 from sharp.serving.backends.tensorrt import CACHE_DTYPES, DTYPES
 from sharp.serving.cli import serve
@@ -69,6 +69,14 @@ def test_a_refused_step_fails_and_the_next_one_works(machine, folder, expected_h
     machine.refuse = ""
     [answer] = llm.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     assert list(answer.token_ids) == expected_hashing([1, 2], 4)
+
+
+def test_a_gpu_that_is_lost_ends_the_engine(machine, folder):
+    write_engine(folder, machine, block=BLOCK)
+    llm = LLM(folder, backend=BACKEND, engine=ENGINE)
+    machine.refuse = "device"
+    with pytest.raises(DeviceLostError, match="the GPU is lost to this process: cudaDeviceSynchronize failed: cudaErr"):
+        llm.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=4))
 
 
 def test_the_engine_sets_the_limits_of_the_server(machine, folder):

@@ -5,7 +5,7 @@ import queue
 import pytest
 
 from sharp.serving import SamplingParams
-from sharp.serving.api.errors import QueueFullError
+from sharp.serving.api.errors import DeviceLostError, QueueFullError
 from sharp.serving.api.events import Accepted, Delta, Failed, Finished
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -58,6 +58,23 @@ def test_a_request_that_the_engine_cannot_take_fails_alone(start, monkeypatch):
     thread.start()
     seen = events_until(events, Finished, "b")
     assert [str(one.error) for one in seen if isinstance(one, Failed)] == ["the request failed: division by zero"]
+
+
+def test_a_lost_device_ends_the_engine_and_not_only_the_step(start, monkeypatch):
+    model, engine, thread = start()
+    events = queue.Queue()
+
+    def step(batch):
+        raise DeviceLostError("the GPU is lost to this process: an illegal memory access")
+
+    monkeypatch.setattr(engine._backend, "step", step)
+    thread.start()
+    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=3), request_id="a")), events.put)
+    [failed] = [one for one in events_until(events, Failed, "a") if isinstance(one, Failed)]
+    thread.ended.result(10)
+    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=3), request_id="b")), events.put)
+    [refused] = events_until(events, Failed, "b")
+    assert str(failed.error) == str(refused.error) == "the engine has stopped"
 
 
 def test_every_answer_of_a_request_arrives(start):

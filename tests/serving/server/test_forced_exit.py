@@ -1,4 +1,4 @@
-"""After SIGTERM the process is gone within the grace period and a few seconds, whatever still runs in it."""
+"""How the process ends: after SIGTERM within the grace period and a few seconds, and by itself with a lost GPU."""
 
 import contextlib
 import signal
@@ -20,6 +20,39 @@ from sharp.serving.engine.engine import Engine
 sys.argv[0] = "sharp-serve"
 serve_main()
 """
+
+LOST = """
+import sys
+from sharp.plugins.cli import serve_main
+from sharp.serving.api.errors import DeviceLostError
+from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
+def step(backend, batch):
+    raise DeviceLostError("the GPU is lost to this process")
+OnnxRuntimeBackend.step = step
+sys.argv[0] = "sharp-serve"
+serve_main()
+"""
+
+
+def test_a_server_whose_gpu_is_lost_ends_so_that_it_is_started_again(counting):
+    port = free_port()
+    command = [sys.executable, "-c", LOST, str(counting), "--http-port", str(port), "--grpc-port", "0"]
+    options = ["--host", "127.0.0.1", "--threads", "1", "--grace-seconds", "5"]
+    with subprocess.Popen(command + options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while "ready" not in process.stdout.readline():
+                pass
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/completions",
+                b'{"model": "counting", "prompt": "a"}',
+                {"Content-Type": "application/json"},
+            )
+            with pytest.raises(OSError):  # an HTTP status, or a connection that ends
+                urllib.request.urlopen(request, timeout=10)
+            assert process.wait(20) == 70
+            assert "the GPU is lost to this process" in process.stderr.read()
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("patched", "code"), [("ModelFolder.prepare", 0), ("Engine.step", 124)])
