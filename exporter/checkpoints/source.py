@@ -35,6 +35,7 @@ class Source:
     task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
     sampling: Sampling = field(default_factory=Sampling)
     unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for
+    no_cache: str | None = None  # why a model that is no decoder cannot have one, where there is more to say
 
     @property
     def trained(self) -> bool:
