@@ -179,7 +179,9 @@ class Manifest(_Frozen):
     format_version: str = FORMAT_VERSION
     sharp_version: str
     name: str
-    kind: ModelKind = Field("decoder", description="over tokens, or over numbers; `set` asks one query about a set; `module` is any other")
+    kind: ModelKind = Field(
+        "decoder", description="over tokens, or over numbers; `set` asks one query about a set; `module` is any other"
+    )
     source: Source
     model_file: str = Field("model.onnx", min_length=1)
     dtype: Dtype = Field("float32", description="of weights and activations; logits are float32")

@@ -56,7 +56,9 @@ class ProgramDecoder(Decoder):
         self.tables = tables
         kept: list[Tensor] = []
         for number, table in enumerate(tables):  # every layer may read the very same
-            same = next((one for one in kept if one.shape == table.values.shape and torch.equal(one, table.values)), None)
+            same = next(
+                (one for one in kept if one.shape == table.values.shape and torch.equal(one, table.values)), None
+            )
             if same is None:
                 kept.append(table.values)
             self.register_buffer(f"positions_{number}", table.values if same is None else same, persistent=False)
@@ -187,24 +189,21 @@ def split(program: Program, output: Node, source: Node) -> tuple[Node, Node]:
     the end, or where its input is no [batch, tokens, size].
     """
     of_tokens = after(program, source)
+    ids = source.meta["val"].shape
     node, passed = output, False
     while True:
-        before = [one for one in node.all_input_nodes if one in of_tokens and not isinstance(one.meta.get("val"), torch.SymInt)]
+        before = [one for one in node.all_input_nodes if one in of_tokens and isinstance(one.meta.get("val"), Tensor)]
         if len(before) != 1 or node is source:
             return output, output
         passed = passed or name_of(node) in LAST_LINEAR
-        taken = before[0]
-        if passed:
-            break
-        node = taken
-    shape, ids = taken.meta["val"].shape, source.meta["val"].shape
-    if len(shape) != 3 or shape[0] != ids[0]:
-        return output, output
-    if shape[1] == ids[1]:
-        return taken, taken
-    if shape[1] == 1 and _takes_last(taken):
-        return taken.args[0], taken  # type: ignore[return-value]  # a node
-    return output, output
+        shape = before[0].meta["val"].shape
+        if passed and len(shape) == 3 and shape[:2] == ids:
+            if node.meta["val"].shape[1] == ids[1]:
+                return before[0], before[0]
+            return (before[0], node) if _takes_last(node) else (output, output)
+        if passed and not (len(shape) == 3 and shape[0] == ids[0] and shape[1] == 1):
+            return output, output
+        node = before[0]
 
 
 def _takes_last(node: Node) -> bool:

@@ -71,7 +71,8 @@ class Attention:
             given = dict(zip(extra, rest, strict=True))
             head_params, slopes = (given.get(one) for one in named) if named else (None, logits.slopes)  # type: ignore[misc]  # None is no node
             heads = [
-                one.arrange(tensor) for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
+                one.arrange(tensor)
+                for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
             ]
             scale = logits.scale
             if isinstance(scale, Tensor):

@@ -18,6 +18,7 @@ from sharp.plugins.errors import InputError
 
 MASKED = -5e3  # a logit below is no weight; masks are -10000, -1e9, the least float, or -inf
 TOLERANCE = 1e-4
+SMALL = 1e-4  # a logit that no soft cap changes
 SIZES = (7, 12)
 MOST_EVALUATED = 2**26  # logits in float64: 512 MB
 
@@ -258,7 +259,7 @@ def _scale(
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(base.shape, generator=generator, dtype=torch.float64) * 3
     found = logits_of(program, call, given, z)
-    small = logits_of(program, call, given, 1e-3)
+    small = logits_of(program, call, given, SMALL)
     counted = visible.expand_as(base)
     zero = torch.where(counted, base, 0.0)
 
@@ -266,7 +267,7 @@ def _scale(
         first = counted[0, 0].nonzero()[0]
         return torch.where(counted, values, 0.0)[0, :, first[0], first[1]]
 
-    scales = of_head(small - zero) / 1e-3  # [heads]
+    scales = of_head(small - zero) / SMALL  # [heads]
     linear = scales[:, None, None] * z
     change = torch.where(counted, found - zero, 0.0)
     cap = 0.0
@@ -334,4 +335,6 @@ def _check_padding(program: Program, roles: Roles, call: AttentionCall, length: 
     for port in mask_inputs(program, call):
         seen = seen & (given[port.node] == roles.visible[port.name]).reshape(padded.shape[0], 1, 1, -1)
     if not (padded == (whole & seen)).all():
-        raise InputError(f"the mask of attention at {call.where} is not padding by {roles.visible}, as far as it is causal")
+        raise InputError(
+            f"the mask of attention at {call.where} is not padding by {roles.visible}, as far as it is causal"
+        )

@@ -45,7 +45,12 @@ class ProgramModel(UncachedModel):
         self.parameters_of_norm = parameters
         self.own = own
         self.inputs = tuple(
-            Port(name=port.name, dtype=DTYPES[port.dtype], shape=tuple(map(self._dimension, port.shape)), doc=self._doc(port.name))  # type: ignore[arg-type]  # one of the names
+            Port(
+                name=port.name,
+                dtype=DTYPES[port.dtype],
+                shape=tuple(map(self._dimension, port.shape)),
+                doc=self._doc(port.name),
+            )  # type: ignore[arg-type]  # one of the names
             for port in program.inputs
         )
         shape = output.meta["val"].shape

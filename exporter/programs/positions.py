@@ -78,11 +78,9 @@ def find_tables(
         if found is not None:
             varying.append((node, *found))
     nodes = [node for node, _, _ in varying]
-    longest = _longest(program, given_at, nodes, longest)
+    longest = longest_sequence(program, given_at, nodes, longest)
     values = program.evaluate(given_at(1, longest), nodes)
-    tables = [
-        PositionTable(node, axis, batch_axis, values[node].contiguous()) for node, axis, batch_axis in varying
-    ]
+    tables = [PositionTable(node, axis, batch_axis, values[node].contiguous()) for node, axis, batch_axis in varying]
     return tables, longest
 
 
@@ -105,13 +103,15 @@ def _axes(node: Node, short: Tensor, long: Tensor) -> tuple[int, int | None] | N
     beginning = long.narrow(axis, 0, SHORT)
     if not torch.allclose(beginning.double(), short.double(), rtol=1e-5, atol=1e-6, equal_nan=True):
         raise InputError(f"{where(node)} depends on the length of the sequence, which a cache does not know")
-    batch_axis = next((one for one, size in enumerate(node.meta["val"].shape) if one != axis and not isinstance(size, int)), None)
+    batch_axis = next(
+        (one for one, size in enumerate(node.meta["val"].shape) if one != axis and not isinstance(size, int)), None
+    )
     if batch_axis is not None and not torch.equal(short, short.narrow(batch_axis, 0, 1).expand_as(short)):
         raise InputError(f"{where(node)} differs between sequences that have the same positions")
     return axis, batch_axis
 
 
-def _longest(program: Program, given_at: Any, nodes: list[Node], most: int) -> int:
+def longest_sequence(program: Program, given_at: Any, nodes: list[Node], most: int) -> int:
     """The longest sequence that all tables can be made for: a table of learned positions ends somewhere."""
 
     def works(length: int) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -309,7 +310,9 @@ def _flat(exported: ExportedProgram) -> Graph:
         for node in calls:
             at = SUBGRAPH_CALLS[name_of(node)]
             body = getattr(module, str(node.args[at].target))  # type: ignore[union-attr]  # a get_attr node
-            inner = dict(zip([one for one in body.graph.nodes if one.op == "placeholder"], node.args[at + 1 :], strict=True))
+            inner = dict(
+                zip([one for one in body.graph.nodes if one.op == "placeholder"], node.args[at + 1 :], strict=True)
+            )
             with graph.inserting_before(node):
                 returned = graph.graph_copy(body.graph, inner)  # type: ignore[arg-type]  # nodes for nodes
             for name, child in body.named_children():  # calls inside
@@ -324,3 +327,15 @@ def _flat(exported: ExportedProgram) -> Graph:
             graph.erase_node(node)
     graph.owning_module = module
     return graph
+
+
+def where_in(error: BaseException) -> str:
+    """Where in the user's code an error was raised, for a message; empty where that is not known."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.name == "forward" and "/torch/" not in frame.filename
+    ]
+    if not frames:
+        return ""
+    return f" at {frames[-1].filename.rpartition('/')[2]} line {frames[-1].lineno}"

@@ -1,6 +1,6 @@
 """From a program to a `Source`: its attention found, its norm chosen, and both compared with the program itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_
 from sharp.exporter.programs.heads import Attention, find_layers
 from sharp.exporter.programs.model import ProgramModel
 from sharp.exporter.programs.norm_parameters import NormParameters
-from sharp.exporter.programs.positions import PositionTable
-from sharp.exporter.programs.program import Program
-from sharp.exporter.programs.sizes import roles_of
+from sharp.exporter.programs.positions import PositionTable, longest_sequence
+from sharp.exporter.programs.program import MOST_LENGTH, Program, Values
+from sharp.exporter.programs.sizes import Roles, draw, roles_of
 from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
@@ -54,8 +54,15 @@ class ProgramOptions:
     tokenizer: str | None = None
     norm_parameters: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = False
+    max_context: int | None = None
     exported: ExportedProgram | None = None
     name: str | None = None
+
+    def check_unused(self, path: Path) -> None:
+        """Raises InputError if something is given for the checkpoint at `path`, which is no program."""
+        if self.tokenizer is not None or self.norm_parameters:
+            option = "--tokenizer" if self.tokenizer is not None else "--norm-parameter"
+            raise InputError(f"{option} is for programs of torch.export (.pt2), and {path} has its own; leave it out")
 
 
 NO_PROGRAM_OPTIONS = ProgramOptions()
@@ -63,24 +70,24 @@ NO_PROGRAM_OPTIONS = ProgramOptions()
 
 def read_program(
     path: Path,
-    norm: str,
+    norm: str | None,
     options: NormOptions = NO_OPTIONS,
-    program_options: ProgramOptions = NO_PROGRAM_OPTIONS,
-    max_context: int | None = None,
+    given: ProgramOptions = NO_PROGRAM_OPTIONS,
 ) -> Source:
-    """Read a program (`.pt2`), to be exported with `norm`, set up with `options`.
+    """Read a program (`.pt2`), to be exported with `norm` (None: its own), set up with `options`.
 
     Raises:
         NotFoundError, InputError: it cannot be read, or its attention is not what Sharp's op computes.
     """
-    options.check(norm)
-    exported = program_options.exported
+    if norm is not None:
+        options.check(norm)
+    exported = given.exported
     digest = None
     if exported is None:
         exported, digest = load_program(path), sha256([path])
     try:
         with torch.no_grad():
-            return _read(path, Program(exported), norm, options, program_options, max_context, digest)
+            return _read(path, Program(exported), norm, options, given, digest)
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
     except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:
@@ -91,16 +98,14 @@ def read_program(
 def _read(
     path: Path,
     program: Program,
-    norm: str,
+    norm: str | None,
     options: NormOptions,
     given: ProgramOptions,
-    max_context: int | None,
     digest: str | None,
 ) -> Source:
     output = _output(program)
     roles = roles_of(program)
-    limits = [program.longest[name] for name in (roles.length,) if name in program.longest]
-    longest = min(max_context or DEFAULT_LONGEST, *limits) if limits else max_context or DEFAULT_LONGEST
+    longest = min(given.max_context or DEFAULT_LONGEST, program.longest.get(roles.length or "", MOST_LENGTH))
     roles, attention = find_layers(program, roles, longest)
     refusal, tables = not_a_decoder(program, roles, attention, output), list[PositionTable]()
     if refusal is None:
@@ -108,6 +113,8 @@ def _read(
             tables, longest = find_positions(program, roles, attention, output, longest)
         except InputError as error:
             refusal = str(error)
+    if refusal is not None:
+        longest = _longest_runs(program, roles, longest)
     own_norm, own_alpha = _own_norm(attention)
     config = _config(program, attention, output, longest, own_norm, own_alpha, causal=refusal is None)
 
@@ -120,12 +127,10 @@ def _read(
     original = made(config, unnormed, own=True)
     _check_own_attention(original, program, output)
     tokenizer = None if given.tokenizer is None else read_tokenizer(given.tokenizer, config.vocab_size)
-    if norm == own_norm and options.alpha in (None, config.alpha) and not given.norm_parameters:
+    if norm in (None, own_norm) and options.alpha in (None, config.alpha) and not given.norm_parameters:
         model = original = _with_tokenizer(original, tokenizer)
     else:
-        model = made(
-            *_chosen(program, attention, config, norm, options, given), own=False
-        )
+        model = made(*_chosen(program, attention, config, norm or own_norm, options, given), own=False)
         model = _with_tokenizer(model, tokenizer)
         original = _with_tokenizer(original, tokenizer)
     trained = model is original or given.trained or bool(given.norm_parameters)
@@ -154,7 +159,9 @@ def _chosen(
         raise InputError(f"it has no parameters for norm {norm} (its scale is learned); choose another norm")
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
-    if scheme.normalizer not in SHIFT_INVARIANT and (layer := next((one for one in attention.layers if one.logits.shifted), None)):
+    if scheme.normalizer not in SHIFT_INVARIANT and (
+        layer := next((one for one in attention.layers if one.logits.shifted), None)
+    ):
         raise InputError(
             f"attention at {layer.call.where} adds ALiBi's bias but for a number in every row, which softmax does not "
             f"see and {norm} does; subtract slope * position of the query there"
@@ -165,6 +172,24 @@ def _chosen(
     parameters.fill(options.ssa_b, options.ssa_n)
     options.apply(parameters)
     return chosen, parameters
+
+
+def _longest_runs(program: Program, roles: Roles, most: int) -> int:
+    """The longest sequence that a program's tables of positions are for."""
+    nodes = [
+        node
+        for node in program.graph.nodes
+        if node not in program.data
+        and node not in program.tensors
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and [str(size) for size in value.shape].count(str(roles.length)) == 1
+    ]
+
+    def given_at(batch: int, length: int) -> Values:
+        inputs = draw(program, roles, batch, length, torch.Generator().manual_seed(0))
+        return {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
+
+    return longest_sequence(program, given_at, nodes, most)
 
 
 def _output(program: Program) -> Node:
@@ -250,6 +275,3 @@ def _check_own_attention(original: Decoder | UncachedModel, program: Program, ou
                 f"with the attention that was recognised its output differs by {error:.0e} of the largest from its own; "
                 "call sharp.models.normalized_attention where it attends"
             )
-
-
-Reader = Callable[[Path, str, NormOptions], Source]

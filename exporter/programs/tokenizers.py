@@ -42,13 +42,13 @@ def read_tokenizer(given: str, vocab_size: int) -> ProgramTokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise InputError(f"{file} cannot be read as a tokenizer; give a tokenizer.json, a folder with one, or bytes") from error
+        raise InputError(
+            f"{file} cannot be read as a tokenizer; give a tokenizer.json, a folder with one, or bytes"
+        ) from error
     _check_size(given, tokenizer, vocab_size)
     specials = _specials(file.parent / CONFIG, tokenizer) if path.is_dir() else {}
     bos, eos = specials.get("bos_token"), specials.get("eos_token")
-    return ProgramTokenizer(
-        lambda folder: tokenizer.save(str(folder / FILE)), bos, () if eos is None else (eos,)
-    )
+    return ProgramTokenizer(lambda folder: tokenizer.save(str(folder / FILE)), bos, () if eos is None else (eos,))
 
 
 def _check_size(given: str, tokenizer: Tokenizer, vocab_size: int) -> None:
