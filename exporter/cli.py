@@ -123,6 +123,19 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     "[default: 2]",
 )
 @click.option(
+    "--tokenizer",
+    metavar="FILE",
+    help="Of a .pt2 program, which has none itself: a tokenizer.json, a folder with one, or bytes.",
+)
+@click.option(
+    "--norm-parameter",
+    "norm_parameters",
+    multiple=True,
+    metavar="NAME=TENSOR",
+    help="What a .pt2 program has learned for its norm: b and n of ssa, s and b of ssmax, as a number or as the name of a "
+    "tensor of the program, in which {layer} is the layer's number.",
+)
+@click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
     default="float32",
@@ -175,12 +188,14 @@ def export(
     quiet: bool,
     as_json: bool,
     dry_run: bool,
+    tokenizer: str | None,
+    norm_parameters: tuple[str, ...],
     **chosen: Any,
 ) -> None:
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
-    SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of
-    Sharp's own. The model is verified against PyTorch before the folder appears; when a check fails, the folder is
+    SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's
+    own, or a .pt2 file of torch.export.save, whatever model that is. The model is verified against PyTorch before the folder appears; when a check fails, the folder is
     marked as unverified, servers refuse it, and the exit code is 1.
     """
     exit_on_terminate()
@@ -218,6 +233,7 @@ def export(
         from sharp.exporter.export import export as run
         from sharp.exporter.graph.graph_options import GraphOptions
         from sharp.exporter.plan import Plan
+        from sharp.exporter.programs.reading import ProgramOptions
         from sharp.exporter.report import report, report_plan, untrained_warning, unused_warning
         from sharp.plugins.manifest import NormParameter
 
@@ -233,6 +249,7 @@ def export(
             untrained_norm=untrained_norm,
             text=text,
             graph=GraphOptions(**graph),
+            program=ProgramOptions(tokenizer=tokenizer, norm_parameters=dict(map(parse_parameter, norm_parameters))),
         )
         try:
             result = (plan if dry_run else run)(source, settings, folder, phase, on_source)
@@ -252,3 +269,18 @@ def export(
         raise VerificationError(
             f"{result.verification.failure}; {result.folder} is marked as unverified, see its report.json"
         )
+
+
+def parse_parameter(text: str) -> tuple[str, float | str]:
+    """A name, and a number or the name of a tensor.
+
+    Raises:
+        click.UsageError: there is no = in it.
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise click.UsageError(f"--norm-parameter is {text!r}, but must be NAME=TENSOR or NAME=NUMBER")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value

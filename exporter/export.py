@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +25,7 @@ from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, Grap
 from sharp.exporter.graph.half_precision import weights_as, widen_bfloat16
 from sharp.exporter.graph.quantization import quantize
 from sharp.exporter.plan import Plan, make_plan
+from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions
 from sharp.exporter.verification.comparison import WIDENED, Runtime, runtimes_of
 from sharp.exporter.verification.perplexity import (
     MOST_TOKENS,
@@ -61,6 +62,7 @@ class ExportSettings:
     untrained_norm: bool = False
     text: Path | None = None
     graph: GraphOptions = DEFAULT_GRAPH
+    program: ProgramOptions = NO_PROGRAM_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
         )
     settings.graph.check(settings.cache, settings.target)
     phase("Reading the checkpoint", 1)
-    source = read_source(path, settings.norm, settings.norm_options)
+    program = replace(settings.program, max_context=settings.graph.max_context)
+    source = read_source(path, settings.norm, settings.norm_options, program)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
     form = make_form(settings.cache, source, path, settings.graph)

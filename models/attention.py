@@ -25,7 +25,8 @@ class LayerOptions:
 
     `scale` None takes the configuration's; `softcap` c turns a logit z into c tanh(z / c), 0 = off; with `window` w a
     query at p sees keys j with p - w < j <= p, -1 = off. `norms` is empty where all heads have the model's norm. No
-    key that a head with an ALiBi slope sees is longer than `key_bound`, 0 = not known.
+    key that a head with an ALiBi slope sees is longer than `key_bound`, 0 = not known. `causal` None takes the
+    configuration's. `total_lens` int [batch] says how many keys of each sequence count; None is all of them.
     """
 
     scale: float | None = None
@@ -33,6 +34,12 @@ class LayerOptions:
     window: int = -1
     norms: tuple[HeadNorm, ...] = ()
     key_bound: float = 0.0
+    causal: bool | None = None
+    total_lens: Tensor | None = None
+
+    def causal_of(self, config: SharpConfig) -> bool:
+        """Whether queries see no key behind them."""
+        return config.causal if self.causal is None else self.causal
 
     def scale_of(self, config: SharpConfig) -> float:
         """The factor of this layer's logits q k; a temperature that is fixed divides a scale of the layer's own too."""
@@ -112,14 +119,19 @@ class EagerAttention:
         logits = per_head(norms, lambda norm, heads: options.logits_of(products[:, heads], norm.config))
         # float32, as torch.compile's CPU kernels are half as fast with int64 in them
         index = torch.arange(keys, device=query.device, dtype=torch.float32)
-        distance = index[None, :] - index[keys - queries :, None]  # key - query [queries, keys]
+        position = torch.arange(keys - queries, keys, device=query.device, dtype=torch.float32)
+        distance = index[None, :] - position[:, None]  # key - query [queries, keys]
         if alibi_slopes is not None:
             logits = logits - alibi_slopes[:, None, None] * distance.abs()
-        visible = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
+        causal = options.causal_of(config)
+        visible = distance <= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
         if options.window >= 0:
             visible = visible & (distance <= 0) & (distance > -options.window)
         if self.attention_mask is not None:
             visible = visible & self.attention_mask.bool()[:, None, None, :]  # [batch, 1, queries, keys]
+        if options.total_lens is not None:
+            counted = torch.arange(keys, device=query.device) < options.total_lens[:, None]
+            visible = visible & counted[:, None, None, :]
         weights = per_head(  # [batch, q_heads, queries, keys]
             norms,
             lambda norm, heads: attention_weights(

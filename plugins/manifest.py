@@ -13,7 +13,7 @@ MANIFEST_FILE = "sharp.json"
 FORMAT_VERSION = "1.7"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
-ModelKind = Literal["decoder", "encoder", "set", "numbers"]
+ModelKind = Literal["decoder", "encoder", "set", "numbers", "module"]
 Target = Literal["onnxruntime", "tensorrt", "portable"]
 CacheForm = Literal["paged", "contiguous", "none"]
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -186,7 +186,9 @@ class Manifest(_Frozen):
     format_version: str = FORMAT_VERSION
     sharp_version: str
     name: str
-    kind: ModelKind = Field("decoder", description="over tokens, or over numbers; `set` asks one query about a set")
+    kind: ModelKind = Field(
+        "decoder", description="over tokens, or over numbers; `set` asks one query about a set; `module` is any other"
+    )
     source: Source
     model_file: str = Field("model.onnx", min_length=1)
     dtype: Dtype = Field("float32", description="of weights and activations; logits are float32")

@@ -7,7 +7,17 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "${version}"
-__all__ = ["LLM", "AsyncClient", "Client", "ClientTls", "Completion", "Guided", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "Client",
+    "ClientTls",
+    "Completion",
+    "Guided",
+    "SamplingParams",
+    "__version__",
+    "export",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +30,8 @@ def __getattr__(name: str) -> Any:
         import sharp.serving.client
 
         return getattr(sharp.serving.client, name)
+    if name == "export":
+        import sharp.exporter.programs.module
+
+        return sharp.exporter.programs.module.export
     raise AttributeError(f"module 'sharp' has no attribute {name!r}")

@@ -9,18 +9,28 @@ from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.own_model import read_own_model
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
 from sharp.exporter.checkpoints.source import KINDS, Source, check_exists
+from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.models.checkpoint import is_sharp_folder
 from sharp.plugins.errors import InputError
 
 
-def read_source(path: Path, norm: str, options: NormOptions = NO_OPTIONS) -> Source:
+def read_source(
+    path: Path, norm: str, options: NormOptions = NO_OPTIONS, program: ProgramOptions = NO_PROGRAM_OPTIONS
+) -> Source:
     """Read the checkpoint at `path` so that it can be exported with `norm`, set up with `options`.
+
+    `program` is for programs of torch.export (`.pt2`), and for one that is in memory, of which `path` is a name.
 
     Raises:
         NotFoundError: nothing is there.
         InputError: it is not a checkpoint that Sharp can read, or it cannot have this norm.
     """
+    if program.exported is not None:
+        return read_program(path, norm, options, program)
     check_exists(path)
+    if path.suffix == ".pt2":
+        return read_program(path, norm, options, program)
+    program.check_unused(path)
     options.check(norm)
     sampling = read_sampling(path)
     source = _reader(path)(path, norm, options)

@@ -12,7 +12,8 @@ from sharp.plugins.errors import NotFoundError
 from sharp.plugins.manifest import Sampling
 
 KINDS = (
-    "a Hugging Face folder (config.json and safetensors), a .gguf file, or a .pt or .safetensors file of Sharp's own"
+    "a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's own, or a "
+    ".pt2 file of torch.export.save"
 )
 
 
@@ -35,6 +36,7 @@ class Source:
     task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
     sampling: Sampling = field(default_factory=Sampling)
     unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for
+    no_cache: str | None = None  # why a model that is no decoder cannot have one, where there is more to say
 
     @property
     def trained(self) -> bool:

@@ -32,6 +32,11 @@ class UncachedModel(nn.Module):
     inputs: tuple[Port, ...]
     output: Port
 
+    @property
+    def queries(self) -> int | str:
+        """The queries of every layer, by number or by the name of the dimension."""
+        return next((size for size in self.output.shape[1:-1]), 1)
+
     @abstractmethod
     def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
         """The output for `inputs`, with `attention` in every layer."""

@@ -102,8 +102,7 @@ class UncachedForm:
         self.positions = model.positions
         collect = Port(name=COLLECT_STATS, dtype="bool", shape=(), doc="whether to compute stats; false if not fed")
         self.inputs = (*model.inputs, collect)
-        queries = next((size for size in model.output.shape[1:-1]), 1)
-        shape = (self.config.layers, "batch", self.config.q_heads, queries, 4)
+        shape = (self.config.layers, "batch", self.config.q_heads, model.queries, 4)
         doc = "entropy in nats, support, inverse temperature, logit spread"
         self.outputs: tuple[Port, ...] = (model.output, Port(name=STATS, dtype="float32", shape=shape, doc=doc))
 
@@ -127,6 +126,8 @@ def make_form(cache: str, source: Source, path: Path, options: GraphOptions = DE
     model = source.model
     if cache == "none":
         return UncachedForm(UncachedDecoder(model) if isinstance(model, Decoder) else model)
+    if source.no_cache is not None:
+        raise InputError(f"{path} cannot have a cache: {source.no_cache}; export it with --cache none")
     if not isinstance(model, Decoder):
         raise InputError(f"{path} holds a {source.architecture}, which has no cache; export it with --cache none")
     return PagedForm(model, options) if cache == "paged" else ContiguousForm(model)

@@ -16,6 +16,6 @@ def op_attributes(config: SharpConfig, options: LayerOptions) -> dict[str, Any]:
         "entropy_threshold": config.entropy_threshold,
         "softcap": options.softcap_of(config),
         "window": options.window,
-        "causal": config.causal,
+        "causal": options.causal_of(config),
         "key_bound": options.key_bound,
     }

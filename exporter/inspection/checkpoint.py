@@ -14,6 +14,7 @@ from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
+from sharp.exporter.programs.reading import read_program
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.models.checkpoint import is_sharp_folder, load_checkpoint
 from sharp.models.config import SharpConfig
@@ -30,16 +31,20 @@ def open_checkpoint(path: Path) -> InspectedModel:
     Raises:
         InputError, NotFoundError: it cannot be read, or is no decoder over tokens.
     """
-    own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
-    norm = load_checkpoint(path).config.norm if own and path.exists() else "softmax"
-    source = read_source(path, norm)
+    if path.suffix == ".pt2" and path.exists():
+        source = read_program(path, None)
+    else:
+        own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
+        source = read_source(path, load_checkpoint(path).config.norm if own and path.exists() else "softmax")
+    if source.no_cache is not None:
+        raise InputError(f"{path} is no decoder over tokens, which sharp inspect reads: {source.no_cache}")
     decoder = source.model
     if not isinstance(decoder, Decoder):
         raise InputError(f"{path} is a {source.architecture}; sharp inspect reads decoders over tokens")
     config = decoder.config
     return InspectedModel(
         name=source.name,
-        norm=norm,
+        norm=config.norm,
         layers=config.layers,
         q_heads=config.q_heads,
         vocab_size=config.vocab_size,

@@ -79,7 +79,8 @@ class UncachedVerifier:
     def _case_outputs(self, inputs: tuple[torch.Tensor, ...], output: Floats, entropies: Floats) -> list[CaseOutputs]:
         """The rows that count of an output and entropies [layers, batch, q_heads, queries]."""
         mask = self.model.attention_mask(*inputs)
-        counts = np.ones(output.shape[:-1], bool) if mask is None else mask.bool().numpy()
-        if counts.ndim == 1:  # one query a sequence: its axis is there in the entropies only
-            counts, output = counts[:, None], output[:, None]
+        if mask is None:  # all rows count, however many an output has for its queries
+            rows = entropies.swapaxes(2, 3).reshape(len(entropies), -1, entropies.shape[2])
+            return [CaseOutputs(output.reshape(-1, output.shape[-1]), rows)]
+        counts = mask.bool().numpy()
         return [CaseOutputs(output[counts], entropies.swapaxes(2, 3)[:, counts])]

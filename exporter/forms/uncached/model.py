@@ -62,7 +62,7 @@ class UncachedGraph(nn.Module):
                     None,
                     None,
                     None,
-                    total_lens,
+                    total_lens if options.total_lens is None else options.total_lens.to(torch.int32),
                     head_params,
                     alibi_slopes,
                     collect_stats,

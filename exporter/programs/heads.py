@@ -1,0 +1,160 @@
+"""The attention of a whole program: what every call needs of the op, and how its place in the graph is taken."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from sharp.exporter.programs.attention import AttentionCall, find_attention
+from sharp.exporter.programs.masks import Logits, examine, examine_named, find_masks
+from sharp.exporter.programs.program import Program, Replacement
+from sharp.exporter.programs.sizes import Roles, draw
+from sharp.models.attention import AttentionFunction, LayerOptions
+from sharp.plugins.errors import InputError
+
+PROBED = (2, 7)  # batch and tokens
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention of the program, in the order of the graph.
+
+    `group` query heads of the graph read keys that are the same; where the graph has them repeated, `repeated` says so
+    and every `group`-th is kept. `own` says that queries and keys are of the same tokens, as many as `length`.
+    """
+
+    call: AttentionCall
+    logits: Logits
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    repeated: int
+    own: bool
+
+
+@dataclass(frozen=True)
+class Attention:
+    """All attention of a program."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def first(self) -> Layer:
+        """What all have in common is the first's."""
+        return self.layers[0]
+
+    @property
+    def causal(self) -> bool:
+        """Every layer is causal self-attention."""
+        return all(one.logits.causal and one.own for one in self.layers)
+
+    def replacements(
+        self, attention: AttentionFunction, lengths: Callable[[Layer], Tensor | None]
+    ) -> dict[Node, Replacement]:
+        """What `attention` computes in the place of every call; `lengths` are the keys of each sequence that count."""
+        return {
+            layer.call.result: self._replacement(number, layer, attention, lengths)
+            for number, layer in enumerate(self.layers)
+        }
+
+    def _replacement(
+        self, number: int, layer: Layer, attention: AttentionFunction, lengths: Callable[[Layer], Tensor | None]
+    ) -> Replacement:
+        call, logits = layer.call, layer.logits
+        named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes")] if call.by_name else []
+        extra = [one for one in named if isinstance(one, Node)]
+
+        def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
+            given = dict(zip(extra, rest, strict=True))
+            head_params, slopes = (given.get(one) for one in named) if named else (None, logits.slopes)  # type: ignore[misc]  # None is no node
+            heads = [
+                one.arrange(tensor)
+                for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
+            ]
+            scale = logits.scale
+            if isinstance(scale, Tensor):
+                heads[0] = heads[0] * scale.to(heads[0].dtype)[:, None, None]
+                scale = 1.0
+            if layer.repeated > 1:
+                heads[1:] = [one[:, :: layer.repeated] for one in heads[1:]]
+            options = LayerOptions(
+                scale=scale,
+                softcap=logits.softcap,
+                window=logits.window,
+                causal=logits.causal,
+                total_lens=lengths(layer),
+            )
+            output = attention(number, *(one.transpose(1, 2) for one in heads), head_params, slopes, options)
+            return call.restore(output.transpose(1, 2))
+
+        return Replacement((call.query.node, call.key.node, call.value.node, *extra), compute)
+
+
+def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, Attention]:
+    """The program's attention, and the roles with the masks among its inputs.
+
+    Raises:
+        InputError: there is none, or one of it is not what Sharp's op computes, or they differ in their heads.
+    """
+    calls = find_attention(program)
+    if not calls:
+        raise InputError(
+            "no attention was found in its graph: neither scaled_dot_product_attention nor a product, a softmax and a "
+            "product; call sharp.models.normalized_attention where it attends"
+        )
+    roles = roles.with_masks(find_masks(program, roles, calls))
+    batch, tokens = PROBED
+    inputs = draw(program, roles, batch, tokens, torch.Generator().manual_seed(0))
+    given = {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
+    operands = [one for call in calls for one in (call.query, call.key, call.value)]
+    values = program.evaluate(given, [one.node for one in operands])
+    layers: list[Layer] = []
+    for call in calls:
+        query, key, value = (one.arrange(values[one.node]) for one in (call.query, call.key, call.value))
+        logits = examine_named(program, call) if call.by_name else examine(program, roles, call, longest)
+        layers.append(_layer(call, logits, query, key, value, given, roles, program))
+    shapes = {(one.q_heads, one.kv_heads, one.head_dim) for one in layers}
+    if len(shapes) > 1:
+        raise InputError("its layers differ in the number or size of their heads, which the exporter does not support")
+    return roles, Attention(tuple(layers))
+
+
+def _layer(
+    call: AttentionCall,
+    logits: Logits,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: Mapping[Node, Any],
+    roles: Roles,
+    program: Program,
+) -> Layer:
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
+        raise InputError(f"the query, key and value of attention at {call.where} do not go together")
+    if value.shape[-1] != key.shape[-1]:
+        raise InputError(
+            f"values and keys of attention at {call.where} differ in size, which the exporter does not support yet"
+        )
+    if query.shape[1] % key.shape[1] or query.shape[0] != key.shape[0]:
+        raise InputError(f"attention at {call.where} has {query.shape[1]} query heads for {key.shape[1]} KV heads")
+    repeated = min(_repeated(key), _repeated(value)) if query.shape[1] == key.shape[1] else 1
+    if repeated > 1 and (_repeated(key) % repeated or _repeated(value) % repeated):
+        repeated = 1
+    first = given[program.inputs[0].node]
+    tokens = first.shape[1] if first.dim() > 1 else first.shape[0]
+    own = query.shape[2] == key.shape[2] == tokens and roles.length is not None
+    return Layer(call, logits, query.shape[1], key.shape[1] // repeated, query.shape[-1], repeated, own)
+
+
+def _repeated(heads: Tensor) -> int:
+    """How many heads in a row [batch, heads, tokens, dim] are the same: grouped queries, repeated for a product."""
+    count = heads.shape[1]
+    for group in range(count, 1, -1):
+        if count % group == 0:
+            grouped = heads.unflatten(1, (-1, group))
+            if (grouped == grouped[:, :, :1]).all():
+                return group
+    return 1

@@ -1,0 +1,112 @@
+"""A program over whole sequences: any module, with its attention replaced (`--cache none`)."""
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from sharp.exporter.checkpoints.uncached_model import UncachedModel
+from sharp.exporter.programs.heads import Attention, Layer
+from sharp.exporter.programs.norm_parameters import NormParameters
+from sharp.exporter.programs.program import Program
+from sharp.exporter.programs.sizes import Roles, draw
+from sharp.models.attention import AttentionFunction, EagerAttention
+from sharp.models.config import SharpConfig
+from sharp.plugins.manifest import ModelKind, Port, PositionScheme
+
+DTYPES = {torch.float32: "float32", torch.int64: "int64", torch.int32: "int32", torch.bool: "bool"}
+
+
+class ProgramModel(UncachedModel):
+    """A program, the node of its output, and the norm that its attention is to have.
+
+    `own` says that the program itself has that norm, so that its own attention can be compared with.
+    """
+
+    kind: ModelKind = "module"
+    positions: PositionScheme = "none"
+
+    def __init__(
+        self,
+        program: Program,
+        roles: Roles,
+        attention: Attention,
+        output: Node,
+        config: SharpConfig,
+        parameters: NormParameters,
+        *,
+        own: bool,
+    ) -> None:
+        super().__init__()
+        self.program = program
+        self.roles = roles
+        self.attention = attention
+        self.result = output
+        self.config = config
+        self.parameters_of_norm = parameters
+        self.own = own
+        self.inputs = tuple(
+            Port(
+                name=port.name,
+                dtype=DTYPES[port.dtype],
+                shape=tuple(map(self._dimension, port.shape)),
+                doc=self._doc(port.name),
+            )  # type: ignore[arg-type]  # one of the names
+            for port in program.inputs
+        )
+        shape = output.meta["val"].shape
+        sizes = tuple(size if isinstance(size, int) else self._dimension(str(size)) for size in shape)
+        self.output = Port(name="output", dtype="float32", shape=sizes, doc="what the module returns")
+        queries = attention.first.call.query
+        size = queries.arrange(queries.node.meta["val"]).shape[2]
+        self._queries = size if isinstance(size, int) else self._dimension(str(size))
+
+    @property
+    def queries(self) -> int | str:
+        """See `UncachedModel`."""
+        return self._queries
+
+    def _dimension(self, size: int | str) -> int | str:
+        """What people call a dimension."""
+        if isinstance(size, int):
+            return size
+        names = {self.roles.batch: "batch", self.roles.length: "length"}
+        return names.get(size, size if size.isidentifier() else "size")
+
+    def _doc(self, name: str) -> str:
+        if name in self.roles.visible:
+            return f"{self.roles.visible[name]:g} at what counts, then padding behind it"
+        return "an input of the module"
+
+    def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
+        """See `UncachedModel`."""
+        given = {port.node: tensor for port, tensor in zip(self.program.inputs, inputs, strict=True)}
+
+        def lengths(layer: Layer) -> Tensor | None:
+            masks = layer.logits.masks
+            if not masks:
+                return None
+            seen = given[masks[0].node] == self.roles.visible[masks[0].name]
+            for port in masks[1:]:
+                seen = seen & (given[port.node] == self.roles.visible[port.name])
+            return seen.flatten(1).sum(-1)  # [batch]
+
+        replaced = self.attention.replacements(self.parameters_of_norm.around(attention), lengths)
+        output: Tensor = self.program.evaluate(given, [self.result], replaced)[self.result]
+        return output
+
+    def own_output(self, *inputs: Tensor) -> Tensor | None:
+        """See `UncachedModel`."""
+        return self.program.output(inputs, self.result) if self.own else None
+
+    def eager(self, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """See `UncachedModel`."""
+        attention = EagerAttention(self.config, record=True)
+        computed = self.compute(attention, *inputs)
+        own = self.own_output(*inputs)
+        return (computed if own is None else own).float() if computed.dtype != torch.float64 else (
+            computed if own is None else own
+        ), attention.weights
+
+    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """See `UncachedModel`."""
+        return draw(self.program, self.roles, batch, length, generator, padded=True)

@@ -1,0 +1,185 @@
+"""`sharp.export`: any module of PyTorch, from memory to a verified model folder."""
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from sharp.exporter.checkpoints.norm_options import NormOptions
+from sharp.exporter.export import Export, ExportSettings
+from sharp.exporter.export import export as export_source
+from sharp.exporter.graph.graph_options import GraphOptions
+from sharp.exporter.programs.program import where_in
+from sharp.exporter.programs.reading import ProgramOptions
+from sharp.plugins.errors import InputError, VerificationError
+from sharp.plugins.manifest import Target
+
+GRAPH = ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "opset")
+NORM = ("alpha", "ssa_b", "ssa_n", "temperature", "temperature_coefficients", "log_length_offset")
+MOST_DIFFERENCE = 1e-3
+
+
+def export(
+    module: nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any] = (),
+    *,
+    norm: str,
+    output: str | Path,
+    cache: str = "paged",
+    target: Target = "onnxruntime",
+    tokenizer: str | Path | None = None,
+    norm_parameters: Mapping[str, Any] | None = None,
+    trained_norm: bool = False,
+    untrained_norm: bool = False,
+    norm_map: str | Path | None = None,
+    text: str | Path | None = None,
+    name: str | None = None,
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> Export:
+    """Export a module to a model folder that is verified against the module, as `sharp-export` does with checkpoints.
+
+    The module's attention is found in its graph (torch.export) and gets the norm; nothing else of it changes.
+
+    Args:
+        module: in float32. A causal language model takes token ids int64 [batch, tokens] and returns logits float32
+            [batch, tokens, vocabulary]; with `cache="none"` any module that attends will do.
+        example_inputs: what it is called with, of any size above 1.
+        norm: the attention scheme, as for `--norm`.
+        output: the folder to write; it must be new or empty.
+        cache: paged (for sharp-serve), contiguous (for other tools) or none (whole sequences).
+        target: who runs the model: onnxruntime, tensorrt or portable.
+        tokenizer: a tokenizer.json, a folder with one, or "bytes"; None serves token ids only.
+        norm_parameters: what the norm has learned, see `NormParameters`; the module then counts as trained with it.
+        trained_norm: the module was trained with this norm, although its code shows another.
+        untrained_norm: allow a norm that it was not trained with.
+        norm_map: a file of other norms for some layers and heads.
+        text: the text to measure perplexity on.
+        name: of the model; by default that of its class.
+        dynamic_shapes: for torch.export; by default every dimension varies that can.
+        options: dtype, kv_dtype, quantize, block_size, max_context, opset; alpha, ssa_b, ssa_n, temperature,
+            temperature_coefficients, log_length_offset. As the options of `sharp-export`.
+
+    Returns:
+        What was written and what verification found.
+
+    Raises:
+        InputError: the module cannot be exported; the message says which of its lines is in the way.
+        VerificationError: the written model differs from the module; the folder is marked as unverified.
+    """
+    unknown = [one for one in options if one not in (*GRAPH, *NORM)]
+    if unknown:
+        raise InputError(f"sharp.export has no option {unknown[0]!r}; there are {', '.join((*GRAPH, *NORM))}")
+    name = name or (type(module).__name__ if isinstance(module, nn.Module) else "program")
+    if isinstance(module, nn.Module):
+        with evaluated(module):
+            exported = trace(module, tuple(example_inputs), dynamic_shapes)
+            _check_traced(module, exported, tuple(example_inputs))
+    else:
+        exported = module
+    settings = ExportSettings(
+        norm=norm,
+        cache=cache,
+        target=target,
+        norm_map=None if norm_map is None else Path(norm_map),
+        norm_options=NormOptions(**{one: options[one] for one in NORM if one in options}),
+        untrained_norm=untrained_norm,
+        text=None if text is None else Path(text),
+        graph=GraphOptions(**{one: options[one] for one in GRAPH if one in options}),
+        program=ProgramOptions(
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            norm_parameters=norm_parameters or {},
+            trained=trained_norm,
+            exported=exported,
+            name=name,
+        ),
+    )
+
+    def phase(_name: str, _steps: int) -> Callable[[], None]:
+        return lambda: None
+
+    result = export_source(Path(name), settings, Path(output), phase, lambda _source: None)
+    if result.verification.failure is not None:
+        raise VerificationError(f"{result.verification.failure}; {result.folder} is marked as unverified")
+    return result
+
+
+@contextmanager
+def evaluated(module: nn.Module) -> Any:
+    """Inside, the module is in evaluation and no gradients are kept; afterwards each part is as it was."""
+    training = {one: one.training for one in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for one, was in training.items():
+            one.training = was
+
+
+def trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
+    """The module's program, with every dimension varying that can.
+
+    Raises:
+        InputError: torch.export cannot trace it.
+    """
+    if not example_inputs:
+        raise InputError("example_inputs is empty; give what the module is called with, as a tuple of tensors")
+    attempts = [example_inputs] if dynamic_shapes is not None else [_two_sequences(example_inputs), example_inputs]
+    for inputs in attempts:
+        shapes = dynamic_shapes
+        if shapes is None:
+            shapes = tuple(
+                {axis: Dim.AUTO for axis in range(one.dim())} if isinstance(one, Tensor) else None for one in inputs
+            )
+        try:
+            with warnings.catch_warnings(), quiet():
+                warnings.simplefilter("ignore")
+                return torch.export.export(module, inputs, dynamic_shapes=shapes)
+        except Exception as error:  # tracing runs the user's code
+            if inputs is attempts[-1]:
+                reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+                raise InputError(
+                    f"torch.export cannot trace {type(module).__name__}{where_in(error)}: {reason}"
+                ) from error
+    raise AssertionError
+
+
+@contextmanager
+def quiet() -> Any:
+    """Inside, torch.export logs nothing: what it says of dimensions is tried again here."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with nullcontext():
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _two_sequences(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs twice where there is one sequence: the tracer takes a size of 1 for a constant."""
+    tensors = [one for one in inputs if isinstance(one, Tensor) and one.dim() > 1]
+    if not tensors or any(one.shape[0] != 1 for one in tensors):
+        return inputs
+    return tuple(
+        one.repeat(2, *(1,) * (one.dim() - 1)) if isinstance(one, Tensor) and one.dim() > 1 else one for one in inputs
+    )
+
+
+def _check_traced(module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> None:
+    """Refuse a module whose program computes something else: one that keeps a state, say."""
+    expected = [one for one in torch.utils._pytree.tree_leaves(module(*inputs)) if isinstance(one, Tensor)]
+    found = [one for one in torch.utils._pytree.tree_leaves(exported.module()(*inputs)) if isinstance(one, Tensor)]
+    for one, other in zip(expected, found, strict=True):
+        if one.is_floating_point() and not (one - other).abs().max() <= MOST_DIFFERENCE * one.abs().max().clamp(
+            min=1e-6
+        ):
+            raise InputError(f"the program that torch.export makes of {type(module).__name__} computes something else")

@@ -1,0 +1,115 @@
+"""What the norm of a program has learned, as the user gives it: `norm_parameters` of `sharp.export`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sharp.exporter.checkpoints.hook import check_uncapped
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
+from sharp.models.config import SharpConfig
+from sharp.models.normalizers import SSA_START
+from sharp.models.query_scale import QueryScale
+from sharp.plugins.errors import InputError
+
+NAMES = {"ssa": ("b", "n"), "ssmax": ("s", "b")}  # per head
+
+
+class NormParameters(nn.Module):
+    """The parameters of the norm in every layer: those that are given, or else the norm's start values.
+
+    `given` maps a name (b and n of ssa, s and b of ssmax) to a number, a tensor [heads] or [layers, heads], or the name
+    of a tensor [heads] of the module, in which {layer} stands for the layer's number. `tensors` are the module's.
+
+    Raises:
+        InputError: a name is not the norm's, or a value is not of such a shape.
+    """
+
+    ssa: Tensor | None
+
+    def __init__(self, config: SharpConfig, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        names = NAMES.get(config.norm, ())
+        for name in given:
+            if name not in names:
+                known = f"has {' and '.join(names)}" if names else "has none"
+                raise InputError(f"norm_parameters names {name!r}, but norm {config.norm} {known}")
+        values = {name: _per_head(name, value, config, tensors) for name, value in given.items()}
+        self.given = bool(values)
+        self.register_buffer("ssa", None, persistent=False)
+        self.scales = nn.ModuleList()
+        if config.scheme.head_parameters:
+            shape = (config.layers, config.q_heads)
+            b, n = (values.get(name, torch.full(shape, start)) for name, start in zip(names, SSA_START, strict=True))
+            if not (b > 0).all() or not (n >= 1).all():
+                raise InputError("norm_parameters of ssa must have b above 0 and n of at least 1 in every head")
+            self.ssa = torch.stack([b, n], dim=-1)  # [layers, heads, 2]
+        if config.scheme.scale_kind != "none":
+            everywhere = torch.ones(config.q_heads, dtype=torch.bool)
+            for layer in range(config.layers):
+                scale = QueryScale(config.scheme.scale_kind, config.hidden_size, everywhere, config.trained_context)
+                for name, value in values.items():
+                    getattr(scale, name).data = value[layer].clone()
+                self.scales.append(scale.requires_grad_(False))
+
+    def fill(self, b: float | None, n: float | None) -> None:
+        """Give all heads of ssa the same b and n; None leaves them."""
+        if self.ssa is not None:
+            for column, value in enumerate((b, n)):
+                if value is not None:
+                    self.ssa[..., column] = value
+
+    def around(self, attention: AttentionFunction, positions: Tensor | None = None) -> AttentionFunction:
+        """`attention` with these parameters; a causal query is at `positions` [batch, tokens], None counts from 0."""
+
+        def with_norm(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            if self.scales:
+                check_uncapped(options)
+                last = _last_visible(query, key, options, positions)
+                query = query * self.scales[layer](last, last).unsqueeze(-1).to(query.dtype)
+            if self.ssa is not None:
+                head_params = self.ssa[layer]
+            return attention(layer, query, key, value, head_params, alibi_slopes, options)
+
+        return with_norm
+
+
+def _last_visible(query: Tensor, key: Tensor, options: LayerOptions, positions: Tensor | None) -> Tensor:
+    """The position of the last key that every query sees [batch, queries]."""
+    batch, queries = query.shape[:2]
+    if options.causal:
+        if positions is not None:
+            return positions
+        return torch.arange(queries, device=query.device).expand(batch, queries)
+    if options.total_lens is not None:
+        return (options.total_lens[:, None].long() - 1).clamp(min=0).expand(batch, queries)
+    return torch.full((batch, queries), 1, device=query.device) * (key.shape[1] - 1)
+
+
+def _per_head(name: str, value: Any, config: SharpConfig, tensors: Mapping[str, Tensor]) -> Tensor:
+    """[layers, heads], float32."""
+    shape = (config.layers, config.q_heads)
+    if isinstance(value, str):
+        names = [value.format(layer=layer) for layer in range(config.layers)]
+        missing = next((one for one in names if one not in tensors), None)
+        if missing is not None:
+            raise InputError(f"norm_parameters names the tensor {missing!r}, which the module does not have")
+        value = torch.stack([tensors[one].detach().float().reshape(-1).expand(config.q_heads) for one in names])
+    try:
+        found = torch.as_tensor(value, dtype=torch.float32).detach().clone().expand(shape).contiguous()
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"norm_parameters {name!r} must be a number or of shape [{config.q_heads}] or {list(shape)} (layers, heads)"
+        ) from error
+    if not found.isfinite().all():
+        raise InputError(f"norm_parameters {name!r} has numbers that are not finite")
+    return found

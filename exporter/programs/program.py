@@ -1,0 +1,341 @@
+"""A program of torch.export as something to run: all of it, or what some of its nodes need."""
+
+import hashlib
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, Node
+
+from sharp.plugins.errors import InputError
+
+SUBGRAPH_CALLS = {  # operators that run a graph of their own in a mode that means nothing here, and where it stands
+    "wrap_with_set_grad_enabled": 1,
+    "wrap_with_autocast": 4,
+}
+MOST_LENGTH = 2**24
+POSITIONS = ("position_ids", "positions", "input_pos", "position", "pos", "cache_position")  # names of inputs
+
+
+@dataclass(frozen=True)
+class ProgramInput:
+    """A tensor that the program takes; a dimension is a number or the name of one that varies."""
+
+    name: str
+    node: Node
+    dtype: torch.dtype
+    shape: tuple[int | str, ...]
+
+    @property
+    def holds_positions(self) -> bool:
+        """It is fed with 0, 1, 2, ... of each sequence."""
+        return self.name in POSITIONS and not self.dtype.is_floating_point
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What is computed in a node's place, from the values of other nodes."""
+
+    dependencies: tuple[Node, ...]
+    compute: Callable[..., Any]
+
+
+Values = dict[Node, Any]
+
+
+class Program(nn.Module):
+    """The graph of an `ExportedProgram`, its weights and its constants.
+
+    Raises:
+        InputError: the weights are not float32, or the program has inputs that are no tensors.
+    """
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        super().__init__()
+        exported = exported.run_decompositions({})  # nothing is left that writes in place
+        self.graph = _flat(exported)
+        self.tensors: dict[Node, str] = {}  # placeholder -> attribute that holds its tensor
+        self.names: dict[str, str] = {}  # name in the module -> attribute
+        self.inputs: tuple[ProgramInput, ...] = ()
+        self._take_inputs(exported)
+        specs = exported.graph_signature.output_specs
+        returned = next(iter(reversed(self.graph.nodes))).args[0]
+        assert isinstance(returned, tuple | list)
+        pairs = zip(specs, returned, strict=True)
+        self.outputs = [node for spec, node in pairs if spec.kind == OutputKind.USER_OUTPUT and isinstance(node, Node)]
+        self.longest = {
+            str(symbol): int(limits.upper) if limits.upper.is_Integer else MOST_LENGTH
+            for symbol, limits in exported.range_constraints.items()
+        }
+        self.data = self._after_inputs()
+        self.order = {node: index for index, node in enumerate(self.graph.nodes)}
+
+    def _take_inputs(self, exported: ExportedProgram) -> None:
+        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        taken: dict[tuple[Any, ...], str] = {}  # a tensor under two names is one
+        inputs: list[ProgramInput] = []
+        for spec, node in zip(exported.graph_signature.input_specs, placeholders, strict=True):
+            if spec.kind == InputKind.USER_INPUT:
+                value = node.meta.get("val")
+                if isinstance(value, Tensor):
+                    inputs.append(ProgramInput(node.name, node, value.dtype, _dimensions(node.name, value)))
+                elif node.users:
+                    raise InputError(f"its input {node.name} is no tensor; fix its value when the program is exported")
+                continue
+            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                raise InputError(f"its input {node.name} is of kind {spec.kind.name.lower()}, which Sharp cannot lower")
+            tensor = exported.state_dict.get(spec.target)
+            if tensor is None:
+                tensor = exported.constants[spec.target]
+            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            if key not in taken or not tensor.numel():
+                taken[key] = self._keep(str(spec.target), tensor.detach().cpu(), spec.kind == InputKind.PARAMETER)
+            self.tensors[node] = self.names[str(spec.target)] = taken[key]
+        self.inputs = tuple(inputs)
+
+    def _after_inputs(self) -> set[Node]:
+        """What depends on what is in an input that holds no positions, and not only on its size."""
+        found = {port.node for port in self.inputs if not port.holds_positions}
+        for node in self.graph.nodes:
+            if not is_size(node) and any(one in found for one in node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def _keep(self, target: str, tensor: Tensor, parameter: bool) -> str:
+        if tensor.is_floating_point():
+            if parameter and tensor.dtype != torch.float32:
+                dtype = str(tensor.dtype).rpartition(".")[2]
+                raise InputError(f"its weights are {dtype}; call float() on the module, --dtype says what is written")
+            if parameter and not tensor.isfinite().all():
+                raise InputError(f"the weights of {target} are not all finite")
+        name = re.sub(r"\W", "_", target)
+        while hasattr(self, name):
+            name += "_"
+        if parameter:
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        else:
+            self.register_buffer(name, tensor)
+        return name
+
+    def evaluate(
+        self,
+        arguments: Mapping[Node, Any],
+        targets: Sequence[Node],
+        replaced: Mapping[Node, Replacement] | None = None,
+        *,
+        record: bool = False,
+    ) -> Values:
+        """The values of `targets`, or with `record` of all that they need.
+
+        Args:
+            arguments: values of inputs, or of any other nodes whose value is known already.
+            targets: nodes to compute.
+            replaced: what to compute in place of some nodes.
+            record: keep the values in between.
+        """
+        replaced = replaced or {}
+        values: Values = dict(arguments)
+        needed = self.needed(values, targets, replaced)
+        uses: dict[Node, int] = {}
+        for node in needed:
+            for one in self.dependencies(node, replaced):
+                uses[one] = uses.get(one, 0) + 1
+        kept = {*targets, *arguments}
+        wide = any(tensor.dtype == torch.float64 for tensor in self.parameters())
+        for node in needed:
+            if node in values:
+                continue
+            dependencies = self.dependencies(node, replaced)
+            if node in replaced:
+                values[node] = replaced[node].compute(*(values[one] for one in dependencies))
+            elif node in self.tensors:
+                values[node] = getattr(self, self.tensors[node])
+            else:
+                values[node] = _call(node, values, wide)
+            if record:
+                continue
+            for one in dependencies:
+                uses[one] -= 1
+                if not uses[one] and one not in kept:
+                    values[one] = None
+        return values
+
+    def needed(self, known: Values, targets: Sequence[Node], replaced: Mapping[Node, Replacement]) -> list[Node]:
+        """What must be computed for `targets`, in order."""
+        found: set[Node] = set()
+        waiting = list(targets)
+        while waiting:
+            node = waiting.pop()
+            if node in found or node in known:
+                continue
+            found.add(node)
+            waiting.extend(self.dependencies(node, replaced))
+        return sorted(found, key=self.order.__getitem__)
+
+    @staticmethod
+    def dependencies(node: Node, replaced: Mapping[Node, Replacement]) -> Sequence[Node]:
+        """What a node is computed from."""
+        return replaced[node].dependencies if node in replaced else node.all_input_nodes
+
+    def shape_at(self, node: Node, given: Mapping[Node, Any]) -> tuple[int, ...]:
+        """The shape of a node's value for inputs of these sizes, without computing it."""
+        sizes = {
+            name: size
+            for port in self.inputs
+            for name, size in zip(port.shape, given[port.node].shape, strict=True)
+            if isinstance(name, str)
+        }
+        found: list[int] = []
+        for size in node.meta["val"].shape:
+            if isinstance(size, int):
+                found.append(size)
+            else:
+                expression = size.node.expr
+                found.append(int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols})))
+        return tuple(found)
+
+    def output(self, arguments: Sequence[Tensor], node: Node) -> Tensor:
+        """The value of `node` for the program's inputs, by the program's own attention."""
+        given = {port.node: tensor for port, tensor in zip(self.inputs, arguments, strict=True)}
+        value: Tensor = self.evaluate(given, [node])[node]
+        return value
+
+    def sha256(self) -> str:
+        """The SHA-256 of the graph and its tensors."""
+        digest = hashlib.sha256(str(self.graph).encode())
+        for name, tensor in sorted((*self.named_parameters(), *self.named_buffers())):
+            digest.update(name.encode())
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] = frozenset()) -> set[Node]:
+    """All that `node` is computed from, itself included; without what only a size is taken of unless `through_sizes`."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
+            continue
+        found.add(one)
+        if one in until or (not through_sizes and is_size(one)):
+            continue
+        waiting.extend(one.all_input_nodes)
+    return found
+
+
+def is_size(node: Node) -> bool:
+    """It is the size of a tensor, which says nothing of what is in the tensor."""
+    return str(node.target).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.size"))
+
+
+def name_of(node: Node) -> str:
+    """The operator without its overload: `softmax`."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.rpartition("::")[2]
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """The arguments of a call by their names, with defaults."""
+    schema = node.target._schema  # type: ignore[union-attr]  # of an operator of torch
+    given = {one.name: value for one, value in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+    return {
+        one.name: given.get(one.name, one.default_value if one.has_default_value() else None)
+        for one in schema.arguments
+    }
+
+
+def where(node: Node) -> str:
+    """Where the node comes from in the user's module, for a message."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)', trace)
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    if not own:
+        return f"node {node.name}"
+    file, line, _, code = own[-1]
+    return f"node {node.name}, {file.rpartition('/')[2]} line {line}: {code.strip()[:100]}"
+
+
+def _call(node: Node, values: Values, wide: bool) -> Any:
+    def value_of(argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return values[argument]
+        if isinstance(argument, list | tuple):
+            return type(argument)(value_of(one) for one in argument)
+        if isinstance(argument, dict):
+            return {name: value_of(one) for name, one in argument.items()}
+        if wide and argument is torch.float32:  # see `sharp.exporter.verification.float64`
+            return torch.float64
+        if isinstance(argument, torch.device):
+            return torch.device("cpu")
+        return argument
+
+    if node.op == "get_attr":
+        found: Any = node.graph.owning_module
+        for name in str(node.target).split("."):
+            found = getattr(found, name)
+        return found
+    if node.op != "call_function":
+        raise InputError(f"its {where(node)} has no value")
+    target: Any = node.target
+    if name_of(node) in ("view", "_unsafe_view"):  # another attention may have laid its output out otherwise
+        target = torch.ops.aten.reshape.default
+    return target(*value_of(node.args), **value_of(node.kwargs))
+
+
+def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
+    found: list[int | str] = []
+    for size in value.shape:
+        if isinstance(size, int):
+            found.append(size)
+        elif re.fullmatch(r"[su]\d+", str(size)):
+            found.append(str(size))
+        else:
+            raise InputError(f"a dimension of its input {name} is {size}; export it with one that varies by itself")
+    return tuple(found)
+
+
+def _flat(exported: ExportedProgram) -> Graph:
+    """The program's graph with the graphs of `SUBGRAPH_CALLS` in place of their calls."""
+    module = exported.graph_module
+    graph = module.graph
+    while calls := [node for node in graph.nodes if node.op == "call_function" and name_of(node) in SUBGRAPH_CALLS]:
+        for node in calls:
+            at = SUBGRAPH_CALLS[name_of(node)]
+            body = getattr(module, str(node.args[at].target))  # type: ignore[union-attr]  # a get_attr node
+            inner = dict(
+                zip([one for one in body.graph.nodes if one.op == "placeholder"], node.args[at + 1 :], strict=True)
+            )
+            with graph.inserting_before(node):
+                returned = graph.graph_copy(body.graph, inner)  # type: ignore[arg-type]  # nodes for nodes
+            for name, child in body.named_children():  # calls inside
+                if not hasattr(module, name):
+                    module.add_module(name, child)
+            if not isinstance(returned, list | tuple):
+                node.replace_all_uses_with(returned)  # type: ignore[arg-type]  # one node
+            else:
+                for user in list(node.users):
+                    user.replace_all_uses_with(returned[user.args[1]])  # type: ignore[index]  # getitem
+                    graph.erase_node(user)
+            graph.erase_node(node)
+    graph.owning_module = module
+    return graph
+
+
+def where_in(error: BaseException) -> str:
+    """Where in the user's code an error was raised, for a message; empty where that is not known."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.name == "forward" and "/torch/" not in frame.filename
+    ]
+    if not frames:
+        return ""
+    return f" at {frames[-1].filename.rpartition('/')[2]} line {frames[-1].lineno}"

@@ -1,0 +1,277 @@
+"""From a program to a `Source`: its attention found, its norm chosen, and both compared with the program itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
+from sharp.exporter.checkpoints.source import Source, sha256
+from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
+from sharp.exporter.programs.archive import load_program
+from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_a_decoder
+from sharp.exporter.programs.heads import Attention, find_layers
+from sharp.exporter.programs.model import ProgramModel
+from sharp.exporter.programs.norm_parameters import NormParameters
+from sharp.exporter.programs.positions import PositionTable, longest_sequence
+from sharp.exporter.programs.program import MOST_LENGTH, Program, Values
+from sharp.exporter.programs.sizes import Roles, draw, roles_of
+from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
+from sharp.models.attention import EagerAttention
+from sharp.models.config import SharpConfig
+from sharp.models.normalizers import get_norm
+from sharp.plugins.errors import InputError
+
+DEFAULT_LONGEST = 4096  # tokens, where neither the program nor the user says a number
+SIZES = ((2, 7), (1, 12), (3, 33))  # batch and tokens that attention is compared at
+MOST_DIFFERENCE = 1e-3  # of the largest output; another attention moves it by far more
+SHIFT_INVARIANT = ("softmax", "adaptive_softmax", "entmax")
+NORMS_OF_OP = {
+    "softmax": "softmax",
+    "adaptive_softmax": "adaptive-temperature",
+    "entmax": "entmax",
+    "ssa": "ssa",
+    "sigmoid": "sigmoid",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """What a program itself does not say.
+
+    `tokenizer` is a file, a folder or "bytes"; `norm_parameters` are for `NormParameters`. `trained` says that it was
+    trained with the norm although its graph shows another. `exported` is the program, where it is not in a file.
+    """
+
+    tokenizer: str | None = None
+    norm_parameters: Mapping[str, Any] = field(default_factory=dict)
+    trained: bool = False
+    max_context: int | None = None
+    exported: ExportedProgram | None = None
+    name: str | None = None
+
+    def check_unused(self, path: Path) -> None:
+        """Raises InputError if something is given for the checkpoint at `path`, which is no program."""
+        if self.tokenizer is not None or self.norm_parameters:
+            option = "--tokenizer" if self.tokenizer is not None else "--norm-parameter"
+            raise InputError(f"{option} is for programs of torch.export (.pt2), and {path} has its own; leave it out")
+
+
+NO_PROGRAM_OPTIONS = ProgramOptions()
+
+
+def read_program(
+    path: Path,
+    norm: str | None,
+    options: NormOptions = NO_OPTIONS,
+    given: ProgramOptions = NO_PROGRAM_OPTIONS,
+) -> Source:
+    """Read a program (`.pt2`), to be exported with `norm` (None: its own), set up with `options`.
+
+    Raises:
+        NotFoundError, InputError: it cannot be read, or its attention is not what Sharp's op computes.
+    """
+    if norm is not None:
+        options.check(norm)
+    exported = given.exported
+    digest = None
+    if exported is None:
+        exported, digest = load_program(path), sha256([path])
+    try:
+        with torch.no_grad():
+            return _read(path, Program(exported), norm, options, given, digest)
+    except InputError as error:
+        raise InputError(f"{path} cannot be exported: {error}") from error
+    except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        raise InputError(f"{path} cannot be exported, as its program does not run: {reason}") from error
+
+
+def _read(
+    path: Path,
+    program: Program,
+    norm: str | None,
+    options: NormOptions,
+    given: ProgramOptions,
+    digest: str | None,
+) -> Source:
+    output = _output(program)
+    roles = roles_of(program)
+    longest = min(given.max_context or DEFAULT_LONGEST, program.longest.get(roles.length or "", MOST_LENGTH))
+    roles, attention = find_layers(program, roles, longest)
+    refusal, tables = not_a_decoder(program, roles, attention, output), list[PositionTable]()
+    if refusal is None:
+        try:
+            tables, longest = find_positions(program, roles, attention, output, longest)
+        except InputError as error:
+            refusal = str(error)
+    if refusal is not None:
+        longest = _longest_runs(program, roles, longest)
+    own_norm, own_alpha = _own_norm(attention)
+    config = _config(program, attention, output, longest, own_norm, own_alpha, causal=refusal is None)
+
+    def made(config: SharpConfig, parameters: NormParameters, *, own: bool) -> Decoder | UncachedModel:
+        if refusal is not None:
+            return ProgramModel(program, roles, attention, output, config, parameters, own=own).eval()
+        return ProgramDecoder(program, roles, attention, output, config, parameters, tables, own=own).eval()
+
+    unnormed = NormParameters(replace(config, norm="softmax"), {}, {})  # a module of the norm brings its parameters
+    original = made(config, unnormed, own=True)
+    _check_own_attention(original, program, output)
+    tokenizer = None if given.tokenizer is None else read_tokenizer(given.tokenizer, config.vocab_size)
+    if norm in (None, own_norm) and options.alpha in (None, config.alpha) and not given.norm_parameters:
+        model = original = _with_tokenizer(original, tokenizer)
+    else:
+        model = made(*_chosen(program, attention, config, norm or own_norm, options, given), own=False)
+        model = _with_tokenizer(model, tokenizer)
+        original = _with_tokenizer(original, tokenizer)
+    trained = model is original or given.trained or bool(given.norm_parameters)
+    return Source(
+        name=given.name or path.stem,
+        architecture=given.name or "ExportedProgram",
+        sha256=digest or program.sha256(),
+        model=model,
+        original=model if trained else original,
+        write_tokenizer=None if tokenizer is None else tokenizer.write,
+        no_cache=refusal,
+    )
+
+
+def _chosen(
+    program: Program,
+    attention: Attention,
+    config: SharpConfig,
+    norm: str,
+    options: NormOptions,
+    given: ProgramOptions,
+) -> tuple[SharpConfig, NormParameters]:
+    """The configuration and the parameters of a norm that the program itself does not have."""
+    scheme = get_norm(norm)
+    if scheme.scale_kind in ("head", "token"):
+        raise InputError(f"it has no parameters for norm {norm} (its scale is learned); choose another norm")
+    if norm == "fixed-temperature" and options.temperature is None:
+        raise InputError("it was not trained with a fixed temperature; say which (temperature)")
+    if scheme.normalizer not in SHIFT_INVARIANT and (
+        layer := next((one for one in attention.layers if one.logits.shifted), None)
+    ):
+        raise InputError(
+            f"attention at {layer.call.where} adds ALiBi's bias but for a number in every row, which softmax does not "
+            f"see and {norm} does; subtract slope * position of the query there"
+        )
+    chosen = replace(config, norm=norm, **({"alpha": scheme.alpha} | options.config_fields()))
+    tensors = {name: getattr(program, own) for name, own in program.names.items()}
+    parameters = NormParameters(chosen, given.norm_parameters, tensors)
+    parameters.fill(options.ssa_b, options.ssa_n)
+    options.apply(parameters)
+    return chosen, parameters
+
+
+def _longest_runs(program: Program, roles: Roles, most: int) -> int:
+    """The longest sequence that a program's tables of positions are for."""
+    nodes = [
+        node
+        for node in program.graph.nodes
+        if node not in program.data
+        and node not in program.tensors
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and [str(size) for size in value.shape].count(str(roles.length)) == 1
+    ]
+
+    def given_at(batch: int, length: int) -> Values:
+        inputs = draw(program, roles, batch, length, torch.Generator().manual_seed(0))
+        return {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
+
+    return longest_sequence(program, given_at, nodes, most)
+
+
+def _output(program: Program) -> Node:
+    """The output that is exported: the first of floats with a row for each sequence."""
+    for node in program.outputs:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
+            return node
+    raise InputError("it returns no tensor of floats with two dimensions or more")
+
+
+def _own_norm(attention: Attention) -> tuple[str, float | None]:
+    """The norm that the program's own attention has, and its alpha."""
+    named = [layer.call for layer in attention.layers if layer.call.by_name]
+    if not named:
+        return "softmax", None
+    norms = {(call.arguments["normalizer"], call.arguments["alpha"]) for call in named}
+    if len(norms) > 1 or len(named) < len(attention.layers):
+        raise InputError("its layers differ in their norm; give them one, or export with --norm-map")
+    normalizer, alpha = norms.pop()
+    return NORMS_OF_OP[normalizer], float(alpha) if normalizer == "entmax" else None
+
+
+def _config(
+    program: Program,
+    attention: Attention,
+    output: Node,
+    longest: int,
+    norm: str,
+    alpha: float | None,
+    *,
+    causal: bool,
+) -> SharpConfig:
+    del program
+    first = attention.first
+    width = output.meta["val"].shape[-1]
+    hidden = first.q_heads * first.head_dim
+    arguments = first.call.arguments if first.call.by_name else {}
+    coefficients = arguments.get("temperature_coefficients")
+    facts: dict[str, Any] = {} if alpha is None else {"alpha": alpha}
+    if coefficients is not None:
+        facts["temperature_coefficients"] = tuple(coefficients)
+        facts["entropy_threshold"] = float(arguments["entropy_threshold"])
+    return SharpConfig(
+        vocab_size=width if isinstance(width, int) else 1,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        layers=len(attention.layers),
+        q_heads=first.q_heads,
+        kv_heads=first.kv_heads,
+        head_dim=first.head_dim,
+        norm=norm,
+        positions="none",
+        trained_context=longest,
+        max_context=longest,
+        causal=causal,
+        **facts,
+    )
+
+
+def _with_tokenizer(model: Decoder | UncachedModel, tokenizer: ProgramTokenizer | None) -> Decoder | UncachedModel:
+    if tokenizer is not None:
+        model.config = replace(model.config, bos_token_id=tokenizer.bos, eos_token_ids=tokenizer.eos)
+    return model
+
+
+def _check_own_attention(original: Decoder | UncachedModel, program: Program, output: Node) -> None:
+    """Refuse a program whose own attention is not what was recognised in it."""
+    model = UncachedDecoder(original) if isinstance(original, Decoder) else original
+    for batch, length in SIZES:
+        inputs = model.draw(batch, min(length, model.config.max_context), torch.Generator().manual_seed(batch))
+        found = model.compute(EagerAttention(model.config), *inputs)
+        if isinstance(original, ProgramDecoder):
+            positions = torch.arange(inputs[0].shape[1]).expand_as(inputs[0])
+            values = program.evaluate(original.all_inputs(inputs[0], positions), [output])
+            own: Tensor = values[output]
+            found = found[:, -own.shape[1] :]  # where it takes the last token only
+        else:
+            own = program.output(inputs, output)
+        error = float((found - own).abs().max() / own.abs().max().clamp(min=1e-6))
+        if not error <= MOST_DIFFERENCE:
+            raise InputError(
+                f"with the attention that was recognised its output differs by {error:.0e} of the largest from its own; "
+                "call sharp.models.normalized_attention where it attends"
+            )

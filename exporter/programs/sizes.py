@@ -1,0 +1,106 @@
+"""Inputs of a program at a size, to evaluate, trace and compare it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from sharp.exporter.programs.program import Program, ProgramInput, arguments_of, name_of
+
+LOOKED_THROUGH = ("view", "reshape", "to", "_to_copy", "clone", "contiguous", "unsqueeze", "clamp", "slice")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a program's inputs are.
+
+    `batch` and `length` name the dimensions that vary with them, None where they are fixed. `visible` has for every
+    mask the value that lets a key be seen. `vocabularies` are the ranges of inputs of integers.
+    """
+
+    batch: str | None
+    length: str | None
+    vocabularies: Mapping[str, int]
+    visible: Mapping[str, float]
+
+    def with_masks(self, visible: Mapping[str, float]) -> "Roles":
+        """The same with these masks."""
+        return replace(self, visible={**self.visible, **visible})
+
+
+def roles_of(program: Program) -> Roles:
+    """What can be said of the inputs before attention is looked at."""
+    names = [dimension for port in program.inputs for dimension in port.shape if isinstance(dimension, str)]
+    first = program.inputs[0].shape if program.inputs else ()
+    batch = first[0] if first and isinstance(first[0], str) else None
+    length = next((name for name in names if name != batch), None)
+    if len(first) < 2 or (batch is not None and length is None and len(first) == 1):
+        batch, length = None, batch
+    return Roles(
+        batch=batch,
+        length=length,
+        vocabularies={
+            port.name: size
+            for port in program.inputs
+            if not port.dtype.is_floating_point and (size := _vocabulary(port.node)) is not None
+        },
+        visible={},
+    )
+
+
+def shape_of(program: Program, roles: Roles, port: ProgramInput, batch: int, length: int) -> tuple[int, ...]:
+    """The shape of an input; dimensions other than batch and length are a little longer than the length."""
+    sizes: list[int] = []
+    others = [name for one in program.inputs for name in one.shape if name not in (roles.batch, roles.length)]
+    for dimension in port.shape:
+        if isinstance(dimension, int):
+            sizes.append(dimension)
+        elif dimension == roles.batch:
+            sizes.append(min(batch, program.longest.get(dimension, batch)))
+        else:
+            size = length if dimension == roles.length else length + 1 + others.index(dimension) % 3
+            sizes.append(min(size, program.longest.get(dimension, size)))
+    return tuple(sizes)
+
+
+def draw(
+    program: Program, roles: Roles, batch: int, length: int, generator: torch.Generator, *, padded: bool = False
+) -> tuple[Tensor, ...]:
+    """Random inputs; masks let all keys be seen, or with `padded` those before a random one in all but the first."""
+    drawn: list[Tensor] = []
+    for port in program.inputs:
+        shape = shape_of(program, roles, port, batch, length)
+        if port.holds_positions:
+            tensor = torch.arange(shape[-1]).expand(shape).to(port.dtype).clone()
+        elif port.name in roles.visible:
+            seen = torch.ones(shape, dtype=torch.bool)
+            if padded:
+                lengths = torch.randint(1, shape[-1] + 1, (shape[0],), generator=generator)
+                lengths[0] = shape[-1]
+                seen = (torch.arange(shape[-1]) < lengths.view(-1, *(1,) * (len(shape) - 1))).expand(shape)
+            visible = roles.visible[port.name]
+            hidden = -torch.inf if port.dtype.is_floating_point and visible == 0 else 1 - visible
+            tensor = torch.where(seen, visible, hidden).to(port.dtype)
+        elif port.dtype.is_floating_point:
+            tensor = torch.randn(shape, generator=generator).to(port.dtype)
+        else:
+            most = 2 if port.dtype == torch.bool else roles.vocabularies.get(port.name, 2)
+            tensor = torch.randint(most, shape, generator=generator).to(port.dtype)
+        drawn.append(tensor)
+    return tuple(drawn)
+
+
+def _vocabulary(node: Node) -> int | None:
+    """The rows of the smallest table that the input's numbers are looked up in."""
+    found: list[int] = []
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        for user in one.users:
+            if name_of(user) == "embedding" and arguments_of(user)["indices"] is one:
+                found.append(int(arguments_of(user)["weight"].meta["val"].shape[0]))
+            elif name_of(user) in LOOKED_THROUGH:
+                waiting.append(user)
+    return min(found, default=None)

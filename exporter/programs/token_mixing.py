@@ -1,0 +1,68 @@
+"""Whether tokens meet anywhere but in attention: found by changing one token, and by a sequence that is longer.
+
+A cache keeps keys and values only. So everything else must compute a token's value from that token and its position.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from sharp.exporter.programs.program import Values, where
+from sharp.plugins.errors import InputError
+
+SHORT, LONG, CHANGED = 7, 12, 5
+
+
+def pass_through(
+    _layer: int, query: Tensor, key: Tensor, value: Tensor, _head_params: Any, _alibi_slopes: Any, *_options: Any
+) -> Tensor:
+    """In place of attention: what no other token has a part in."""
+    group = query.shape[2] // key.shape[2]
+    return query + (key + value).repeat_interleave(group, 2)
+
+
+def check_tokenwise(run: Callable[[Tensor], Values], nodes: Sequence[Node], vocabulary: int) -> None:
+    """Check that every one of `nodes` is computed token by token.
+
+    Args:
+        run: computes all values for token ids [1, tokens], with `pass_through` as attention.
+        nodes: those that depend on tokens, in order.
+        vocabulary: how many token ids there are.
+
+    Raises:
+        InputError: the first node that is not, and where it comes from.
+    """
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(vocabulary, (1, LONG), generator=generator)
+    other = tokens.clone()
+    other[0, CHANGED] = (tokens[0, CHANGED] + 1 + vocabulary // 3) % vocabulary
+    base, changed, short = run(tokens), run(other), run(tokens[:, :SHORT])
+    for node in nodes:
+        if isinstance(base.get(node), Tensor):
+            _check(node, base[node], changed[node], short[node])
+
+
+def _check(node: Node, base: Tensor, changed: Tensor, short: Tensor) -> None:
+    axes = [axis for axis in range(base.dim()) if base.shape[axis] != short.shape[axis]]
+    differs = ~torch.isclose(base.double(), changed.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+    if len(axes) > 1:
+        raise InputError(
+            f"{where(node)} is of all pairs of tokens: an attention that Sharp does not recognise; call "
+            "sharp.models.normalized_attention there"
+        )
+    if not axes:
+        if differs.any():
+            raise InputError(f"{where(node)} takes several tokens together outside of attention, which no cache keeps")
+        return
+    axis = axes[0]
+    if base.shape[axis] != LONG:
+        raise InputError(f"{where(node)} does not have one row for every token")
+    rows = differs.movedim(axis, 0).flatten(1).any(1)
+    rows[CHANGED] = False
+    if rows.any():
+        raise InputError(f"{where(node)} mixes tokens outside of attention, which no cache keeps")
+    if not torch.allclose(base.narrow(axis, 0, SHORT).double(), short.double(), rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise InputError(f"{where(node)} depends on the length of the sequence, which a cache does not know")
