@@ -19,7 +19,7 @@ from typing import Any
 from sharp.serving.api.errors import EngineError, QueueFullError
 
 SECONDS = 1.0  # of a processor; common schemas take some hundredths
-WALL_SECONDS = 10.0  # on a machine that is busy
+WALL_SECONDS = 5.0  # on a machine that is busy
 MEMORY_BYTES = 128 * 2**20
 MOST_WAITING = 16  # trials run one after the other
 START_SECONDS = 60.0
@@ -88,7 +88,7 @@ class GuideTrial:
             if poll.poll((seconds + 1) * 1000) and (line := process.stdout.readline()):
                 reply: dict[str, Any] = json.loads(line)
                 return reply
-        except OSError:
+        except (OSError, ValueError):  # the process has ended, or was closed here
             pass
         self.close()
         return None
