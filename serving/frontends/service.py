@@ -252,5 +252,6 @@ class GenerationService:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             self._time_is_over = True
+            self.model.guides.end()
             for stream in self._streams:
                 stream.stop()  # its client gets what there is, and that it was cancelled

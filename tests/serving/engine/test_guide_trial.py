@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sharp.serving.api.errors import UnavailableError
 from sharp.serving.engine import guide_trial
 from sharp.serving.engine.guide_trial import GuideTrial, Outcome
 from tests.serving.conftest import EOS, VOCAB, byte_tokenizer, wait_for
@@ -50,6 +51,30 @@ def test_the_fork_ends_with_its_process(trial, monkeypatch):
     assert outcomes == [Outcome("it took too long to compile", 0)]
     wait_for(lambda: not runs(fork))
     assert not trial.run("regex", "a+").error  # in a new process
+
+
+def test_what_waits_when_the_server_ends_is_told_so(trial, monkeypatch):
+    monkeypatch.setattr(guide_trial, "SECONDS", 30)
+    monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
+    assert not trial.run("regex", "a+").error
+    process = trial._process.pid
+    errors = []
+
+    def ask():
+        try:
+            trial.run("json", HOSTILE)
+        except UnavailableError as error:
+            errors.append(str(error))
+
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for one in asking:
+        one.start()
+    wait_for(lambda: children(process))
+    trial.end()
+    for one in asking:
+        one.join(20)
+    assert errors == ["the server ends; ask another one"] * 3
+    assert not runs(process)
 
 
 def test_limits_hold_where_the_signals_of_timers_are_blocked(trial, monkeypatch):
