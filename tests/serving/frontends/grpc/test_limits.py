@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sharp.kserve import grpc_service_pb2 as kserve
 from sharp.serving.frontends.rpc import limits
 from sharp.v1 import control_pb2, inference_pb2
+from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import Client, status
 
 EXHAUSTED, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT
@@ -104,8 +105,17 @@ def test_calls_are_counted_and_health_is_not(start, monkeypatch):
             streaming = stack.enter_context(Unsent(address, "/inference.GRPCInferenceService/ModelStreamInfer"))
             assert streaming.call
         client = stack.enter_context(client_of(address))
-        refused = status(lambda: list(client.stream(max_tokens=2)))
-        assert refused == (EXHAUSTED, "3 calls run, the limit; try again in 1 s")
+        refused = []
+
+        def is_refused():  # once the three have arrived
+            try:
+                return not list(client.stream(max_tokens=2))
+            except grpc.RpcError as error:
+                refused.append((error.code(), error.details()))
+                return True
+
+        wait_for(is_refused)
+        assert refused == [(EXHAUSTED, "3 calls run, the limit; try again in 1 s")]
         assert health(address) == health_pb2.HealthCheckResponse.SERVING
     with client_of(address) as client:
         assert list(client.stream(max_tokens=2))
