@@ -11,7 +11,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sharp.kserve import grpc_service_pb2 as kserve
 from sharp.serving.frontends.rpc import limits
 from sharp.v1 import control_pb2, inference_pb2
-from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import Client, status
 
 EXHAUSTED, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT
@@ -98,27 +97,18 @@ def test_the_size_of_a_message_is_bounded_by_what_its_method_needs(start):
 
 
 def test_calls_are_counted_and_health_is_not(start, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_CALLS", 3)
     address = start()
-    with ExitStack() as stack:
-        for _ in range(3):
-            streaming = stack.enter_context(Unsent(address, "/inference.GRPCInferenceService/ModelStreamInfer"))
-            assert streaming.call
-        client = stack.enter_context(client_of(address))
-        refused = []
-
-        def is_refused():  # once the three have arrived
-            try:
-                return not list(client.stream(max_tokens=2))
-            except grpc.RpcError as error:
-                refused.append((error.code(), error.details()))
-                return True
-
-        wait_for(is_refused)
-        assert refused == [(EXHAUSTED, "3 calls run, the limit; try again in 1 s")]
-        assert health(address) == health_pb2.HealthCheckResponse.SERVING
     with client_of(address) as client:
-        assert list(client.stream(max_tokens=2))
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "MOST_CALLS", 0)
+            refused = (EXHAUSTED, "0 calls run, the limit; try again in 1 s")
+            assert status(lambda: list(client.stream(max_tokens=2))) == refused
+            with Unsent(address, "/inference.GRPCInferenceService/ModelStreamInfer") as streaming:
+                assert status(lambda: list(streaming.call)) == refused
+            assert health(address) == health_pb2.HealthCheckResponse.SERVING
+        monkeypatch.setattr(limits, "MOST_CALLS", 1)
+        for _ in range(3):  # each has left the count when it ended
+            assert list(client.stream(max_tokens=2))
 
 
 def test_the_connections_of_a_port_are_bounded(start):
