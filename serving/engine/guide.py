@@ -115,6 +115,11 @@ class GuideCompiler:
         with suppress(FieldError):
             self._loaded()
 
+    def end(self) -> None:
+        """Compile nothing more, and end what is being tried."""
+        if self._trial is not None:
+            self._trial.end()
+
     def compile(self, guided: Guided) -> Guide:
         """The guide of a request.
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sharp.serving.api.errors import EngineError, QueueFullError
+from sharp.serving.api.errors import EngineError, QueueFullError, UnavailableError
 
 SECONDS = 1.0  # of a processor; common schemas take some hundredths
-WALL_SECONDS = 10.0  # on a machine that is busy
+WALL_SECONDS = 5.0  # on a machine that is busy
 MEMORY_BYTES = 128 * 2**20
 MOST_WAITING = 16  # trials run one after the other
 START_SECONDS = 60.0
@@ -41,6 +41,7 @@ class GuideTrial:
         self._vocabulary = {"tokenizer": tokenizer, "vocab_size": vocab_size, "ends": ends}
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._ended = False
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
 
     def run(self, kind: str, text: str) -> Outcome:
@@ -49,6 +50,7 @@ class GuideTrial:
         Raises:
             QueueFullError: `MOST_WAITING` others wait or run.
             EngineError: the process cannot be started.
+            UnavailableError: `end` was called.
         """
         if not self._waiting.acquire(blocking=False):
             message = f"{MOST_WAITING} schemas, expressions or grammars wait to be compiled already"
@@ -60,13 +62,19 @@ class GuideTrial:
             self._waiting.release()
 
     def _run(self, kind: str, text: str) -> Outcome:
+        self._check_ended()
         if self._process is None or self._process.poll() is not None:
             self._start()
         limits = {"seconds": SECONDS, "wall_seconds": WALL_SECONDS, "memory": MEMORY_BYTES}
         found = self._exchange({"kind": kind, "text": text, **limits}, WALL_SECONDS)
         if found is None:
+            self._check_ended()
             return Outcome("it took too long to compile", 0)
         return Outcome(found["error"], found["size"])
+
+    def _check_ended(self) -> None:
+        if self._ended:
+            raise UnavailableError("the server ends; ask another one", SECONDS)
 
     def _start(self) -> None:
         self.close()
@@ -88,10 +96,15 @@ class GuideTrial:
             if poll.poll((seconds + 1) * 1000) and (line := process.stdout.readline()):
                 reply: dict[str, Any] = json.loads(line)
                 return reply
-        except OSError:
+        except (OSError, ValueError):  # the process has ended, or was closed here
             pass
         self.close()
         return None
+
+    def end(self) -> None:
+        """End the process for good; who waits for a trial gets an error."""
+        self._ended = True
+        self.close()
 
     def close(self) -> None:
         """End the process and its fork."""

@@ -27,10 +27,8 @@ class _Submit:
 
 
 @dataclass(frozen=True)
-class _Abort:
-    request_id: str
-    sink: Sink | None
-    done: "Future[None]" = field(default_factory=Future)
+class _Ping:
+    done: "Future[None]" = field(default_factory=Future, kw_only=True)
 
     def resolve(self, error: SharpError | None = None) -> None:
         """Set the result, unless the caller has given up."""
@@ -43,10 +41,9 @@ class _Abort:
 
 
 @dataclass(frozen=True)
-class _Ping:
-    done: "Future[None]" = field(default_factory=Future)
-
-    resolve = _Abort.resolve
+class _Abort(_Ping):
+    request_id: str
+    sink: Sink | None
 
 
 class EngineThread:
@@ -56,7 +53,7 @@ class EngineThread:
         """`observe` gets a report after every step and every change, in the engine's thread."""
         self._engine = engine
         self._observe = observe
-        self._commands: queue.SimpleQueue[_Submit | _Abort | _Ping | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Submit | _Ping | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         # Done when the engine has ended: after stop(), or by a defect of its own.
         self.ended: Future[None] = Future()
@@ -102,7 +99,7 @@ class EngineThread:
         """See `Engine`."""
         return self._engine.failed_steps
 
-    def _put(self, command: _Submit | _Abort | _Ping) -> None:
+    def _put(self, command: _Submit | _Ping) -> None:
         self._commands.put(command)
         if self.ended.done():  # nobody reads the queue any more
             self._reject_rest()
@@ -135,12 +132,12 @@ class EngineThread:
                 return False
             if isinstance(command, _Submit):
                 self._submit(command)
-            elif isinstance(command, _Ping):
-                command.resolve()
-            else:
+            elif isinstance(command, _Abort):
                 self._abort(command)
                 if not self._engine.has_work:
                     return True  # idle again: report it before waiting
+            else:
+                command.resolve()
 
     def _submit(self, command: _Submit) -> None:
         request_id = command.request.request_id

@@ -18,7 +18,7 @@ from sharp.serving.config import ServerConfig
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.frontends.buffers import Buffers, release_held
+from sharp.serving.frontends.buffers import Buffers, most_request_bytes, release_held
 from sharp.serving.frontends.health import Health
 from sharp.serving.frontends.pool import Pool
 from sharp.serving.observability.request_log import log_prompt, log_request
@@ -125,7 +125,8 @@ class GenerationService:
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
         self.health = Health(self, stall_seconds)
-        self.buffers = Buffers(max_buffered_bytes)
+        largest = most_request_bytes(model.context_limit, ServerConfig.max_message_bytes)
+        self.buffers = Buffers(max(max_buffered_bytes, largest))  # one request always fits
         self.parsing = Pool("parsed", PARSING_THREADS, MOST_WAITING)
         self.preparing = Pool("prepared", PREPARING_THREADS, MOST_WAITING)
         self._open = 0
@@ -251,5 +252,6 @@ class GenerationService:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             self._time_is_over = True
+            self.model.guides.end()
             for stream in self._streams:
                 stream.stop()  # its client gets what there is, and that it was cancelled

@@ -99,6 +99,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         # Not in the event loop: the last step may take a while, and delivers its events to this loop.
         await asyncio.to_thread(thread.stop)
         service.close()
+        await asyncio.to_thread(model.guides.end)
         metrics.remove_model(model_metrics)
         if template is not None:
             template.close()

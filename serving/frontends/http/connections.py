@@ -22,7 +22,7 @@ class Connections:
         self._most = most
         self._open: set[object] = set()
         # Those whose clients have a header or a body to send, in the order in which that began, and how to end them.
-        self._waiting: dict[object, Callable[[], None]] = {}
+        self._waiting: dict[object, Callable[[], object]] = {}
 
     def admit(self) -> Admission:
         """Make room for a new connection if there is none, and say what it may be used for."""
@@ -40,7 +40,7 @@ class Connections:
         end()
         return True
 
-    def waits(self, connection: object, end: Callable[[], None]) -> None:
+    def waits(self, connection: object, end: Callable[[], object]) -> None:
         """A connection, new or not, begins to wait for its client."""
         self._open.add(connection)
         self._waiting.pop(connection, None)

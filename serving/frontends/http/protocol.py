@@ -56,13 +56,13 @@ class Protocol(H11Protocol):
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         super().resume_writing()
-        self._unread = _cancelled(self._unread)
+        _cancel(self._unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
-        self._unread = _cancelled(self._unread)
-        self._late = _cancelled(self._late)
+        _cancel(self._unread)
+        _cancel(self._late)
         self._unset_keepalive_if_required()
         self._connections.remove(self)
 
@@ -74,7 +74,7 @@ class Protocol(H11Protocol):
         if awaited == self._awaited and awaited is not None:
             return
         self._awaited = awaited
-        self._late = _cancelled(self._late)
+        _cancel(self._late)
         if awaited is None:
             self._connections.serves(self)
             return
@@ -104,7 +104,7 @@ class Protocol(H11Protocol):
         self.transport.close()
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
 

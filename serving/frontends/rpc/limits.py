@@ -73,7 +73,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             if handler.response_streaming
             else grpc.stream_unary_rpc_method_handler
         )
-        return make(serve, None, handler.response_serializer)  # type: ignore[arg-type]  # a coroutine
+        return make(serve, None, handler.response_serializer)
 
     def _of_stream(self, handler: Any) -> Any:
         """A handler of a stream of messages, which counts as a call."""
@@ -95,7 +95,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 self._calls -= 1
 
         return grpc.stream_stream_rpc_method_handler(
-            serve,  # type: ignore[arg-type]
+            serve,
             handler.request_deserializer,
             handler.response_serializer,
         )

@@ -97,18 +97,18 @@ def test_the_size_of_a_message_is_bounded_by_what_its_method_needs(start):
 
 
 def test_calls_are_counted_and_health_is_not(start, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_CALLS", 3)
     address = start()
-    with ExitStack() as stack:
-        for _ in range(3):
-            streaming = stack.enter_context(Unsent(address, "/inference.GRPCInferenceService/ModelStreamInfer"))
-            assert streaming.call
-        client = stack.enter_context(client_of(address))
-        refused = status(lambda: list(client.stream(max_tokens=2)))
-        assert refused == (EXHAUSTED, "3 calls run, the limit; try again in 1 s")
-        assert health(address) == health_pb2.HealthCheckResponse.SERVING
     with client_of(address) as client:
-        assert list(client.stream(max_tokens=2))
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "MOST_CALLS", 0)
+            refused = (EXHAUSTED, "0 calls run, the limit; try again in 1 s")
+            assert status(lambda: list(client.stream(max_tokens=2))) == refused
+            with Unsent(address, "/inference.GRPCInferenceService/ModelStreamInfer") as streaming:
+                assert status(lambda: list(streaming.call)) == refused
+            assert health(address) == health_pb2.HealthCheckResponse.SERVING
+        monkeypatch.setattr(limits, "MOST_CALLS", 1)
+        for _ in range(3):  # each has left the count when it ended
+            assert list(client.stream(max_tokens=2))
 
 
 def test_the_connections_of_a_port_are_bounded(start):

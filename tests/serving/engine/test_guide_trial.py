@@ -1,0 +1,101 @@
+"""The process that tries schemas and grammars: it ends with all that it began, and works where a server is large."""
+
+import os
+import resource
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sharp.serving.api.errors import UnavailableError
+from sharp.serving.engine import guide_trial
+from sharp.serving.engine.guide_trial import GuideTrial, Outcome
+from tests.serving.conftest import EOS, VOCAB, byte_tokenizer, wait_for
+
+HOSTILE = '{"type": "string", "allOf": [' + ",".join(f'{{"pattern": ".*a{n}.*"}}' for n in range(20)) + "]}"
+
+
+@pytest.fixture
+def trial():
+    made = GuideTrial(byte_tokenizer().to_str(), VOCAB, [EOS])
+    yield made
+    made.close()
+
+
+def children(process):
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def runs(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_fork_ends_with_its_process(trial, monkeypatch):
+    assert not trial.run("regex", "a+").error
+    process = trial._process.pid
+    monkeypatch.setattr(guide_trial, "SECONDS", 30)
+    monkeypatch.setattr(guide_trial, "WALL_SECONDS", 30)
+    monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
+    outcomes = []
+    asking = threading.Thread(target=lambda: outcomes.append(trial.run("json", HOSTILE)))
+    asking.start()
+    wait_for(lambda: children(process))
+    (fork,) = children(process)
+    trial.close()
+    asking.join(20)
+    assert outcomes == [Outcome("it took too long to compile", 0)]
+    wait_for(lambda: not runs(fork))
+    assert not trial.run("regex", "a+").error  # in a new process
+
+
+def test_what_waits_when_the_server_ends_is_told_so(trial, monkeypatch):
+    monkeypatch.setattr(guide_trial, "SECONDS", 30)
+    monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
+    assert not trial.run("regex", "a+").error
+    process = trial._process.pid
+    errors = []
+
+    def ask():
+        try:
+            trial.run("json", HOSTILE)
+        except UnavailableError as error:
+            errors.append(str(error))
+
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for one in asking:
+        one.start()
+    wait_for(lambda: children(process))
+    trial.end()
+    for one in asking:
+        one.join(20)
+    assert errors == ["the server ends; ask another one"] * 3
+    assert not runs(process)
+
+
+def test_limits_hold_where_the_signals_of_timers_are_blocked(trial, monkeypatch):
+    monkeypatch.setattr(guide_trial, "SECONDS", 0.2)
+    monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
+    numbers = (signal.SIGPROF, signal.SIGALRM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        assert trial.run("json", HOSTILE).error == "compiling it takes more than 0.2 s; simplify it"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_more_than_1024_open_files_do_not_matter(trial):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("this process may not have so many files")
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert not trial.run("regex", "a+").error
+        trial.close()
