@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from sharp.plugins.checksums import damaged_files
 from sharp.plugins.cli import FailedVerification, SharpCommand
 from sharp.plugins.doctor.backends import Backend, backends
 from sharp.plugins.doctor.case import NORMALIZERS, Case, errors, limits, make_case
@@ -47,14 +49,20 @@ class Diagnosis:
 
 
 @click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every number.")
-def doctor(as_json: bool) -> None:
-    """Say what this machine has, and check attention on every backend that is there.
+def doctor(folder: Path | None, as_json: bool) -> None:
+    """Say what this machine has, and check attention on every backend that is there; or check the model FOLDER.
+
+    With FOLDER, its files are compared with the SHA-256 sums that the export wrote. The exit code is 1 if one differs.
 
     A small random case of every kind of normalizer is compared with the float64 reference. On a GPU, ONNX Runtime runs
     the compiled kernels, Triton compiles them anew, and TensorRT builds and runs a small engine. The exit code is 1
     where a result differs or a backend fails; one that is absent is no failure.
     """
+    if folder is not None:
+        _check_folder(folder, as_json)
+        return
     machine = describe()
     found = [diagnose(backend) for backend in backends()]
     if as_json:
@@ -69,6 +77,16 @@ def doctor(as_json: bool) -> None:
             f"{names}: wrong here. Please open an issue with the output of `sharp doctor --json` and of `pip freeze`. "
             "The former holds versions, where Sharp's libraries lie, this machine's processor and GPU, and the errors"
         )
+
+
+def _check_folder(folder: Path, as_json: bool) -> None:
+    damaged = damaged_files(folder)
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "damaged": damaged}, indent=1))
+    if damaged:
+        raise FailedVerification("; ".join(damaged) + "; copy or export the model again")
+    if not as_json:
+        click.echo(f"{folder}: all files are as they were exported")
 
 
 def diagnose(backend: Backend) -> Diagnosis:

@@ -107,6 +107,6 @@ def test_the_server_says_what_is_missing_in_one_sentence(counting):
 
     result = CliRunner().invoke(serve, [str(counting), "--device", "cuda", "--no-kernels"])
     assert result.exit_code == 2
-    assert result.output.startswith("Error: --device cuda cannot be used: onnxruntime ")
+    assert result.output.splitlines()[-1].startswith("Error: --device cuda cannot be used: onnxruntime ")
     result = CliRunner().invoke(serve, [str(counting), "--device", "tpu"])
     assert (result.exit_code, result.output) == (2, "Error: device is 'tpu'; it must be one of: auto, cpu, cuda\n")

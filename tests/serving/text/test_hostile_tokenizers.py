@@ -40,7 +40,7 @@ def test_a_panic_at_a_prompt_is_an_error_of_that_prompt(tmp_path: Path):
     changes = {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]]}}
     tokenizer = Tokenizer(write(tmp_path, changes))
     assert tokenizer.encode("aa") == [0, 0]
-    with pytest.raises(FieldError, match="the model's tokenizer fails at prompt: .*; change it"):
+    with pytest.raises(FieldError, match=r"the model's tokenizer fails at prompt: .*; change it"):
         tokenizer.encode("b")
 
 

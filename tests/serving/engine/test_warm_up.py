@@ -1,0 +1,43 @@
+"""The first token of a model, which the server computes for itself."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from sharp.plugins.errors import InputError
+from sharp.serving.config import BackendConfig
+from sharp.serving.llm import LLM
+from tests.serving.conftest import write_folder
+
+BACKEND = BackendConfig(threads=1, kernels=False)
+
+
+def with_logits(folder: Path, number: float, place: slice) -> Path:
+    """The counting model, with a number added to some of its logits."""
+    write_folder(folder, hashing=0)
+    model = onnx.load(folder / "model.onnx")
+    for node in model.graph.node:
+        node.output[:] = ["plain" if name == "logits" else name for name in node.output]
+    added = np.zeros(257, np.float32)
+    added[place] = number
+    model.graph.initializer.append(numpy_helper.from_array(added, "added"))
+    model.graph.node.append(helper.make_node("Add", ["plain", "added"], ["logits"]))
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "place"), [(np.nan, slice(3, 4)), (np.inf, slice(3, 4)), (-np.inf, slice(None))], ids=str
+)
+def test_a_model_whose_first_token_is_not_finite_is_not_served(tmp_path: Path, number: float, place: slice):
+    """It started, said that it serves, and failed every request."""
+    with pytest.raises(InputError, match="model gives logits that are not finite for its first token"):
+        LLM(with_logits(tmp_path / "model", number, place), backend=BACKEND)
+
+
+def test_tokens_that_a_model_hides_do_not_keep_it_from_serving(tmp_path: Path):
+    llm = LLM(with_logits(tmp_path / "model", -np.inf, slice(200, 256)), backend=BACKEND)
+    assert llm.generate("a")[0].token_ids
