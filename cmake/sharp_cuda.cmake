@@ -23,6 +23,7 @@ endfunction()
 add_library(sharp_cuda SHARED
   plugins/cuda/attention.cc
   plugins/cuda/driver.cc
+  plugins/cuda/added_kernels.cc
   plugins/cuda/kernels.cc
   plugins/cuda/paged_attention.cc
   plugins/cuda/plan.cc

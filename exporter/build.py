@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sharp.plugins.checksums import update_sums
 from sharp.plugins.cli import SharpCommand
+from sharp.plugins.cuda.device import find_device
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, manifest_path
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import check_verified, read_manifest
@@ -18,11 +19,11 @@ from sharp.plugins.manifest import check_verified, read_manifest
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--backend",
-    type=click.Choice(["tensorrt", "tensorrt-rtx"]),
+    type=click.Choice(["cuda", "tensorrt", "tensorrt-rtx"]),
     required=True,
-    help="The runtime that loads the engine.",
+    help="The runtime that loads the engine; cuda: the kernels for ONNX Runtime on a GPU.",
 )
-@click.option("--compute-capability", type=int, metavar="CC", help="Of the GPU, for tensorrt-rtx: 89 is 8.9.")
+@click.option("--compute-capability", type=int, metavar="CC", help="Of the GPU, for tensorrt-rtx and cuda: 89 is 8.9.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine's file.  [default: in FOLDER]")
 @click.option("--max-sequences", type=click.IntRange(1), default=8, help="Most sequences of a batch.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, help="Most new tokens that a step computes.")
@@ -46,6 +47,9 @@ def build(
 ) -> None:
     """Build an engine from the model FOLDER, and a manifest beside it (the engine's name with .json behind it).
 
+    cuda needs Triton and no GPU: it compiles the attention kernels that this model needs into FOLDER/kernels, where the
+    server finds those that its library was not built with.
+
     tensorrt needs TensorRT and the GPU that the engine is for; attention is Sharp's plugin, without a paged cache only
     from TensorRT 10.15 on and else standard ops. Serve it with --max-sequences and --max-batch-tokens of at most
     --max-sequences and --max-tokens here.
@@ -55,6 +59,9 @@ def build(
         raise click.UsageError("--backend tensorrt-rtx needs --compute-capability and takes no --timing-cache")
     if backend == "tensorrt" and compute_capability is not None:
         raise click.UsageError("--backend tensorrt builds for this machine's GPU and takes no --compute-capability")
+    if backend == "cuda":
+        build_kernels(folder, compute_capability, output)
+        return
     manifest = read_manifest(folder)
     check_verified(folder, manifest, allow_unverified)
     if max_context is not None and max_context > manifest.max_context:
@@ -82,3 +89,22 @@ def build(
         f"{path}: {len(engine.content) / 1e6:.1f} MB, up to {max_sequences} sequences, {max_tokens} tokens a step and "
         f"{context} of context; {manifest_path(path).name} beside it says for which runtime"
     )
+
+
+def build_kernels(folder: Path, capability: int | None, output: Path | None) -> None:
+    """Compile the kernels that the model needs.
+
+    Raises:
+        InputError: there are none for that compute capability.
+    """
+    from sharp.plugins.cuda.compiler import CAPABILITIES
+    from sharp.plugins.cuda.model_package import FOLDER, compile_kernels
+
+    if capability is None:
+        capability = find_device().compute_capability
+    if capability not in CAPABILITIES:
+        known = ", ".join(map(str, CAPABILITIES))
+        raise InputError(f"--compute-capability is {capability}; kernels are compiled for one of {known}")
+    path = output or folder / FOLDER
+    count, size = compile_kernels(folder, path, capability)
+    click.echo(f"{path}: {count} kernels for compute capability {capability / 10:.1f}, {size / 1e6:.1f} MB")

@@ -118,6 +118,19 @@ def main(
         click.echo("\n".join(dict.fromkeys(kernel.name for kernel, _ in work)))
         return
     began = time.monotonic()
+    images = compile_with_progress(work, output / "cache", jobs or len(os.sched_getaffinity(0)))
+    size = write_package(images, plan_constants(), output)
+    Console().print(summary(images))
+    compiled = sum(image.seconds is not None for image in images)
+    click.echo(
+        f"{output}: {len(images)} kernels, {size / 1e6:.1f} MB; {compiled} compiled "
+        f"and {len(images) - compiled} from the cache in {time.monotonic() - began:.0f} s"
+    )
+
+
+def compile_with_progress(work: Sequence[tuple[Kernel, int | None]], cache: Path, jobs: int) -> list[Image]:
+    """As `compile_all`, with a bar on a terminal, or a line on stderr for each kernel that was not in the cache."""
+    began = time.monotonic()
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -131,21 +144,14 @@ def main(
         task = progress.add_task("Compiling", total=len(work))
 
         def on_image(image: Image) -> None:
-            if not console.is_terminal and image.seconds is not None:  # a log gets a line for each
+            if not console.is_terminal and image.seconds is not None:
                 size = f"{len(image.content) / 1e3:.1f} kB"
                 console.print(
                     f"{time.monotonic() - began:7.1f} s  {image.target:>10}  {image.kernel}  {size}", soft_wrap=True
                 )
             progress.update(task, advance=1, description=f"{image.target:>10}  {image.kernel}")
 
-        images = compile_all(work, output / "cache", jobs or len(os.sched_getaffinity(0)), on_image)
-    size = write_package(images, plan_constants(), output)
-    Console().print(summary(images))
-    compiled = sum(image.seconds is not None for image in images)
-    click.echo(
-        f"{output}: {len(images)} kernels, {size / 1e6:.1f} MB; {compiled} compiled "
-        f"and {len(images) - compiled} from the cache in {time.monotonic() - began:.0f} s"
-    )
+        return compile_all(work, cache, jobs, on_image)
 
 
 def compile_all(

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 Row = dict[str, Any]
-CASE_SECONDS = 180  # a case that takes longer hangs; a kernel without end stops with its process only
+# A case that takes longer hangs; a kernel without end stops with its process only. One kernel takes the compiler up to
+# 190 s, and what was not compiled ahead is compiled by the case that launches it.
+CASE_SECONDS = 240
+PREPARE_SECONDS = 420
 
 
 class DeviceLostError(Exception):
@@ -19,16 +22,25 @@ class DeviceLostError(Exception):
 class Cases:
     """Counts the cases, so that another process can go on behind one that ended this process."""
 
-    def __init__(self, timely: Callable[[], bool], done: int = 0, on_begin: Callable[[int], Any] = int) -> None:
-        """Leave out the first `done` cases; `on_begin` hears each other case's number before it starts."""
+    def __init__(
+        self,
+        timely: Callable[[], bool],
+        done: int = 0,
+        on_begin: Callable[[int], Any] = int,
+        on_end: Callable[[int], Any] = int,
+    ) -> None:
+        """Leave out the first `done` cases; `on_begin` and `on_end` hear the numbers of the others."""
         self.timely = timely
         self.done = done
         self.begun = 0
         self.complete = True  # no case was left out for want of time
         self._on_begin = on_begin
+        self._on_end = on_end
 
-    def run(self, named: Row, work: Callable[[], Iterable[Row]]) -> Iterator[Row]:
-        """The rows of a case with `named` in front, or one with its error.
+    def run(
+        self, named: Row, work: Callable[[], Iterable[Row]], prepare: Callable[[], object] = lambda: None
+    ) -> Iterator[Row]:
+        """The rows of a case with `named` in front, or one with its error; `prepare` waits for its compilers.
 
         Raises:
             DeviceLostError: nothing can run in this process any more.
@@ -40,9 +52,11 @@ class Cases:
         if self.begun <= self.done:
             return
         self._on_begin(self.begun)
-        faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(PREPARE_SECONDS, exit=True)
         failed = None
         try:
+            prepare()
+            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
             for row in work():
                 yield {**named, **row}
         except Exception as error:  # whatever it is: the results file is all that is left of a lent machine
@@ -51,6 +65,7 @@ class Cases:
             faulthandler.cancel_dump_traceback_later()
         if failed:
             yield {**named, **failed}
+        self._on_end(self.begun)
         check_device()
 
 

@@ -15,7 +15,7 @@ from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.tiles import Tile
 from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels
 
-SECONDS = 240  # for all that a section needs; what is missing then is compiled by the case that launches it
+SECONDS = 200  # for all that a section needs; what is missing then is compiled by the case that launches it
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,23 @@ import torch
 from bench.gpu.cases import Cases
 from bench.gpu.compilation import compile_all, options_of
 from bench.gpu.inputs import Call, expected, expected_row, make_call, run, to_numpy
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.ops.attributes import DEFAULT_ALPHA, NORMALIZERS
 
 # Decode over a long and no context, a chunk behind a context, a prompt of several tiles.
 MIXED = ((3000, 1), (0, 1), (37, 5), (200, 40), (0, 150), (700, 1))
+# So few tokens that decoding takes them all together, several of a sequence.
+FEW = ((3000, 2), (0, 3), (37, 4), (700, 1))
+SEQUENCES = {"mixed": MIXED, "few": FEW}
 HEADS = {"q_heads": 6, "kv_heads": 2}
 # ||output - expected|| / ||expected||: rounding of the inputs' products, of the weights and of the output.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+ENTMAX_ENTROPY = (
+    1.2e-2  # nats, in bfloat16 at alpha 1.5, where a prompt's threshold is an estimate (`Options.estimates`)
+)
 LARGE = {
     "decode of 100,000": ((100_000, 1), (60_000, 1)),
+    "decode of 100,000 beside 31 of 200": ((100_000, 1), *(((200, 1),) * 31)),
+    "2 to 4 tokens behind 60,000": ((60_000, 2), (59_000, 3), (61_000, 4)),
     "prompt of 8,192": ((0, 8192),),
     "40 tokens behind 100,000": ((100_000, 40), (60_000, 1)),  # whose keys are split
 }
@@ -43,7 +51,17 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
     caches = (torch.int8,) if quick else (torch.int8, torch.float16, torch.bfloat16)
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
         cases += [{"normalizer": normalizer, "dtype": torch.float32, "head_dim": 64, "cache_dtype": c} for c in caches]
-    return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases]
+    tokens = [{"normalizer": n, "head_dim": d, "sequences": "few"} for d in dims for n in NORMALIZERS]
+    tokens += [
+        {"normalizer": "entmax", "dtype": torch.float32, "head_dim": 64, "sequences": "few", "cache_dtype": c}
+        for c in caches
+    ]
+    return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases + tokens]
+
+
+def make_case(sequences: str = "mixed", **case: Any) -> Call:
+    """The call of one of `small_cases`."""
+    return make_call(sequences=SEQUENCES[sequences], **HEADS, **case)
 
 
 def compare(
@@ -72,12 +90,19 @@ def compare(
         "output_by_sequence": [float(f"{error:.2g}") for error in by_sequence],  # of MIXED: decode, or prefill?
         "not_numbers": int(np.isnan(output).sum() + np.isnan(stats).sum()),
     }
-    return {**errors, "holds": _holds(errors, call.tensors["query"].dtype)}
+    return {**errors, "holds": _holds(errors, call)}
 
 
-def _holds(errors: dict[str, Any], dtype: torch.dtype) -> bool:
+def entropy_limit(call: Call) -> float:
+    """How far a row's entropy may be from the reference's, in nats."""
+    estimated = call.normalizer == "entmax" and call.attributes.get("alpha", DEFAULT_ALPHA) == 1.5
+    return ENTMAX_ENTROPY if estimated and call.tensors["query"].dtype == torch.bfloat16 else 2e-3
+
+
+def _holds(errors: dict[str, Any], call: Call) -> bool:
     """Whether the errors are those of rounding; a NaN never is."""
-    limits = {"output": TOLERANCES[dtype], "caches": 0.0, "entropy": 2e-3, "support": 2.0}
+    limits = {"output": TOLERANCES[call.tensors["query"].dtype], "caches": 0.0, "entropy": entropy_limit(call)}
+    limits |= {"support": 2.0}
     limits |= {"inverse_temperature": 2e-3, "logit_spread": 2e-3}
     return all(errors[name] <= limit for name, limit in limits.items())
 
@@ -87,11 +112,7 @@ def check_small(
 ) -> Iterator[dict[str, Any]]:
     """A row for each case; references and compilation run in the executor's processes, all at once."""
     listed = small_cases(quick)
-    calls = {
-        number: make_call(sequences=MIXED, device=device, **HEADS, **case)
-        for number, case in enumerate(listed)
-        if number >= cases.done
-    }
+    calls = {number: make_case(device=device, **case) for number, case in enumerate(listed) if number >= cases.done}
     started: dict[int, tuple[Future[Any], Future[Any]]] = {
         number: (
             executor.submit(compile_all, options_of(call), capability),
@@ -101,24 +122,24 @@ def check_small(
     }
 
     def check(number: int) -> Iterator[dict[str, Any]]:
-        compiled, reference = started[number]
-        compiled.result()
-        yield compare(calls[number], reference.result())
+        yield compare(calls[number], started[number][1].result())
 
     for number, case in enumerate(listed):
         named = {name: str(value).removeprefix("torch.") for name, value in case.items()}
-        yield from cases.run(named, partial(check, number))
+        yield from cases.run(named, partial(check, number), lambda number=number: started[number][0].result())
 
 
 def check_large(cases: Cases) -> Iterator[dict[str, Any]]:
     """Some rows of long contexts; the same bits in a second run, and in a replayed CUDA graph."""
     for name in LARGE:
         for normalizer in ("softmax", "ssa", "adaptive_softmax", "entmax"):
-            yield from cases.run({"normalizer": normalizer, "sequences": name}, partial(_large, normalizer, name))
+            for head_dim in (128, 64):
+                named = {"normalizer": normalizer, "sequences": name, "head_dim": head_dim}
+                yield from cases.run(named, partial(_large, normalizer, name, head_dim))
 
 
-def _large(normalizer: str, name: str) -> Iterator[dict[str, Any]]:
-    call = make_call(normalizer, LARGE[name], statistics=True, spread=2.0)
+def _large(normalizer: str, name: str, head_dim: int) -> Iterator[dict[str, Any]]:
+    call = make_call(normalizer, LARGE[name], head_dim=head_dim, statistics=True, spread=2.0)
     output, _, _, stats = (tensor.clone() for tensor in run(call))
     same = {"second run": torch.equal(output, run(call)[0]), "graph": torch.equal(output, replayed(call))}
     generator = np.random.default_rng(0)
@@ -135,7 +156,7 @@ def _large(normalizer: str, name: str) -> Iterator[dict[str, Any]]:
         "output": relative,
         "entropy": entropy,
         "same_bits": same,
-        "holds": relative <= TOLERANCES[torch.bfloat16] and entropy <= 2e-3 and all(same.values()),
+        "holds": relative <= TOLERANCES[torch.bfloat16] and entropy <= entropy_limit(call) and all(same.values()),
     }
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ def fill(folder: Path) -> None:
         while left > 0:
             stream.write(weights[:left].tobytes())
             left -= len(weights)
+
+
+def missing(folder: Path, libraries: Path) -> str | None:
+    """What a GPU's comparison lacks here: ONNX Runtime's build for GPUs, the model or our libraries."""
+    if find_spec("onnxruntime") is None:
+        return "onnxruntime is not installed; its GPU build is the package onnxruntime-gpu"
+    import onnxruntime
+
+    if PROVIDER not in onnxruntime.get_available_providers():
+        return f"onnxruntime {onnxruntime.__version__} has no {PROVIDER}; install onnxruntime-gpu in its place"
+    for path in (folder / "model.onnx", libraries / "libsharp_ops.so"):
+        if not path.is_file():
+            return f"{path} is not there; bench/README.md says how it is made"
+    return None
 
 
 class OnnxModel:

@@ -1,33 +1,38 @@
 """The compiled libraries on a GPU, without Triton: libsharp_cuda.so and TensorRT's plugins against float64.
 
-make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128"
+python -m bench.gpu.library --kernels build/kernels [--target 90] [--quick]
 cmake -S . -B build/gpu -DSHARP_CUDA=ON && cmake --build build/gpu --target sharp_trt sharp_plugin_call
-python -m bench.gpu.library [--libraries build/gpu] [--quick]
+python -m bench.gpu.library [--libraries build/gpu] [--quick] [--minutes 9] [--resume]
 
-The first two need no GPU; the third needs torch, this tree and the folder of libraries. The plugins are called as
-TensorRT calls them, with what is updated in place and copied. Cases whose kernels were not compiled are counted. The
-exit code is 1 where a result is wrong, and where nothing was compared.
+The first two need no GPU: they compile the kernels of the cases and no others. The third needs torch, this tree and
+the folder of libraries. The plugins are called as TensorRT calls them, with what is updated in place and copied. Cases
+whose kernels were not compiled are counted. The exit code is 1 where a result is wrong, and where nothing was compared.
+Where the time is over it ends with the rows that it has, and --resume goes on behind them.
 """
 
 import argparse
 import ctypes
+import json
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
-from bench.gpu import attention, correctness, inputs
+from bench.gpu import attention, compilation, correctness, inputs
 from bench.gpu.cases import DeviceLostError, check_device, failure
 from bench.gpu.inputs import Call, to_numpy
 from bench.gpu.problems import attention_problem, paged_attention_problem
 from bench.gpu.run import merge_results, show
 from sharp.plugins.cuda.library import AttentionProblem, Library, Problem
 from sharp.plugins.errors import SharpError
+from sharp.plugins.triton.options import Options
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_library.json"
 HOW = ("library", "plugin in place", "plugin copying")
@@ -134,7 +139,7 @@ OPS = (
     Op(
         "PagedAttention",
         correctness.small_cases,
-        partial(inputs.make_call, sequences=correctness.MIXED, **correctness.HEADS),
+        correctness.make_case,
         inputs.expected,
         correctness.compare,
         Caller.paged_attention,
@@ -150,13 +155,38 @@ OPS = (
 )
 
 
-def check_library(caller: Caller, quick: bool, device: str = "cuda") -> Iterator[dict[str, Any]]:
-    """A row for each op, case and way to call; `built` is false where the libraries lack the kernels."""
-    for op in OPS:
+def check_library(caller: Caller, quick: bool, device: str = "cuda", done: int = 0) -> Iterator[dict[str, Any]]:
+    """A row for each op, case and way to call; `built` is false where the libraries lack the kernels.
+
+    Rows have the `number` of their case; the first `done` are left out.
+    """
+    listed = [(op, case) for op in OPS for case in op.cases(quick)]
+    for number, (op, case) in enumerate(listed[done:], done + 1):
+        named = {"op": op.name, **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
+        for row in _check_case(caller, op, case, device):
+            yield {"number": number, **named, **row}
+
+
+def options_of_cases(quick: bool) -> list[Options]:
+    """What the libraries must be compiled for."""
+    options: dict[Options, None] = {}
+    for op, options_of in zip(OPS, (compilation.options_of, attention.options_of), strict=True):
         for case in op.cases(quick):
-            named = {"op": op.name, **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
-            for row in _check_case(caller, op, case, device):
-                yield {**named, **row}
+            options.setdefault(replace(options_of(op.make_call(device="cpu", **case)), statistics=True))
+    return list(options)
+
+
+def compile_kernels(folder: Path, quick: bool, target: int) -> None:
+    """Write the package of the cases' kernels for one compute capability, as `make kernels` does."""
+    from sharp.plugins.build_kernels import compile_with_progress
+    from sharp.plugins.cuda.kernel_set import kernels_for, plan_constants
+    from sharp.plugins.cuda.package import write_package
+
+    work = [(kernel, target) for kernel in kernels_for(options_of_cases(quick), target)]
+    began = time.monotonic()
+    images = compile_with_progress(work, folder / "cache", len(os.sched_getaffinity(0)))
+    size = write_package(images, plan_constants(), folder)
+    print(f"{folder}: {len(images)} kernels, {size / 1e6:.1f} MB, in {time.monotonic() - began:.0f} s")
 
 
 def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
@@ -182,13 +212,33 @@ def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> It
         check_device()
 
 
+def earlier_rows(path: Path, device: str, quick: bool) -> tuple[list[dict[str, Any]], int]:
+    """The rows of all cases but the last that an earlier call has begun on such a device, and how many cases they are.
+
+    The last one may be unfinished; it is compared again.
+    """
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    rows: list[dict[str, Any]] = (
+        found.get("rows", []) if (found.get("device"), found.get("quick")) == (device, quick) else []
+    )
+    done = rows[-1].get("number", 1) - (not found["complete"]) if rows else 0
+    return [row for row in rows if row.get("number", 0) <= done], done
+
+
 def main() -> int:
     """Compare, print and write; 1 if a result is wrong or there is none."""
     parser = argparse.ArgumentParser(description="The compiled GPU libraries against float64.")
     parser.add_argument("--libraries", type=Path, default=Path("build/gpu"), help="folder of the three libraries")
     parser.add_argument("--quick", action="store_true", help="fewer cases")
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time after which no row is begun")
+    parser.add_argument("--resume", action="store_true", help="go on behind the rows that the results file has")
+    parser.add_argument("--kernels", type=Path, help="compile the cases' kernels into this folder, and no more")
+    parser.add_argument("--target", type=int, default=90, help="compute capability of --kernels")
     chosen = parser.parse_args()
+    if chosen.kernels is not None:
+        compile_kernels(chosen.kernels, chosen.quick, chosen.target)
+        return 0
     if not torch.cuda.is_available():
         print("bench.gpu.library: torch finds no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
         return 2
@@ -199,13 +249,18 @@ def main() -> int:
         "torch": torch.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    rows = []
+    rows, done = earlier_rows(chosen.output, machine["device"], chosen.quick) if chosen.resume else ([], 0)
+    end = time.monotonic() + 60 * chosen.minutes
     try:
-        for row in check_library(Caller(chosen.libraries), chosen.quick):
+        for row in check_library(Caller(chosen.libraries), chosen.quick, done=done):
+            if time.monotonic() > end and row["number"] != rows[-1]["number"]:
+                print(f"stopped: {chosen.minutes:g} minutes are over")
+                break
             rows.append(row)
             print(show(row), flush=True)
-            merge_results(chosen.output, {**machine, "complete": False, "rows": rows})
-        merge_results(chosen.output, {"complete": True})
+            merge_results(chosen.output, {**machine, "quick": chosen.quick, "complete": False, "rows": rows})
+        else:
+            merge_results(chosen.output, {"complete": True})
     except DeviceLostError as error:
         print(f"the GPU takes no more work from this process: {error}")
     compared = [row for row in rows if row["built"]]

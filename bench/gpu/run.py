@@ -1,11 +1,12 @@
 """The Triton kernels on a GPU: correctness in every dtype, then speed beside peers and the machine's own limits.
 
-python -m bench.gpu.run [--quick] [--only machine,correctness] [--minutes 9] [--output FILE]
+python -m bench.gpu.run [--quick] [--only machine,correctness] [--minutes 9] [--output FILE] [--resume]
 
 Needs torch, triton and this tree; Sharp need not be installed. The section end-to-end also needs onnxruntime-gpu, the
 compiled libraries (--libraries) and an exported model (--model, made by bench.gpu.generation); without them it says so
 and goes on. Each section replaces its own part of the results, so sections can run in separate calls. A section that
-runs out of time keeps its rows and says so. Each section has a process of its own. If a case ends that process, another
+runs out of time keeps its rows and says so; with --resume another call goes on behind them, and leaves out sections
+that are complete. Each section has a process of its own. If a case ends that process, another
 continues with the next case, and the results have a row with the error. The exit code is 1 where a result is wrong or
 missing.
 """
@@ -27,6 +28,7 @@ SECTIONS = {
     "machine": "copy bandwidth and matrix products",
     "correctness": "every kernel against float64",
     "decode": "one token a sequence, batch 1 to 32, context 1k to 1M",
+    "shapes": "decode of uneven batches, of two to four tokens, and of heads of 64",
     "prefill": "prompts of 1k to 128k",
     "statistics": "what collect_stats costs",
     "end-to-end": "a whole model in ONNX Runtime's CUDA provider beside torch, tokens a second",
@@ -52,6 +54,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=Path("build/gpu-model"), help="for end-to-end: exported folder")
     parser.add_argument("--libraries", type=Path, default=Path("build/gpu"), help="for end-to-end: folder of ours")
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file that the sections are merged into")
+    parser.add_argument("--resume", action="store_true", help="go on behind the rows that the results file has")
     parser.add_argument("--behind", type=int, help=argparse.SUPPRESS)  # for a section's own process: cases left out
     chosen = parser.parse_args(arguments)
     named = chosen.only.split(",")
@@ -76,7 +79,7 @@ def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterator[dict[str, Any]]:
     """The section's results, one row at a time."""
-    from bench.gpu import attention, compilation, correctness, generation, speed, tiles
+    from bench.gpu import attention, compilation, correctness, generation, shapes, speed, tiles
 
     quick = chosen.quick
     match section:
@@ -93,6 +96,9 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
         case "decode":
             compilation.compile_ahead(speed.jobs(section))
             yield from speed.decode(quick, cases)
+        case "shapes":
+            compilation.compile_ahead(shapes.jobs())
+            yield from shapes.shapes(quick, cases)
         case "prefill":
             compilation.compile_ahead(speed.jobs(section))
             yield from speed.prefill(quick, cases)
@@ -100,6 +106,9 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
             compilation.compile_ahead(speed.jobs(section))
             yield from speed.statistics_cost(cases)
         case "end-to-end":
+            if missing := generation.missing(chosen.model, chosen.libraries):
+                yield {"skipped": missing}
+                return
             yield from generation.end_to_end(quick, cases, chosen.model, chosen.libraries)
         case _:
             compilation.compile_ahead(tiles.jobs())
@@ -139,7 +148,12 @@ def run_section(section: str, chosen: argparse.Namespace) -> int:
         part.update(changes)
         merge_results(chosen.output, {section: part})
 
-    cases = Cases(lambda: time.monotonic() < end, chosen.behind, lambda number: save(begun=number))
+    cases = Cases(
+        lambda: time.monotonic() < end,
+        chosen.behind,
+        lambda number: save(begun=number),
+        lambda number: save(done=number, rows_done=len(part["rows"])),
+    )
     try:
         for row in rows_of(section, chosen, cases):
             part["rows"].append(row)
@@ -152,10 +166,25 @@ def run_section(section: str, chosen: argparse.Namespace) -> int:
     return 0
 
 
+def earlier_part(section: str, chosen: argparse.Namespace) -> dict[str, Any] | None:
+    """What an earlier call has measured of the section on such a device and in as many sizes, if anything."""
+    results = json.loads(chosen.output.read_text(encoding="utf-8")) if chosen.output.is_file() else {}
+    part: dict[str, Any] | None = results.get(section)
+    if part is None or part["quick"] != chosen.quick or "done" not in part:
+        return None
+    return part if part.get("device") == device().get("device") else None
+
+
 def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
     """Measure a section in processes of its own, until its cases or the time are through."""
-    begun = 0
-    part: dict[str, Any] = {"quick": chosen.quick, "complete": False, "ended": False, "begun": 0, "rows": []}
+    part = earlier_part(section, chosen) if chosen.resume else None
+    if part is None:
+        part = {"quick": chosen.quick, "complete": False, "ended": False, "done": 0, "rows_done": 0, "rows": []}
+    elif part["ended"] and part["complete"]:
+        print("  complete already", flush=True)
+        return
+    begun = part["done"]  # a case that ran when the machine was lost is measured again
+    part |= {"ended": False, "complete": False, "begun": begun, "rows": part["rows"][: part["rows_done"]]}
     merge_results(chosen.output, {section: part})
     while not part["ended"] and (left := end - time.monotonic()) > 0:
         command = [sys.executable, "-m", MODULE, "--only", section, "--behind", str(begun), "--minutes", str(left / 60)]
@@ -170,6 +199,7 @@ def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
         begun = part["begun"]
         if not part["ended"] and code != LOST:
             part["rows"].append({"case": begun, "error": said})
+            part |= {"done": begun, "rows_done": len(part["rows"])}
             merge_results(chosen.output, {section: part})
             print(show(part["rows"][-1]), flush=True)
         if begun == before:  # it ended before any case, and so would the next one

@@ -1,7 +1,9 @@
 """Which kernels `make kernels` compiles, and their names, which the C++ side puts together in the same way."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from itertools import product
+from pathlib import Path
 
 from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.triton import tiles, variants
@@ -93,7 +95,15 @@ def plan_constants() -> Mapping[str, int]:
         "kPartKeys": variants.PART_KEYS,
         "kMostPromptRows": tiles.MOST_PROMPT_ROWS,
         "kListedKeys": LISTED_KEYS,
+        "kSources": _sources(),
     }
+
+
+def _sources() -> int:
+    """A hash of the kernels' sources, 36 bits."""
+    folder = Path(variants.__file__).parent
+    content = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return int(hashlib.sha256(content).hexdigest()[:9], 16)
 
 
 def _kernel(name: str, variant: variants.Kernel) -> Kernel:

@@ -32,4 +32,7 @@ extern const size_t kKernelImageCount;
 extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits, kMostTokens, kMostParts, kPartKeys, kMostPromptRows,
     kListedKeys;
 
+// A hash of the kernels' sources: code of others may take the same arguments in another meaning.
+extern const int64_t kSources;
+
 }  // namespace sharp::cuda

@@ -74,7 +74,7 @@ LoadedKernel load(const std::string& name, CUdevice device) {
   if (image == nullptr)
     throw Error("libsharp_cuda.so has no kernel " + name + " for compute capability " +
                 std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
-                "; `make kernels KERNELS=\"--model FOLDER\"` compiles those of an exported model");
+                "; `sharp build FOLDER --backend cuda` compiles those of an exported model");
   LoadedKernel loaded{image, nullptr, parameters_of(*image)};
   CUlibrary library;
   check(driver().cuLibraryLoadData(&library, image->content, nullptr, nullptr, 0, nullptr, nullptr, 0),
@@ -115,16 +115,17 @@ void pass(void* to, Parameter parameter, const Arguments& arguments) {
 
 const KernelImage* choose_image(const std::string& kernel, int capability) {
   const KernelImage* best = nullptr;
-  for (size_t index = 0; index < kKernelImageCount; ++index) {
-    const KernelImage& image = kKernelImages[index];
-    if (kernel != image.kernel || image.capability > capability) continue;
+  const auto consider = [&](const KernelImage& image) {
+    if (kernel != image.kernel || image.capability > capability) return;
     const bool runs =
         image.ptx || image.capability == capability || (!image.exact && image.capability / 10 == capability / 10);
-    if (!runs) continue;
+    if (!runs) return;
     const bool better =
         best == nullptr || (best->ptx && !image.ptx) || (best->ptx == image.ptx && image.capability > best->capability);
     if (better) best = &image;
-  }
+  };
+  for (size_t index = 0; index < kKernelImageCount; ++index) consider(kKernelImages[index]);
+  for_each_added(consider);
   return best;
 }
 

@@ -1,6 +1,7 @@
 // Kernels of the package on the current device: which image, loaded once, launched by name.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "arguments.h"
@@ -12,6 +13,12 @@ namespace sharp::cuda {
 struct Grid {
   int64_t x = 1, y = 1, z = 1;
 };
+
+// Adds the kernels of a folder. Throws Error.
+void add_kernels(const std::string& folder);
+
+// Hears of the kernels that were added.
+void for_each_added(const std::function<void(const KernelImage&)>& consider);
 
 // The image of `kernel` for a GPU: of the same major version the newest that it can run, else PTX, else null.
 const KernelImage* choose_image(const std::string& kernel, int capability);

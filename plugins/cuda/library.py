@@ -99,6 +99,14 @@ class Library:
         self._check(ask(byref(problem), byref(size)))
         return size.value
 
+    def add_kernels(self, folder: Path) -> None:
+        """Add the kernels of a folder that `write_package` wrote."""
+        self._check(self._library.sharp_cuda_add_kernels(str(folder).encode()))
+
+    def has_kernel(self, name: str, capability: int) -> bool:
+        """Whether there is code of a kernel for a compute capability (90 is 9.0)."""
+        return int(self._library.sharp_cuda_find_kernel(name.encode(), capability)) == 0
+
     def prepare(self, problem: Problem | AttentionProblem) -> None:
         """Load the code that such a call launches."""
         paged = isinstance(problem, Problem)

@@ -7,6 +7,7 @@ from pathlib import Path
 from sharp.plugins.cuda.compiler import Image
 
 IMAGES_FILE, TABLE_FILE, MANIFEST_FILE = "kernels.bin", "kernels.cc", "kernels.json"
+INDEX_FILE = "kernels.tsv"  # what the library reads of kernels that are not built in (added_kernels.cc)
 ALIGNMENT = 64  # bytes, of every image
 
 _TABLE = """\
@@ -34,13 +35,14 @@ const size_t kKernelImageCount = sizeof(kKernelImages) / sizeof(kKernelImages[0]
 
 
 def write_package(images: Sequence[Image], constants: Mapping[str, int], folder: Path) -> int:
-    """Write the three files into `folder`; returns the size of all images in bytes.
+    """Write the four files into `folder`; returns the size of all images in bytes.
 
     `constants` are what launches are planned with (`kernel_table.h`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     content = bytearray()
     rows, entries = [], []
+    index: list[list[object]] = [[name, value] for name, value in constants.items()]
     for image in images:
         content += bytes(-len(content) % ALIGNMENT)
         offset = len(content)
@@ -53,6 +55,12 @@ def write_package(images: Sequence[Image], constants: Mapping[str, int], folder:
             f'    {{"{image.kernel}", "{image.entry}", {image.capability}, {_bool(image.ptx)}, {_bool(image.exact)}, '
             f"sharp_kernel_images + {offset}, {len(image.content)}, {image.shared_bytes}, {image.threads}, "
             f'"{arguments}", {len(image.hidden)}, {{{image.tile[0]}, {image.tile[1]}}}}},'
+        )
+        index.append(
+            [
+                *(image.kernel, image.entry, image.capability, int(image.ptx), int(image.exact), offset),
+                *(len(image.content), image.shared_bytes, image.threads, len(image.hidden), *image.tile, arguments),
+            ]
         )
         entries.append(
             {
@@ -77,6 +85,8 @@ def write_package(images: Sequence[Image], constants: Mapping[str, int], folder:
         constants="\n".join(f"const int64_t {name} = {value};" for name, value in constants.items()),
     )
     (folder / TABLE_FILE).write_text(table, encoding="utf-8")
+    lines = ("\t".join(map(str, columns)) for columns in index)
+    (folder / INDEX_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / MANIFEST_FILE).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     return len(content)
 

@@ -45,6 +45,14 @@ SHARP_EXPORT int sharp_cuda_paged_attention(const SharpPagedAttention* problem, 
   });
 }
 
+SHARP_EXPORT int sharp_cuda_add_kernels(const char* folder) {
+  return status_of([&] { add_kernels(folder); });
+}
+
+SHARP_EXPORT int sharp_cuda_find_kernel(const char* kernel, int32_t compute_capability) {
+  return status_of([&] { require(choose_image(kernel, compute_capability) != nullptr, "there is no such kernel"); });
+}
+
 SHARP_EXPORT int sharp_cuda_device(SharpDevice* device) {
   return status_of([&] { *device = {static_cast<int32_t>(multiprocessors()), compute_capability()}; });
 }

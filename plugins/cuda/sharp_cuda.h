@@ -119,6 +119,13 @@ int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* 
 int sharp_cuda_prepare_attention(const SharpAttention* problem);
 int sharp_cuda_attention(const SharpAttention* problem, void* workspace, SharpStream stream);
 
+/* Add the kernels of a folder that `sharp build --backend cuda` or `make kernels` wrote to those that are built in, for
+ * the rest of the process. Of one that is in both the built-in one is taken. */
+int sharp_cuda_add_kernels(const char* folder);
+
+/* Whether there is code of a kernel for a compute capability: 0 for yes. */
+int sharp_cuda_find_kernel(const char* kernel, int32_t compute_capability);
+
 /* The current device. Memory that was sized on one GPU is enough for calls on another if both plan for the same number
  * of multiprocessors and have the same compute capability, which the tiles follow from. */
 int sharp_cuda_device(SharpDevice* device);

@@ -9,7 +9,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.plugins.cuda.device import check_context, free_memory
+from sharp.plugins.cuda.device import check_context, find_device, free_memory
+from sharp.plugins.cuda.model_package import add_kernels
 from sharp.plugins.kernel_library import register_kernels
 from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.plugins.page_memory import into_huge_pages
@@ -131,6 +132,8 @@ class OnnxRuntimeBackend:
             raise InputError(f"{path} cannot be loaded: {reason}; export the model again") from error
         if device == "cuda":
             check_session(session)
+            if library is not None:
+                _add_kernels(folder)
         backend = cls(session, manifest, kernels=library is not None, device=device, cuda_graphs=config.cuda_graphs)
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name for value in session.get_outputs()}
@@ -274,6 +277,14 @@ class OnnxRuntimeBackend:
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._manifest.vocab_size), np.float32)
         return self._logits[:rows]
+
+
+def _add_kernels(folder: Path) -> None:
+    """Load, or compile, the kernels of the model that the library for GPUs was not built with."""
+    try:
+        add_kernels(folder, find_device().compute_capability)
+    except SharpError as error:
+        raise InputError(f"{folder} has no kernels for this GPU: {error}") from error
 
 
 def kernel_library() -> Path | None:

@@ -1,6 +1,6 @@
 """Calls libsharp_cuda.so in a process of its own, where the fake driver is what the loader finds.
 
-python -m tests.full.cuda.process LIBRARY: problems as JSON on stdin, what came of each as JSON on stdout.
+python -m tests.full.cuda.process LIBRARY [KERNELS ...]: problems as JSON on stdin, what came of each as JSON on stdout.
 """
 
 import ctypes
@@ -103,6 +103,8 @@ class Call:
 
 def main() -> None:
     library = Library(Path(sys.argv[1]))
+    for folder in sys.argv[2:]:
+        library.add_kernels(Path(folder))
     try:
         fake = ctypes.CDLL("libcuda.so.1")
         fake.fake_events.restype = ctypes.c_char_p

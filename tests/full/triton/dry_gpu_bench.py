@@ -69,7 +69,7 @@ def main() -> None:
         "get_device_capability": lambda: (9, 0),
     }
     from bench.gpu import cases as gpu_cases
-    from bench.gpu import inputs, speed, tiles
+    from bench.gpu import inputs, shapes, speed, tiles
     from sharp.plugins.triton import launching, variants
 
     sizes = {
@@ -98,13 +98,14 @@ def main() -> None:
         few = {
             speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
             tiles: {"NORMALIZERS": ("entmax",)},
+            shapes: {"NORMALIZERS": ("softmax", "entmax"), "BATCHES": dict([*shapes.BATCHES.items()][-2:])},
         }
         for module, names in few.items():
             for name, values in names.items():
                 patches.enter_context(mock.patch.object(module, name, values))
         for phase, (sequences, tried) in tiles.CASES.items():
             patches.enter_context(mock.patch.dict(tiles.CASES, {phase: (sequences, tried[:1])}))
-        for module in (speed, tiles):
+        for module in (speed, shapes, tiles):
             patches.enter_context(mock.patch.object(module, "make_call", make_call))
         seen: set[str] = set()
         launch = launching.launch
@@ -118,6 +119,7 @@ def main() -> None:
         cases = gpu_cases.Cases(lambda: True)
         for section, jobs, rows in (
             ("decode", speed.jobs("decode"), speed.decode(False, cases)),
+            ("shapes", shapes.jobs(), shapes.shapes(False, cases)),
             ("prefill", speed.jobs("prefill"), speed.prefill(False, cases)),
             ("statistics", speed.jobs("statistics"), speed.statistics_cost(cases)),
             ("tiles", tiles.jobs(), tiles.tiles(cases)),

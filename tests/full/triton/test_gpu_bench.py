@@ -1,6 +1,7 @@
 """`bench/gpu/run.py` as far as a machine without a GPU can try it."""
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -19,7 +20,7 @@ def test_sections_run_in_their_own_order() -> None:
     from bench.gpu import run
 
     assert run.parse(["--only", "decode,machine"]).only == ["machine", "decode"]
-    assert run.parse([]).only == ["machine", "correctness", "decode", "prefill", "statistics", "end-to-end"]
+    assert run.parse([]).only == ["machine", "correctness", "decode", "shapes", "prefill", "statistics", "end-to-end"]
     assert run.parse(["--quick"]).quick
 
 
@@ -123,6 +124,53 @@ sys.exit(run.main())
         assert errors[3] == "RuntimeError: illegal memory access"
 
 
+def test_a_section_goes_on_behind_the_rows_that_an_earlier_call_wrote(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    script = tmp_path / "run_and_lose.py"
+    script.write_text(f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from bench.gpu import run
+
+def rows_of(section, chosen, cases):
+    for number in range(1, 6):
+        if number == 4 and os.environ.get("LOSE"):  # the machine is taken back
+            os.kill(os.getppid(), 9)
+            os._exit(9)
+        yield from cases.run({{"number": number}}, lambda: [{{"holds": True}}])
+
+torch.cuda.is_available, run.device, run.rows_of, run.MODULE = lambda: True, dict, rows_of, "run_and_lose"
+sys.exit(run.main())
+""")
+    command = [sys.executable, "-m", "run_and_lose", "--only", "tiles", "--output", output, "--resume"]
+    environment = {**os.environ, "LOSE": "1"}
+    assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=300).returncode == -9
+    assert [row["number"] for row in json.loads(output.read_text())["tiles"]["rows"]] == [1, 2, 3]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    assert " number 3 " not in finished.stdout and " number 4 " in finished.stdout
+    part = json.loads(output.read_text())["tiles"]
+    assert part["complete"] and [row["number"] for row in part["rows"]] == [1, 2, 3, 4, 5]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "complete already" in again.stdout
+
+
+def test_the_entropy_of_entmax_in_bfloat16_is_known_to_a_hundredth() -> None:
+    from bench.gpu import correctness
+
+    def limit(normalizer: str, dtype: torch.dtype, **attributes: float) -> float:
+        call = correctness.make_case(device="cpu", normalizer=normalizer, dtype=dtype, head_dim=16, **attributes)
+        return correctness.entropy_limit(call)
+
+    assert limit("entmax", torch.bfloat16) == 1.2e-2
+    assert {
+        limit("softmax", torch.bfloat16),
+        limit("entmax", torch.float16),
+        limit("entmax", torch.bfloat16, alpha=2.0),
+    } == {2e-3}
+
+
 @pytest.mark.parametrize("normalizer", ["entmax", "ssa"])
 def test_its_correctness_part_on_a_tiny_case(interpreter: ProcessPoolExecutor, normalizer: str) -> None:
     found = interpreter.submit(bench_check.check, normalizer).result()
@@ -159,6 +207,7 @@ def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> No
     rows = [json.loads(line) for line in finished.stdout.splitlines()]
     assert {row["section"]: sum(row["section"] == other["section"] for other in rows) for row in rows} == {
         "decode": 5,
+        "shapes": 8,
         "prefill": 5,
         "statistics": 2,
         "tiles": 4,

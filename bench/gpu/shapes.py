@@ -1,0 +1,70 @@
+"""Decode times of other batches: sequences of uneven lengths, two to four tokens each, and heads of 64."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from bench.gpu.cases import Cases
+from bench.gpu.compilation import Job, options_of
+from bench.gpu.inputs import make_call, run
+from bench.gpu.speed import SPREAD, time_call
+
+PHASES: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
+NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax")
+CONTEXTS = (4096, 32_768, 131_072)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, KV heads and their size."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As `make_call` takes them."""
+        return dict(vars(self))
+
+
+LARGE, SMALL = Heads(32, 8, 128), Heads(9, 3, 64)
+BATCHES = {
+    **{f"8 of {context}": ((context - 1, 1),) * 8 for context in CONTEXTS},
+    "1 of 131072 beside 63 of 1024": ((131_071, 1), *(((1023, 1),) * 63)),
+    "64 of 3056": ((3055, 1),) * 64,  # as many keys in all, evenly: the ratio is what unevenness costs
+    "8 of 32768, 2 tokens": ((32_766, 2),) * 8,
+    "8 of 32768, 4 tokens": ((32_764, 4),) * 8,
+}
+
+
+def jobs() -> list[Job]:
+    """The kernels that are launched."""
+    return [
+        Job(options_of(make_call(name, ((1, 1),), device="cpu", **heads.options)), phase)
+        for heads in (LARGE, SMALL)
+        for name in NORMALIZERS
+        # As the host sees the tokens of all sequences only, the kernel of prompts is launched beside several of each.
+        for phase in PHASES
+    ]
+
+
+def shapes(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
+    """A row for each size of heads, batch and normalizer: microseconds a layer, and bytes of the cache a second."""
+    for heads in (LARGE, SMALL):
+        for name, sequences in BATCHES.items():
+            for normalizer in NORMALIZERS[:1] + NORMALIZERS[-1:] if quick else NORMALIZERS:
+                named = {"subject": normalizer, "sequences": name, "head_dim": heads.head_dim}
+                yield from cases.run(named, partial(_time, normalizer, sequences, heads))
+
+
+def _time(normalizer: str, sequences: tuple[tuple[int, int], ...], heads: Heads) -> Iterator[dict[str, Any]]:
+    call = make_call(normalizer, sequences, spread=SPREAD, **heads.options)
+    timing = time_call(lambda: run(call))
+    keys = sum(context + new for context, new in sequences)
+    yield {
+        "microseconds_per_layer": timing.median * 1e3,
+        "cache_gb_per_second": keys * heads.kv_heads * heads.head_dim * 2 * 2 / timing.median / 1e6,
+        "spread": timing.spread,
+    }
