@@ -171,7 +171,10 @@ def logits_of(program: Program, call: AttentionCall, given: Mapping[Node, Tensor
         return _fused_logits(program, call, given, z, query[3])
     assert call.logits is not None
     folded = _fold(z, call.product, query[1])
-    value = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
+    try:
+        value = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
+    except RuntimeError:  # it meets weights there, which are of float32
+        value = program.evaluate({**given, call.product: folded.float()}, [call.logits])[call.logits]
     return _unfold(value, shape).double()
 
 

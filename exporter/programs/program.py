@@ -293,8 +293,8 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
 def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
     found: list[int | str] = []
     for size in value.shape:
-        if isinstance(size, int):
-            found.append(size)
+        if isinstance(size, int) or size.node.expr.is_Integer:
+            found.append(int(size))
         elif re.fullmatch(r"[su]\d+", str(size)):
             found.append(str(size))
         else:
