@@ -1,0 +1,308 @@
+"""Differentiable attention with any normalizer, in memory that grows with the length and not with its square.
+
+Rows of queries are worked on a few at a time, and the backward pass computes their weights again: beside query, key,
+value and their gradients only one chunk of logits exists. `torch.export` sees one op, `sharp::normalized_attention`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharp.models.normalizer_gradients import GRADIENTS
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, Options, attention_weights, get_norm
+from sharp.plugins.errors import InputError
+from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
+
+CHUNK = 2**19  # logits of one chunk: several arrays of this size are alive at once, 2 MiB each in float32
+
+
+def normalized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    norm: str = "softmax",
+    alpha: float | None = None,
+    head_params: Tensor | None = None,
+    temperature_coefficients: Sequence[float] = DEFAULT_TEMPERATURE,
+    entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """What `scaled_dot_product_attention` is for softmax, for every normalizer; differentiable in query, key, value, head_params.
+
+    Logits, weights and sums are float32 (float64 for float64 inputs) whatever the inputs are.
+
+    Args:
+        query: [batch, q_heads, queries, head_dim]; a learned length scale (asentmax and its like) is already in it.
+        key: [batch, kv_heads, keys, head_dim]; q_heads is a multiple of kv_heads.
+        value: [batch, kv_heads, keys, value_dim].
+        norm: a name of `sharp.models.normalizers.NORMS`.
+        alpha: entmax's; None takes the norm's own.
+        head_params: [q_heads, 2] with the columns b > 0 and n >= 1, for ssa only.
+        temperature_coefficients: of adaptive-temperature, highest power first.
+        entropy_threshold: of adaptive-temperature.
+        scale: the factor of the logits; None is head_dim^-0.5.
+        causal: a query sees no key after it. Where there are fewer queries than keys, they are the last ones.
+        window: a query sees the last so many keys, itself among them, and none after it; -1 is off.
+        softcap: c caps a logit z as c tanh(z / c), 0 is off.
+        alibi_slopes: [q_heads]; slope times distance is taken off a logit. Not differentiable.
+        mask: bool, broadcastable to [batch, q_heads, queries, keys]; False hides a key.
+
+    Returns:
+        [batch, q_heads, queries, value_dim] of the query's dtype; 0 for a query that sees no key.
+
+    Raises:
+        InputError: shapes do not fit, or the norm is unknown or lacks its parameters.
+    """
+    scheme = get_norm(norm)
+    _check(query, key, value, scheme.head_parameters, head_params, alibi_slopes, mask)
+    alpha = scheme.alpha if alpha is None else alpha
+    if alpha <= 1:
+        raise InputError(f"alpha is {alpha}, but must be above 1; norm softmax is its limit")
+    if softcap < 0 or window < -1:
+        raise InputError(f"softcap is {softcap} and window {window}, but must be at least 0, and -1 or more")
+    output: Tensor = _forward(
+        query,
+        key,
+        value,
+        head_params if scheme.head_parameters else None,
+        None if alibi_slopes is None else alibi_slopes.detach(),
+        mask,
+        scheme.normalizer,
+        float(alpha),
+        [float(one) for one in temperature_coefficients],
+        float(entropy_threshold),
+        float(query.shape[-1] ** -0.5 if scale is None else scale),
+        causal,
+        window,
+        float(softcap),
+    )
+    return output
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameters: tuple[str, ...],
+    head_params: Tensor | None,
+    alibi_slopes: Tensor | None,
+    mask: Tensor | None,
+) -> None:
+    shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
+    if not query.ndim == key.ndim == value.ndim == 4:
+        raise InputError(f"{shapes}: each must be [batch, heads, tokens, dim]")
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or key.shape[:3] != value.shape[:3]:
+        raise InputError(f"{shapes}: batch, key heads, keys and head_dim must agree")
+    q_heads, kv_heads = query.shape[1], key.shape[1]
+    if kv_heads == 0 or q_heads % kv_heads:
+        raise InputError(f"{shapes}: the query's heads must be a multiple of the key's")
+    if parameters and (head_params is None or head_params.shape != (q_heads, len(parameters))):
+        found = "none" if head_params is None else list(head_params.shape)
+        raise InputError(
+            f"head_params has shape {found}, but must be [{q_heads}, 2]: {' and '.join(parameters)} per head"
+        )
+    if alibi_slopes is not None and alibi_slopes.shape != (q_heads,):
+        raise InputError(f"alibi_slopes has shape {list(alibi_slopes.shape)}, but must be [{q_heads}]")
+    if mask is not None and (mask.dtype != torch.bool or mask.ndim != 4):
+        raise InputError("mask must be bool [batch, heads, queries, keys], with 1 where it is the same for all")
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some rows of queries, and the keys that any of them may see."""
+
+    rows: slice
+    keys: slice
+    distance: Tensor  # key - query position [rows, keys]
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Everything but query, key and value; `compute` is the dtype of logits and sums."""
+
+    normalizer: str
+    options: Options
+    scale: float
+    causal: bool
+    window: int
+    softcap: float
+    alibi_slopes: Tensor | None
+    mask: Tensor | None
+
+    def chunks(self, query: Tensor, key: Tensor) -> Iterator[_Chunk]:
+        """The chunks in order; under a causal mask or a window the keys outside are left out."""
+        queries, keys = query.shape[2], key.shape[2]
+        rows = max(1, CHUNK // max(1, query.shape[0] * query.shape[1] * keys))
+        before = keys - queries
+        for start in range(0, queries, rows):
+            end = min(start + rows, queries)
+            directed = self.causal or self.window >= 0
+            last = max(0, end + before) if directed else keys
+            first = min(last, max(0, start + before + 1 - self.window)) if self.window >= 0 else 0
+            index = torch.arange(first, last, device=query.device)
+            places = torch.arange(start + before, end + before, device=query.device)
+            yield _Chunk(slice(start, end), slice(first, last), index[None, :] - places[:, None])
+
+    def logits(self, products: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
+        """Of q k [batch, q_heads, rows, keys]: the logits, those before the position bias, and what is visible."""
+        capped = products.mul_(self.scale)
+        if self.softcap > 0:
+            capped = self.softcap * torch.tanh(capped / self.softcap)
+        logits, distance = capped, chunk.distance
+        if self.alibi_slopes is not None:
+            logits = logits - self.alibi_slopes[:, None, None].to(logits.dtype) * distance.abs()
+        visible = torch.ones_like(distance, dtype=torch.bool)
+        if self.causal or self.window >= 0:
+            visible = distance <= 0
+        if self.window >= 0:
+            visible = visible & (distance > -self.window)
+        if self.mask is not None:
+            rows = chunk.rows if self.mask.shape[2] > 1 else slice(None)
+            keys = chunk.keys if self.mask.shape[3] > 1 else slice(None)
+            visible = visible & self.mask[:, :, rows, keys]
+        visible = visible.expand(logits.shape)
+        return logits.masked_fill(~visible, 0.0), capped, visible
+
+    def weights(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """The weights of visible logits, of their shape."""
+        if logits.shape[-1] == 0:
+            return logits
+        options = self.options
+        return attention_weights(
+            self.normalizer,
+            logits,
+            visible,
+            head_params=options.head_params,
+            alpha=options.alpha,
+            temperature_coefficients=options.temperature_coefficients,
+            entropy_threshold=options.entropy_threshold,
+        )
+
+
+@torch.library.custom_op("sharp::normalized_attention", mutates_args=())
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_params: Tensor | None,
+    alibi_slopes: Tensor | None,
+    mask: Tensor | None,
+    normalizer: str,
+    alpha: float,
+    temperature_coefficients: Sequence[float],
+    entropy_threshold: float,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
+    attention = _Attention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
+    wide_key, wide_value = _wide(key), _wide(value)
+    output = query.new_empty(*query.shape[:3], value.shape[3])
+    for chunk in attention.chunks(query, key):
+        products = _by_key_head(_wide(query[:, :, chunk.rows]), key.shape[1]) @ wide_key[:, :, chunk.keys].mT
+        logits, _, visible = attention.logits(_by_head(products, query.shape[1]), chunk)
+        weights = attention.weights(logits, visible)
+        mixed = _by_key_head(weights, key.shape[1]) @ wide_value[:, :, chunk.keys]
+        output[:, :, chunk.rows] = _by_head(mixed, query.shape[1])
+    return output
+
+
+@_forward.register_fake
+def _(query: Tensor, _key: Tensor, value: Tensor, *_rest: Any) -> Tensor:
+    return query.new_empty(*query.shape[:3], value.shape[3])
+
+
+@torch.library.custom_op("sharp::normalized_attention_backward", mutates_args=())
+def _backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_params: Tensor | None,
+    alibi_slopes: Tensor | None,
+    mask: Tensor | None,
+    normalizer: str,
+    alpha: float,
+    temperature_coefficients: Sequence[float],
+    entropy_threshold: float,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
+    attention = _Attention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
+    q_heads, kv_heads = query.shape[1], key.shape[1]
+    wide_key, wide_value = _wide(key), _wide(value)
+    d_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+    d_key = torch.zeros_like(wide_key, memory_format=torch.contiguous_format)
+    d_value = torch.zeros_like(wide_value, memory_format=torch.contiguous_format)
+    d_params = wide_key.new_zeros(0 if head_params is None else (q_heads, head_params.shape[1]))
+    for chunk in attention.chunks(query, key):
+        rows = _by_key_head(_wide(query[:, :, chunk.rows]), kv_heads)  # [batch, kv_heads, group * rows, head_dim]
+        d_rows = _by_key_head(_wide(gradient[:, :, chunk.rows]), kv_heads)
+        keys, values = wide_key[:, :, chunk.keys], wide_value[:, :, chunk.keys]
+        logits, capped, visible = attention.logits(_by_head(rows @ keys.mT, q_heads), chunk)
+        weights = attention.weights(logits, visible)
+        d_value[:, :, chunk.keys] += _by_key_head(weights, kv_heads).mT @ d_rows
+        d_weights = _by_head(d_rows @ values.mT, q_heads)
+        d_logits, d_own = GRADIENTS[normalizer](logits, visible, weights, d_weights, options)
+        if d_own is not None:
+            d_params += d_own
+        d_logits = d_logits * scale
+        if softcap > 0:
+            d_logits = d_logits * (1 - (capped / softcap).square()).masked_fill(~visible, 0.0)
+        d_products = _by_key_head(d_logits, kv_heads)
+        d_query[:, :, chunk.rows] = _by_head(d_products @ keys, q_heads)
+        d_key[:, :, chunk.keys] += d_products.mT @ rows
+    return d_query, d_key.to(key.dtype), d_value.to(value.dtype), d_params
+
+
+@_backward.register_fake
+def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, *_rest: Any) -> Any:
+    wide = _wide(key[:0])
+    params = wide.new_empty(0 if head_params is None else head_params.shape)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), params
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the form that torch calls
+    ctx.save_for_backward(*inputs[:6])
+    ctx.settings = inputs[6:]
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, head_params, alibi_slopes, mask = ctx.saved_tensors
+    d_query, d_key, d_value, d_params = _backward(
+        gradient, query, key, value, head_params, alibi_slopes, mask, *ctx.settings
+    )
+    d_head_params = None if head_params is None else d_params.to(head_params.dtype)
+    return d_query, d_key, d_value, d_head_params, *(None for _ in range(2 + len(ctx.settings)))
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Float32, or float64 where it was that."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _by_key_head(tensor: Tensor, kv_heads: int) -> Tensor:
+    """[batch, q_heads, rows, dim] -> [batch, kv_heads, group * rows, dim]: the heads that share a key head in one product."""
+    return tensor.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+
+
+def _by_head(tensor: Tensor, q_heads: int) -> Tensor:
+    """The way back."""
+    return tensor.unflatten(2, (q_heads // tensor.shape[1], -1)).flatten(1, 2)

@@ -1,0 +1,94 @@
+"""The gradients of the normalizers, from the weights: what streamed attention computes again in its backward pass.
+
+A function takes logits z [batch, heads, queries, keys] with 0 where a key is not visible, the weights w that
+`sharp.models.normalizers.attention_weights` makes of them, and g = dL/dw. It returns dL/dz and, where the normalizer has
+learned parameters, dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sharp.models.normalizers import Options, skip_masked
+
+Gradient = tuple[Tensor, Tensor | None]
+
+
+def softmax(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
+    """dL/dz = w (g - sum w g)."""
+    return _through_softmax(weights, gradient), None
+
+
+def entmax(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
+    """dL/dz = q (g - sum q g / sum q) with q = w^(2 - alpha) on the support (Peters et al. 2019, Prop. 2)."""
+    if options.alpha == 1.5:
+        q = weights.sqrt()
+    elif options.alpha == 2.0:
+        q = (weights > 0).to(weights.dtype)
+    else:
+        q = torch.where(weights > 0, weights ** (2 - options.alpha), 0.0)
+    total = q.sum(-1, keepdim=True)
+    mean = (q * gradient).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0)
+    return (gradient - mean).mul_(q), None
+
+
+def ssa(logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
+    """Through w = softmax(t), t = n sgn(z) ln(1 + b|z|): dt/dz = n b / (1 + b|z|), dt/db = n z / (1 + b|z|), dt/dn = t / n."""
+    assert options.head_params is not None
+    b, n = options.head_params.to(logits.dtype)[:, None, None, :].unbind(-1)  # each [heads, 1, 1]
+    size = logits.abs()
+    dt = _through_softmax(weights, gradient)
+    slope = dt / (1 + b * size)  # dL/dt over 1 + b|z|
+    db = n * (slope * logits).sum((0, 2, 3), keepdim=True)[0]
+    dn = (dt * torch.log1p(b * size).copysign_(logits)).sum((0, 2, 3))
+    return slope.mul_(n * b), torch.stack([db.flatten(), dn], -1)
+
+
+def adaptive_softmax(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
+    """Through w = softmax(beta z) and beta(H), H the entropy of p = softmax(z): dH/dz_j = -p_j (z_j - sum p z)."""
+    masked = skip_masked(logits, visible)
+    plain = torch.softmax(masked, -1)
+    mean = (plain * logits).sum(-1, keepdim=True)
+    entropy = torch.logsumexp(masked, -1, keepdim=True) - mean
+    polynomial, slope = torch.zeros_like(entropy), torch.zeros_like(entropy)
+    for coefficient in options.temperature_coefficients:
+        slope = slope * entropy + polynomial
+        polynomial = polynomial * entropy + coefficient
+    sharpened = (entropy > options.entropy_threshold) & (polynomial > 1)
+    beta = torch.where(sharpened, polynomial, 1.0)
+    dy = _through_softmax(weights, gradient)
+    dbeta = (dy * logits).sum(-1, keepdim=True)
+    through_entropy = torch.where(sharpened, dbeta * slope, 0.0) * plain * (mean - logits)
+    return beta * dy + through_entropy.masked_fill(~visible, 0.0), None
+
+
+def sigmoid(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
+    """dL/dz = g w (1 - w)."""
+    return gradient * weights * (1 - weights), None
+
+
+def relu(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
+    """dL/dz = g where w > 0."""
+    return torch.where(weights > 0, gradient, 0.0), None
+
+
+def relu2(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
+    """dL/dz = 2 g max(0, z), and max(0, z) is the root of the weight."""
+    return 2 * gradient * weights.sqrt(), None
+
+
+GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Options], Gradient]] = {
+    "softmax": softmax,
+    "adaptive_softmax": adaptive_softmax,
+    "entmax": entmax,
+    "ssa": ssa,
+    "sigmoid": sigmoid,
+    "relu": relu,
+    "relu2": relu2,
+}
+
+
+def _through_softmax(weights: Tensor, gradient: Tensor) -> Tensor:
+    mean = (weights * gradient).sum(-1, keepdim=True)
+    return (gradient - mean).mul_(weights)
