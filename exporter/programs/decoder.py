@@ -14,7 +14,6 @@ from sharp.exporter.programs.sizes import Roles, shape_of
 from sharp.exporter.programs.token_mixing import check_tokenwise, pass_through
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme
 
 LAST_LINEAR = ("linear", "addmm", "mm", *PRODUCTS)

@@ -139,7 +139,7 @@ def trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: An
         shapes = dynamic_shapes
         if shapes is None:
             shapes = tuple(
-                {axis: Dim.AUTO for axis in range(one.dim())} if isinstance(one, Tensor) else None for one in inputs
+                dict.fromkeys(range(one.dim()), Dim.AUTO) if isinstance(one, Tensor) else None for one in inputs
             )
         try:
             with warnings.catch_warnings(), quiet():
