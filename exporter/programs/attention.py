@@ -25,8 +25,8 @@ FUSED = (
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_attention_math_for_mps",
 )
-# Attention by name: whoever calls one of these needs no pattern. Query, key and value are the first arguments, the
-# others those of `sharp.plugins.ops.torch_attention.attention`.
+# Attention by name: whoever calls one of these needs no pattern. See `sharp.plugins.ops.torch_attention.attention` and
+# `sharp.models.normalized_attention.normalized_attention`.
 OPS = ("sharp.attention", "sharp.normalized_attention")
 SOFTMAXES = ("softmax", "_softmax", "_safe_softmax")
 PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm")
@@ -139,6 +139,9 @@ def _by_name(node: Node) -> AttentionCall:
     arguments = arguments_of(node)
     if any(arguments.get(name) is not None for name in ("past_key", "past_value", "past_lens")):
         raise InputError(f"attention at {where(node)} has a cache of its own; export the module without one")
+    if arguments.get("total_lens") is not None:
+        raise InputError(f"attention at {where(node)} is told its lengths; call normalized_attention with a mask there")
+    arguments["attn_mask"] = arguments.get("mask")
     operands = (Operand(arguments[name]) for name in ("query", "key", "value"))
     return AttentionCall(_first_output(node), *operands, arguments=arguments)
 

@@ -14,7 +14,6 @@ from sharp.exporter.programs.sizes import Roles, shape_of
 from sharp.exporter.programs.token_mixing import check_tokenwise, pass_through
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme
 
 LAST_LINEAR = ("linear", "addmm", "mm", *PRODUCTS)
@@ -135,7 +134,10 @@ def not_a_decoder(program: Program, roles: Roles, attention: Attention, output: 
     if others:
         return f"it takes {others[0]} besides token ids"
     if roles.length is None or tokens[0].shape[1] != roles.length:
-        return "its number of tokens is fixed; export it with one that varies (torch.export.Dim.AUTO)"
+        return (
+            "its number of tokens is fixed, by its dynamic_shapes or by its code (a loop over tokens, a tensor that it "
+            "keeps of their size)"
+        )
     if isinstance(tokens[0].shape[0], int) and tokens[0].shape[0] != 1:
         return f"its batch is fixed at {tokens[0].shape[0]}; export it with one that varies (torch.export.Dim.AUTO)"
     for layer in attention.layers:

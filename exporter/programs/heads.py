@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.attention import AttentionCall, find_attention
-from sharp.exporter.programs.masks import Logits, examine, examine_named, find_masks
+from sharp.exporter.programs.masks import Logits, examine, find_masks
 from sharp.exporter.programs.program import Program, Replacement
 from sharp.exporter.programs.sizes import Roles, draw
 from sharp.models.attention import AttentionFunction, LayerOptions
@@ -114,7 +114,7 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
     layers: list[Layer] = []
     for call in calls:
         query, key, value = (one.arrange(values[one.node]) for one in (call.query, call.key, call.value))
-        logits = examine_named(program, call) if call.by_name else examine(program, roles, call, longest)
+        logits = examine(program, roles, call, longest)
         layers.append(_layer(call, logits, query, key, value, given, roles, program))
     shapes = {(one.q_heads, one.kv_heads, one.head_dim) for one in layers}
     if len(shapes) > 1:

@@ -44,9 +44,7 @@ class Logits:
 
 def mask_inputs(program: Program, call: AttentionCall) -> tuple[ProgramInput, ...]:
     """The inputs that the mask and the bias of an attention are made of."""
-    if call.by_name:
-        sources = [call.arguments.get("total_lens")]
-    elif call.product is None:
+    if call.product is None:
         sources = [call.arguments["attn_mask"]]
     else:
         sources = [call.logits]
@@ -89,22 +87,8 @@ def find_masks(program: Program, roles: Roles, calls: list[AttentionCall]) -> di
 
 
 def _visible_keys(program: Program, roles: Roles, call: AttentionCall) -> int:
-    if call.by_name:
-        return 0
     given = _given(program, roles, 2, SIZES[0], padded=False)
     return int((logits_of(program, call, given, 0.0) > MASKED).sum())
-
-
-def examine_named(program: Program, call: AttentionCall) -> Logits:
-    """What the arguments of a call by name say."""
-    arguments = call.arguments
-    window = int(arguments["window"])
-    heads = int(call.query.node.meta["val"].shape[1])
-    causal = bool(arguments["causal"]) or window >= 0
-    masks = mask_inputs(program, call)
-    if masks:
-        raise InputError(f"attention at {call.where} has total_lens, which can only be exported from written-out masks")
-    return Logits(heads, float(arguments["scale"]), float(arguments["softcap"]), causal, window, None, False, masks)
 
 
 def examine(program: Program, roles: Roles, call: AttentionCall, longest: int) -> Logits:
@@ -124,6 +108,8 @@ def examine(program: Program, roles: Roles, call: AttentionCall, longest: int) -
         if masks:
             _check_padding(program, roles, call, length)
     assert found is not None
+    if call.by_name and call.arguments["window"] >= 0:
+        found = replace(found, window=call.arguments["window"])
     if roles.length is None or (call.product is None and call.arguments["attn_mask"] is None):
         return found
     for length in _long_sizes(program, call, found.heads, longest):
@@ -171,7 +157,10 @@ def logits_of(program: Program, call: AttentionCall, given: Mapping[Node, Tensor
         return _fused_logits(program, call, given, z, query[3])
     assert call.logits is not None
     folded = _fold(z, call.product, query[1])
-    value = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
+    try:
+        value = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
+    except RuntimeError:  # it meets weights there, which are of float32
+        value = program.evaluate({**given, call.product: folded.float()}, [call.logits])[call.logits]
     return _unfold(value, shape).double()
 
 
@@ -205,7 +194,16 @@ def _fused_logits(
 ) -> Tensor:
     arguments = call.arguments
     scale = arguments.get("scale")
+    cap = arguments.get("softcap")
     logits = z * (head_dim**-0.5 if scale is None else scale)
+    if cap:
+        logits = cap * torch.tanh(logits / cap)
+    if call.by_name and (arguments["causal"] or arguments["window"] >= 0):
+        distance = torch.arange(z.shape[-1]) - torch.arange(z.shape[-2])[:, None]
+        visible = distance <= 0
+        if arguments["window"] >= 0:
+            visible = visible & (distance > -arguments["window"])
+        logits = logits.masked_fill(~visible, -torch.inf)
     if arguments.get("is_causal"):
         visible = torch.ones(z.shape[-2:], dtype=torch.bool).tril()
         logits = logits.masked_fill(~visible, -torch.inf)

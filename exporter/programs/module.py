@@ -1,15 +1,18 @@
 """`sharp.export`: any module of PyTorch, from memory to a verified model folder."""
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.export import Export, ExportSettings
@@ -80,7 +83,7 @@ def export(
     if isinstance(module, nn.Module):
         with evaluated(module):
             exported = trace(module, tuple(example_inputs), dynamic_shapes)
-            _check_traced(module, exported, tuple(example_inputs))
+            check_traced(module, exported, tuple(example_inputs))
     else:
         exported = module
     settings = ExportSettings(
@@ -136,12 +139,12 @@ def trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: An
         shapes = dynamic_shapes
         if shapes is None:
             shapes = tuple(
-                {axis: Dim.AUTO for axis in range(one.dim())} if isinstance(one, Tensor) else None for one in inputs
+                dict.fromkeys(range(one.dim()), Dim.AUTO) if isinstance(one, Tensor) else None for one in inputs
             )
         try:
             with warnings.catch_warnings(), quiet():
                 warnings.simplefilter("ignore")
-                return torch.export.export(module, inputs, dynamic_shapes=shapes)
+                return torch.export.export(copied(module), inputs, dynamic_shapes=shapes)
         except Exception as error:  # tracing runs the user's code
             if inputs is attempts[-1]:
                 reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
@@ -151,6 +154,13 @@ def trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: An
     raise AssertionError
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy with the very same tensors: what a module keeps of one call, of the tracer's above all, stays in it."""
+    tensors = {id(one): one for one in chain(module.parameters(), module.buffers())}
+    found: nn.Module = copy.deepcopy(module, tensors)  # type: ignore[arg-type]  # deepcopy's memo has ids for keys
+    return found
+
+
 @contextmanager
 def quiet() -> Any:
     """Inside, torch.export logs nothing: what it says of dimensions is tried again here."""
@@ -158,8 +168,7 @@ def quiet() -> Any:
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with nullcontext():
-            yield
+        yield
     finally:
         logger.setLevel(before)
 
@@ -174,10 +183,10 @@ def _two_sequences(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _check_traced(module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> None:
+def check_traced(module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> None:
     """Refuse a module whose program computes something else: one that keeps a state, say."""
-    expected = [one for one in torch.utils._pytree.tree_leaves(module(*inputs)) if isinstance(one, Tensor)]
-    found = [one for one in torch.utils._pytree.tree_leaves(exported.module()(*inputs)) if isinstance(one, Tensor)]
+    expected = [one for one in tree_leaves(copied(module)(*inputs)) if isinstance(one, Tensor)]
+    found = [one for one in tree_leaves(exported.module()(*inputs)) if isinstance(one, Tensor)]
     for one, other in zip(expected, found, strict=True):
         if one.is_floating_point() and not (one - other).abs().max() <= MOST_DIFFERENCE * one.abs().max().clamp(
             min=1e-6

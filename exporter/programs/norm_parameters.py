@@ -1,6 +1,7 @@
 """What the norm of a program has learned, as the user gives it: `norm_parameters` of `sharp.export`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class NormParameters(nn.Module):
 
     def __init__(self, config: SharpConfig, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
+        self.own = False
         names = NAMES.get(config.norm, ())
         for name in given:
             if name not in names:
@@ -52,6 +54,13 @@ class NormParameters(nn.Module):
                 for name, value in values.items():
                     getattr(scale, name).data = value[layer].clone()
                 self.scales.append(scale.requires_grad_(False))
+
+    @classmethod
+    def of_program(cls, config: SharpConfig) -> "NormParameters":
+        """None: those of the program itself, whose norm stays."""
+        found = cls(replace(config, norm="softmax"), {}, {})
+        found.own = True
+        return found
 
     def fill(self, b: float | None, n: float | None) -> None:
         """Give all heads of ssa the same b and n; None leaves them."""
@@ -76,8 +85,8 @@ class NormParameters(nn.Module):
                 check_uncapped(options)
                 last = _last_visible(query, key, options, positions)
                 query = query * self.scales[layer](last, last).unsqueeze(-1).to(query.dtype)
-            if self.ssa is not None:
-                head_params = self.ssa[layer]
+            if not self.own:
+                head_params = None if self.ssa is None else self.ssa[layer]
             return attention(layer, query, key, value, head_params, alibi_slopes, options)
 
         return with_norm

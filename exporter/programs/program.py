@@ -4,7 +4,7 @@ import hashlib
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ class Program(nn.Module):
         self.graph = _flat(exported)
         self.tensors: dict[Node, str] = {}  # placeholder -> attribute that holds its tensor
         self.names: dict[str, str] = {}  # name in the module -> attribute
+        self.aliases: dict[str, str] = {}  # dimension -> the one that it is the same as
         self.inputs: tuple[ProgramInput, ...] = ()
         self._take_inputs(exported)
         specs = exported.graph_signature.output_specs
@@ -97,7 +98,16 @@ class Program(nn.Module):
             if key not in taken or not tensor.numel():
                 taken[key] = self._keep(str(spec.target), tensor.detach().cpu(), spec.kind == InputKind.PARAMETER)
             self.tensors[node] = self.names[str(spec.target)] = taken[key]
-        self.inputs = tuple(inputs)
+        self.inputs = tuple(self._of_one_batch(port, inputs) for port in inputs)
+
+    def _of_one_batch(self, port: ProgramInput, inputs: list[ProgramInput]) -> ProgramInput:
+        """The first dimension of all inputs is one; the tracer may take them for several that happen to be the same."""
+        first, own = inputs[0].shape, port.shape
+        if len(own) < 2 or len(first) < 2 or not (isinstance(first[0], str) and isinstance(own[0], str)):
+            return port
+        if own[0] != first[0]:
+            self.aliases[own[0]] = first[0]
+        return replace(port, shape=(first[0], *own[1:]))
 
     def _after_inputs(self) -> set[Node]:
         """What depends on what is in an input that holds no positions, and not only on its size."""
@@ -191,6 +201,7 @@ class Program(nn.Module):
             for name, size in zip(port.shape, given[port.node].shape, strict=True)
             if isinstance(name, str)
         }
+        sizes |= {name: sizes[same] for name, same in self.aliases.items() if same in sizes}
         found: list[int] = []
         for size in node.meta["val"].shape:
             if isinstance(size, int):
@@ -293,8 +304,8 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
 def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
     found: list[int | str] = []
     for size in value.shape:
-        if isinstance(size, int):
-            found.append(size)
+        if isinstance(size, int) or size.node.expr.is_Integer:
+            found.append(int(size))
         elif re.fullmatch(r"[su]\d+", str(size)):
             found.append(str(size))
         else:

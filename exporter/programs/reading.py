@@ -123,8 +123,7 @@ def _read(
             return ProgramModel(program, roles, attention, output, config, parameters, own=own).eval()
         return ProgramDecoder(program, roles, attention, output, config, parameters, tables, own=own).eval()
 
-    unnormed = NormParameters(replace(config, norm="softmax"), {}, {})  # a module of the norm brings its parameters
-    original = made(config, unnormed, own=True)
+    original = made(config, NormParameters.of_program(config), own=True)
     _check_own_attention(original, program, output)
     tokenizer = None if given.tokenizer is None else read_tokenizer(given.tokenizer, config.vocab_size)
     if norm in (None, own_norm) and options.alpha in (None, config.alpha) and not given.norm_parameters:
