@@ -27,6 +27,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
+import sharp.models.adapted_model  # noqa: F401 - registers adapted models too
 from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.models.byte_tokenizer import END_OF_TEXT, byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM

@@ -36,9 +36,10 @@ def normalized_attention(
     alibi_slopes: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """What `scaled_dot_product_attention` is for softmax, for every normalizer; differentiable in query, key, value, head_params.
+    """What `scaled_dot_product_attention` is for softmax, for every normalizer.
 
-    Logits, weights and sums are float32 (float64 for float64 inputs) whatever the inputs are.
+    Differentiable in query, key, value and head_params. Logits, weights and sums are float32 (float64 for float64
+    inputs) whatever the inputs are.
 
     Args:
         query: [batch, q_heads, queries, head_dim]; a learned length scale (asentmax and its like) is already in it.
@@ -299,7 +300,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _by_key_head(tensor: Tensor, kv_heads: int) -> Tensor:
-    """[batch, q_heads, rows, dim] -> [batch, kv_heads, group * rows, dim]: the heads that share a key head in one product."""
+    """[batch, q_heads, rows, dim] -> [batch, kv_heads, group * rows, dim]: one product for all heads of a key head."""
     return tensor.unflatten(1, (kv_heads, -1)).flatten(2, 3)
 
 

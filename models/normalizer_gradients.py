@@ -1,8 +1,8 @@
 """The gradients of the normalizers, from the weights: what streamed attention computes again in its backward pass.
 
 A function takes logits z [batch, heads, queries, keys] with 0 where a key is not visible, the weights w that
-`sharp.models.normalizers.attention_weights` makes of them, and g = dL/dw. It returns dL/dz and, where the normalizer has
-learned parameters, dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0.
+`sharp.models.normalizers.attention_weights` makes of them, and g = dL/dw. It returns dL/dz and, where the normalizer
+has learned parameters, dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def entmax(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor,
 
 
 def ssa(logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
-    """Through w = softmax(t), t = n sgn(z) ln(1 + b|z|): dt/dz = n b / (1 + b|z|), dt/db = n z / (1 + b|z|), dt/dn = t / n."""
+    """Through w = softmax(t), t = n sgn(z) ln(1 + b|z|): dt/dz = n b / (1 + b|z|) and dt/db = n z / (1 + b|z|)."""
     assert options.head_params is not None
     b, n = options.head_params.to(logits.dtype)[:, None, None, :].unbind(-1)  # each [heads, 1, 1]
     size = logits.abs()

@@ -7,6 +7,8 @@ from transformers import PreTrainedModel
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.hook import HOOK, check_uncapped
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
+from sharp.models.adapted_model import MODEL_TYPE as ADAPTED
+from sharp.models.adapted_model import AttentionNorm, attention_norms
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import SsaParameters
@@ -50,16 +52,45 @@ class StartParameters(nn.Module):
         return with_norm
 
 
-class HookedDecoder(Decoder):
-    """A causal language model of transformers."""
+class LearnedParameters(nn.Module):
+    """The parameters of the norm that `sharp adapt` gave a model; they are in the model itself."""
 
-    def __init__(self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
+        self.norms = nn.ModuleList(attention_norms(model))
+
+    def around(self, attention: AttentionFunction, positions: Tensor) -> AttentionFunction:
+        """`attention` with these parameters, for tokens at `positions` [batch, tokens]."""
+
+        def with_norm(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            _head_params: Tensor | None,
+            _alibi_slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            norm = self.norms[layer]
+            assert isinstance(norm, AttentionNorm)
+            return attention(layer, norm.scale_query(query, positions), key, value, norm.head_params(), None, options)
+
+        return with_norm
+
+
+class HookedDecoder(Decoder):
+    """A causal language model of transformers; `learned` says that its norm is the one that it was adapted to."""
+
+    def __init__(
+        self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme, *, learned: bool = False
+    ) -> None:
+        super().__init__()
+        self.learned = learned
         self.norm_name = config.norm
         self.model = model
         self.config = config
         self.positions = positions
-        self.parameters_of_norm = StartParameters(config)
+        self.parameters_of_norm = LearnedParameters(model) if learned else StartParameters(config)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """See `Decoder`."""
@@ -84,10 +115,11 @@ class HookedDecoder(Decoder):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def own_logits(self, input_ids: Tensor) -> Tensor | None:
-        """By transformers' own attention, which has softmax only."""
-        if self.config.norm != "softmax":
+        """By transformers' own attention, which has softmax only, or the one that an adapted model is loaded with."""
+        if self.config.norm != "softmax" and not self.learned:
             return None
-        self.model.set_attn_implementation("eager")  # the only one that has Gemma 2's soft cap
+        # "eager" is the only one of transformers' own that has Gemma 2's soft cap.
+        self.model.set_attn_implementation(ADAPTED if self.learned else "eager")
         logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
         return logits
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import textwrap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import Source, sha256
 from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
+from sharp.models.adapted_model import MODEL_TYPE as ADAPTED
+from sharp.models.adapted_model import AdaptedConfig, AdaptedNorm, read_adapted_norm
 from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
@@ -43,6 +45,24 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 MOST_DIFFERENCE = 1e-2  # another attention moves logits by far more, rounding by far less
 
 
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model of transformers as it was read, and what describes it; `facts` is its configuration."""
+
+    model: PreTrainedModel
+    facts: PreTrainedConfig
+    architecture: Architecture
+    tokenizer: Any | None
+    sha256: str
+    unused_weights: tuple[str, ...]
+
+    @property
+    def adapted(self) -> AdaptedNorm | None:
+        """The norm that `sharp adapt` gave it, if it did."""
+        content = getattr(self.facts, "sharp", None)
+        return None if content is None else read_adapted_norm(content)
+
+
 def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
     """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm`, set up with `options`.
 
@@ -50,34 +70,73 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported, or the norm
             needs parameters that it cannot have.
     """
+    trained_norm = recorded_norm(path)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
-    if get_norm(norm).scale_kind in ("head", "token"):
+    if get_norm(norm).scale_kind in ("head", "token") and norm != trained_norm:
         raise InputError(
             f"{path} has no parameters for --norm {norm} (its scale is learned); "
-            "choose a norm without learned projections, or train the model with it first"
+            "choose a norm without learned projections, or train the model with it first (sharp adapt)"
         )
+    opened = open_model(path)
+    exported = _hooked(path, opened, norm, options)
+    if norm == (trained_norm or "softmax"):
+        original = exported
+    else:
+        original = _hooked(path, opened, trained_norm or "softmax", NO_OPTIONS)
+    check_own_attention(path, original)
+    tokenizer = opened.tokenizer
+    return Source(
+        name=path.stem if path.is_file() else path.resolve().name,
+        architecture=type(opened.model).__name__,
+        sha256=opened.sha256,
+        model=exported,
+        original=original,
+        write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
+        write_config=opened.facts.save_pretrained,
+        unused_weights=opened.unused_weights,
+    )
+
+
+def recorded_norm(path: Path) -> str | None:
+    """The norm that the `config.json` of an adapted model names; None for every other checkpoint."""
+    try:
+        content = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("model_type") != ADAPTED:
+        return None
+    return read_adapted_norm(content.get("sharp")).norm
+
+
+def open_model(path: Path) -> OpenedModel:
+    """Read a Hugging Face folder (safetensors) or a GGUF file as a model of transformers, in float32.
+
+    Raises:
+        InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported.
+    """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # The GGUF reader draws a bar of its own that no setting turns off.
     with contextlib.redirect_stderr(io.StringIO()), one_reader():
-        return _read(path, norm, options)
+        return _open(path)
 
 
-def _read(path: Path, norm: str, options: NormOptions) -> Source:
+def _open(path: Path) -> OpenedModel:
     one_file = path.is_file()
     _check_shards(path)
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if one_file else path)}
     where |= {"gguf_file": path.name if one_file else None, "local_files_only": True, "trust_remote_code": False}
     try:
-        facts = AutoConfig.from_pretrained(**where)
+        stored = AutoConfig.from_pretrained(**where)
+        facts = stored.base_config() if isinstance(stored, AdaptedConfig) else stored
         architecture = _architecture(path, facts)
         loader = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModelForMaskedLM
         _check_size(path, loader, facts)
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
-            **where, config=facts, dtype="float32", use_safetensors=True, output_loading_info=True
+            **where, config=stored, dtype="float32", use_safetensors=True, output_loading_info=True
         )  # type: ignore[misc]  # a pair, with output_loading_info
     except InputError:
         raise
@@ -90,18 +149,12 @@ def _read(path: Path, norm: str, options: NormOptions) -> Source:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"{path}: the weights of {name} are not all finite; copy the checkpoint again")
-    tokenizer = _read_tokenizer(path, where)
-    exported = _hooked(path, model.eval(), architecture, norm, options)
-    original = exported if norm == "softmax" else _hooked(path, model, architecture, "softmax", NO_OPTIONS)
-    check_own_attention(path, original)
-    return Source(
-        name=path.stem if one_file else path.resolve().name,
-        architecture=type(model).__name__,
+    return OpenedModel(
+        model=model.eval(),
+        facts=facts,
+        architecture=architecture,
+        tokenizer=_read_tokenizer(path, where),
         sha256=sha256([path] if one_file else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
-        model=exported,
-        original=original,
-        write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
-        write_config=facts.save_pretrained,
         unused_weights=tuple(sorted(map(str, loading["unexpected_keys"]))),
     )
 
@@ -171,7 +224,7 @@ def _reason(error: Exception) -> str:
 def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
     if facts.model_type not in ARCHITECTURES:
         raise InputError(
-            f"{path} is a {facts.model_type} model, which sharp-export does not support yet; "
+            f"{path} is a {facts.model_type} model, which Sharp does not support yet; "
             f"supported are: {', '.join(ARCHITECTURES)}"
         )
     if path.is_dir() and getattr(facts, "quantization_config", None) is not None:
@@ -196,9 +249,8 @@ def _rope_types(parameters: dict[str, Any]) -> set[str]:
     return {str(one.get("rope_type", "default")) for one in nested or [parameters]}
 
 
-def _hooked(
-    path: Path, model: PreTrainedModel, architecture: Architecture, norm: str, options: NormOptions
-) -> Decoder | UncachedModel:
+def _hooked(path: Path, opened: OpenedModel, norm: str, options: NormOptions) -> Decoder | UncachedModel:
+    model, architecture, adapted = opened.model, opened.architecture, opened.adapted
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     try:
         heads = probe_heads(model, lambda attention: model(input_ids=tokens, sharp_attention=attention))
@@ -206,9 +258,19 @@ def _hooked(
         raise InputError(f"{path} cannot be exported: {error}") from error
     except Exception as error:  # its configuration may hold anything
         raise InputError(f"{path} cannot be exported, as transformers cannot run it: {_reason(error)}") from error
-    config = replace(_config(model, heads, architecture, norm), **options.config_fields())
-    kind = HookedDecoder if architecture.kind == "decoder" else HookedEncoder
-    return kind(model, config, architecture.positions)
+    config = _config(model, heads, architecture, norm)
+    learned = adapted is not None and adapted.norm == norm
+    if adapted is not None and learned:
+        config = replace(
+            config,
+            alpha=adapted.alpha,
+            temperature_coefficients=adapted.temperature_coefficients,
+            entropy_threshold=adapted.entropy_threshold,
+        )
+    config = replace(config, **options.config_fields())
+    if architecture.kind == "encoder":
+        return HookedEncoder(model, config, architecture.positions)
+    return HookedDecoder(model, config, architecture.positions, learned=learned)
 
 
 def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture, norm: str) -> SharpConfig:

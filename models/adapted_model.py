@@ -1,0 +1,294 @@
+"""Models of transformers whose attention has another norm than softmax: what `sharp adapt` trains and writes.
+
+    import sharp.models.hugging_face
+    AutoModelForCausalLM.from_pretrained(folder).generate(input_ids)
+
+`config.json` has the model type "sharp_adapted", so that a program which does not know the norm refuses the folder and
+does not run it with softmax. Under "base" it has the configuration of the model that was adapted, under "sharp" the
+norm (`AdaptedNorm`). The weights have the base model's names; what the norm learned is beside them as `.sharp_norm.`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from sharp.models.config import check_norm_options
+from sharp.models.normalized_attention import normalized_attention
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, get_norm
+from sharp.models.query_scale import QueryScale
+from sharp.plugins.errors import InputError
+from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
+
+MODEL_TYPE = "sharp_adapted"  # also the name of the attention implementation
+PROBE = "sharp_probe"
+NORM_MODULE = "sharp_norm"
+
+
+@dataclass(frozen=True)
+class AdaptedNorm:
+    """The entry "sharp" of `config.json`: the norm of every layer.
+
+    `attention_modules` are the modules that call transformers' attention interface, by layer. With `scaled_queries` each
+    head's query has a learned factor of its own; it is false where that factor is part of the weights. `trained_context`
+    is the longest sequence of the adaptation.
+
+    Raises:
+        InputError: no model can have this norm; the message names the field.
+    """
+
+    norm: str
+    attention_modules: tuple[str, ...]
+    q_heads: int
+    hidden_size: int
+    trained_context: int
+    alpha: float = 1.5
+    temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
+    entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
+    scaled_queries: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("attention_modules", "temperature_coefficients"):  # JSON has lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        get_norm(self.norm)
+        check_norm_options(self.alpha, 1.0, self.temperature_coefficients, self.entropy_threshold)
+
+    @property
+    def scheme(self) -> Norm:
+        """The registry's entry."""
+        return get_norm(self.norm)
+
+
+def read_adapted_norm(content: object) -> AdaptedNorm:
+    """The entry "sharp" of a `config.json`.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    if not isinstance(content, dict):
+        raise InputError("config.json has no entry 'sharp', which says the norm of an adapted model; copy it again")
+    try:
+        return AdaptedNorm(**content)
+    except TypeError as error:
+        raise InputError(f"the entry 'sharp' of config.json is damaged: {error}; copy the model again") from error
+
+
+class AttentionNorm(nn.Module):
+    """What one attention module's norm has learned, and where the query's position and the module's input reach it."""
+
+    def __init__(self, described: AdaptedNorm) -> None:
+        super().__init__()
+        self.described = described
+        scheme, q_heads = described.scheme, described.q_heads
+        self.log_scale = nn.Parameter(torch.zeros(q_heads)) if described.scaled_queries else None
+        self.head_parameters = SsaParameters(q_heads) if scheme.head_parameters else None
+        self.query_scale = None
+        if scheme.scale_kind != "none":
+            every = torch.ones(q_heads, dtype=torch.bool)
+            self.query_scale = QueryScale(
+                scheme.scale_kind, described.hidden_size, every, max(2, described.trained_context)
+            )
+        self.active = True  # False: plain softmax, as the model was before
+        self.alpha = described.alpha
+        self.observer: Callable[[Tensor, Tensor, dict[str, Any]], None] | None = None
+        self._input: list[Tensor] = []  # a list, as torch.export allows no tensor to be set on a module
+
+    def see_input(self, _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """The forward pre-hook of the attention module: scales that depend on the token read its input."""
+        self._input[:] = [named["hidden_states"] if "hidden_states" in named else arguments[0]]
+
+    def scale_query(self, query: Tensor, positions: Tensor) -> Tensor:
+        """Query [batch, tokens, q_heads, head_dim] with its learned factors; positions [batch, tokens]."""
+        if self.log_scale is not None:
+            query = query * torch.exp(self.log_scale).to(query.dtype).unsqueeze(-1)
+        if self.query_scale is not None:
+            hidden = self._input.pop() if self._input else query  # of which only scales by token read values
+            query = query * self.query_scale(hidden, positions).unsqueeze(-1).to(query.dtype)
+        return query
+
+    def head_params(self) -> Tensor | None:
+        """Of ssa, [q_heads, 2]."""
+        return None if self.head_parameters is None else self.head_parameters()
+
+
+def adapted_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls: query [batch, q_heads, tokens, head_dim], already rotated -> [batch, tokens, ...]."""
+    norm: AttentionNorm = module.sharp_norm  # type: ignore[assignment]  # modules have any attribute
+    described, window = norm.described, kwargs.get("sliding_window")
+    options: dict[str, Any] = {
+        "scale": kwargs.get("scaling"),
+        "softcap": kwargs.get("softcap") or 0.0,
+        "causal": attention_mask is None,  # a mask says all
+        "window": -1 if window is None or attention_mask is not None else window,
+        "mask": attention_mask,
+    }
+    if norm.active:
+        tokens, keys = query.shape[2], key.shape[2]
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            positions = torch.arange(keys - tokens, keys, device=query.device)[None]
+        query = norm.scale_query(query.transpose(1, 2), positions).transpose(1, 2)
+        options |= {
+            "norm": described.norm,
+            "alpha": norm.alpha,
+            "head_params": norm.head_params(),
+            "temperature_coefficients": described.temperature_coefficients,
+            "entropy_threshold": described.entropy_threshold,
+        }
+    if norm.observer is not None:
+        norm.observer(query, key, options)
+    return normalized_attention(query, key, value, **options).transpose(1, 2), None
+
+
+transformers.AttentionInterface.register(MODEL_TYPE, adapted_attention)
+AttentionMaskInterface.register(MODEL_TYPE, sdpa_mask)
+
+
+def find_attention(model: PreTrainedModel) -> tuple[str, ...]:
+    """The names of the modules that call transformers' attention interface, in the order of their calls."""
+    found: list[nn.Module] = []
+
+    def probe(module: nn.Module, query: Tensor, *_arguments: Any, **_named: Any) -> tuple[Tensor, None]:
+        found.append(module)
+        return torch.zeros_like(query).transpose(1, 2), None
+
+    transformers.AttentionInterface.register(PROBE, probe)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(PROBE)
+    with torch.no_grad():
+        device = next(model.parameters()).device
+        model.base_model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
+    model.set_attn_implementation(before or "eager")
+    names = {id(module): name for name, module in model.named_modules()}
+    return tuple(names[id(module)] for module in found)
+
+
+def attach(model: PreTrainedModel, described: AdaptedNorm) -> None:
+    """Give every attention module of `model` the norm, with start values.
+
+    Raises:
+        InputError: the model has no such modules.
+    """
+    for name in described.attention_modules:
+        try:
+            attention = model.get_submodule(name)
+        except AttributeError as error:
+            raise InputError(f"the entry 'sharp' of config.json names {name}, which the model does not have") from error
+        with torch.device("cpu"):  # transformers makes models on the meta device
+            norm = AttentionNorm(described)
+        attention.add_module(NORM_MODULE, norm)
+        if described.scheme.scale_kind == "token":
+            attention.register_forward_pre_hook(norm.see_input, with_kwargs=True)
+
+
+def attention_norms(model: nn.Module) -> list[AttentionNorm]:
+    """The norms of all layers."""
+    return [module for module in model.modules() if isinstance(module, AttentionNorm)]
+
+
+@contextmanager
+def plain_softmax(model: nn.Module) -> Iterator[None]:
+    """Inside, `model` attends as before it got its norm; its weights are what they are."""
+    norms = attention_norms(model)
+    for norm in norms:
+        norm.active = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.active = True
+
+
+class AdaptedConfig(PreTrainedConfig):
+    """The configuration of an adapted model as it is in its folder."""
+
+    model_type = MODEL_TYPE
+
+    base: dict[str, Any] | None = None
+    sharp: dict[str, Any] | None = None
+
+    def base_config(self) -> PreTrainedConfig:
+        """The configuration of the model that was adapted, with the entry `sharp`.
+
+        Raises:
+            InputError: it is missing or damaged.
+        """
+        base = dict(self.base or {})
+        kind = base.pop("model_type", None)
+        if not isinstance(kind, str) or kind == MODEL_TYPE:
+            raise InputError("config.json has no entry 'base' with a model_type; copy the model again")
+        config: PreTrainedConfig = AutoConfig.for_model(kind, **base)
+        config.sharp = asdict(read_adapted_norm(self.sharp))  # type: ignore[attr-defined]
+        return config
+
+
+class _Adapted:
+    """What the class of an adapted model has besides its base class's."""
+
+    config: Any
+
+    def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)  # type: ignore[call-arg]
+        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type, attr-defined]
+
+    def save_pretrained(self, save_directory: Any, *arguments: Any, **named: Any) -> None:
+        """As transformers' own, with the adapted model's `config.json`."""
+        super().save_pretrained(save_directory, *arguments, **named)  # type: ignore[misc]
+        base = self.config.to_dict()
+        sharp = base.pop("sharp")
+        name = next(one.__name__ for one in type(self).__mro__ if one.__module__.startswith("transformers.models"))
+        config = AdaptedConfig(base=base, sharp=sharp, architectures=["AdaptedForCausalLM"])
+        base["architectures"] = [name]
+        config.save_pretrained(Path(save_directory))
+
+
+def adapted_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The class of `base`'s adapted models; transformers looks at the module of a class, so it is that of `base`."""
+    return type(f"Adapted{base.__name__}", (_Adapted, base), {"__module__": base.__module__})
+
+
+def become_adapted(model: PreTrainedModel, described: AdaptedNorm) -> None:
+    """Make `model`, which has its norms, one that is saved as an adapted model; in place."""
+    model.config.sharp = asdict(described)
+    model.__class__ = adapted_class(type(model))
+
+
+class AdaptedForCausalLM:
+    """What `AutoModelForCausalLM` finds for an `AdaptedConfig`: it makes a model of the base's class."""
+
+    config_class = AdaptedConfig
+
+    @classmethod
+    def from_pretrained(cls, path: Any, *arguments: Any, config: AdaptedConfig, **named: Any) -> Any:
+        """The model in a folder; arguments as transformers' own."""
+        base = config.base_config()
+        named |= {"config": base, "attn_implementation": MODEL_TYPE}
+        loaded = _class_of(base).from_pretrained(path, *arguments, **named)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # a pair, with output_loading_info
+        for norm in attention_norms(model):
+            if norm.query_scale is not None:  # a buffer that no file has, which transformers leaves as it finds it
+                norm.query_scale.scaled_heads.fill_(True)
+        return loaded
+
+    @classmethod
+    def _from_config(cls, config: AdaptedConfig, **named: Any) -> Any:
+        base = config.base_config()
+        named |= {"attn_implementation": MODEL_TYPE}
+        return _class_of(base)._from_config(base, **named)
+
+
+def _class_of(base: PreTrainedConfig) -> type[PreTrainedModel]:
+    return adapted_class(AutoModelForCausalLM._model_mapping[type(base)])
+
+
+AutoConfig.register(MODEL_TYPE, AdaptedConfig)
+AutoModelForCausalLM.register(AdaptedConfig, AdaptedForCausalLM)  # type: ignore[arg-type]
