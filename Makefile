@@ -31,7 +31,7 @@ test: setup
 	$(PYTEST) --ignore tests/full
 
 test-full: setup
-	$(PYTEST)
+	HYPOTHESIS_PROFILE=full $(PYTEST)
 
 # The kernels' own tests with a library that stops at the first wrong access or undefined operation, on every instruction set.
 sanitize: setup

@@ -7,7 +7,7 @@ from pathlib import Path
 import entmax as entmax_package
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.models.normalizers import (
@@ -106,7 +106,6 @@ def test_half_precision_is_computed_in_float32(normalizer, dtype):
 
 
 @given(st.lists(finite, min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
 def test_entmax_agrees_with_the_package(row):
     tensor = torch.tensor(row, dtype=torch.float64)
     torch.testing.assert_close(weights_of(row, "entmax", alpha=1.5), entmax_package.entmax15(tensor, dim=0))
@@ -130,7 +129,6 @@ def test_compiled_entmax_takes_steps_enough(alpha, monkeypatch):
 
 
 @given(st.lists(finite, min_size=1, max_size=20), st.floats(0.01, 10), st.floats(1, 10))
-@settings(max_examples=50, deadline=None)
 def test_ssa_is_its_equation_5(row, b, n):
     scores = [(1 + b * abs(z)) ** (math.copysign(n, z) if z else 0.0) for z in row]
     expected = torch.tensor([score / sum(scores) for score in scores], dtype=torch.float64)

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.plugins.sampling import NO_TOKEN, logprobs, sample
@@ -63,7 +63,6 @@ LIMITS = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(LIMITS, min_size=1, max_size=5),
     st.sampled_from([1, 3, 15, 127, 128, 129, 1000, 20000]),
@@ -112,7 +111,6 @@ def test_rows_that_are_not_finite_have_no_token(bad, place, sharpness):
     assert np.isnan(logprobs(logits, [0, 1], [1, 1], 3)[1]).all(1).tolist() == [True, False]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from([1, 20, 129, 5000]), st.sampled_from([0, 1, 5, 20]), st.booleans(), st.integers(0, 2**32 - 1))
 def test_the_most_likely_tokens_follow_the_definition(vocab, top, ties, seed):
     logits = np.random.default_rng(seed).normal(0, 40, (3, vocab)).astype(np.float32)

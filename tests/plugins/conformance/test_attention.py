@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from onnx import inliner
 from onnx.reference import ReferenceEvaluator
 
@@ -30,7 +30,6 @@ from tests.plugins.conformance.attention_cases import (
 )
 from tests.plugins.conformance.cases import session
 
-RANDOM = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 TYPED = ("query", "key", "value", "past_key", "past_value")
 SMALL = {form: Shape(form, queries=3, new_keys=3, past=9, group=2, head_dim=4, value_dim=4) for form in FORMS}
 
@@ -43,19 +42,16 @@ def _run_torch(case: Case) -> ContiguousOutput:
     )
 
 
-@settings(RANDOM, max_examples=150)
 @given(case=cases())
 def test_kernel_on_random_calls(case: Case) -> None:
     assert_agrees(run(case, kernel=True), run_reference(case), case)
 
 
-@settings(RANDOM, max_examples=60)
 @given(case=cases())
 def test_body_on_random_calls_on_stock_onnx_runtime(case: Case) -> None:
     assert_agrees(run(case, kernel=False), run_reference(case), case)
 
 
-@settings(RANDOM, max_examples=60)
 @given(case=cases())
 def test_torch_op_on_random_calls(case: Case) -> None:
     assert_agrees(_run_torch(case), run_reference(case), case)

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from sharp.plugins.ops.schema import NORMALIZERS
 from tests import instruction_sets
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, make_case, run, run_reference
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_random_calls(case: Case) -> None:
     assert_agrees(run(case, kernel=True), run_reference(case), case)

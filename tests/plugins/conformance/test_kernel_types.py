@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
@@ -85,13 +85,11 @@ def test_a_cache_of_16_bits(normalizer: str, dtype: str, shape: str) -> None:
     assert_agrees(*run_with_cache(case, dtype), case, tolerance=2e-5)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_random_calls_with_a_bfloat16_cache(case: Case) -> None:
     assert_agrees(*run_with_cache(case, "bfloat16"), case, tolerance=2e-5)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_random_calls_with_an_int8_cache(case: Case) -> None:
     assume(not (case.ties and case.normalizer in ("relu", "relu2")))  # logits that cancel to 0 do so nearly, and often

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from sharp.plugins import library_path
 from sharp.plugins.errors import InputError
@@ -36,7 +36,6 @@ def _run(case: Case) -> AttentionOutput:
     return AttentionOutput(*(result.numpy() for result in results))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_random_calls(case: Case) -> None:
     assert_agrees(_run(case), run_reference(case), case)

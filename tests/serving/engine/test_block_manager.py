@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.plugins.manifest import read_manifest
@@ -103,7 +103,6 @@ def test_broken_accounting_is_found(damage, message):
         blocks.check_integrity()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(1, 12), st.integers(0, 3)), max_size=30))
 def test_blocks_are_never_lost_and_never_hold_two_things(operations):
     blocks = BlockManager(6, 4)

@@ -3,7 +3,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.plugins.manifest import read_manifest
@@ -109,7 +109,6 @@ def params_of(request, number):
     return SamplingParams(seed=number, **{name: value for name, value in request.items() if name not in others})
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(REQUEST, min_size=1, max_size=8),
     st.sampled_from([LIMITS, replace(LIMITS, prefill_chunk_tokens=2), replace(LIMITS, prefix_cache=False)]),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.plugins.sampling import NO_TOKEN
@@ -74,7 +74,6 @@ PARAMS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(PARAMS, min_size=1, max_size=6), st.sampled_from([40, 257, 8192]), st.integers(0, 2**32 - 1))
 def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, seed):
     logits = np.random.default_rng(seed).normal(0, 3, (3, len(params), vocab)).astype(np.float32)
@@ -93,7 +92,6 @@ def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, see
         assert offset([row]) == [[step[row]] for step in together]
 
 
-@settings(max_examples=100, deadline=None)
 @given(PARAMS, st.lists(st.integers(6, 30), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_a_token_behind_draft_tokens_is_sampled_as_if_they_had_been_sampled(params, drafts, seed):
     logits = np.random.default_rng(seed).normal(0, 3, (len(drafts) + 1, 40)).astype(np.float32)
@@ -117,7 +115,6 @@ def by_definition(logits, temperature, top_k, top_p, min_p):
     return probabilities
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([0.3, 2, 6]),
@@ -175,7 +172,6 @@ def test_min_tokens_keeps_the_end_away():
     assert answer == [1, 1, 0]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 64, 257, 5000]), st.integers(0, 20))
 def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
     logits = np.random.default_rng(seed).normal(0, 4, (3, vocab)).astype(np.float32)

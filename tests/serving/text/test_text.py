@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models, processors
@@ -27,13 +27,11 @@ def test_an_unfinished_character_at_the_end_is_dropped(tokenizer):
     assert "".join(pieces(tokenizer, "ab😀".encode()[:-1])) == "ab"
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=40))
 def test_pieces_add_up_to_the_text(tokenizer, text):
     assert "".join(pieces(tokenizer, tokenizer.encode(text))) == text
 
 
-@settings(max_examples=200, deadline=None)
 @given(token_ids=st.lists(st.integers(0, 256), max_size=60))
 def test_any_bytes_give_what_decoding_them_at_once_gives(tokenizer, token_ids):
     shown = "".join(pieces(tokenizer, token_ids))
@@ -117,7 +115,6 @@ def test_stop_strings(strings, texts, shown, matched):
     assert "".join(shown) + (matched or "") == "".join([*texts_before, last])
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.text("abc", max_size=3), max_size=12),

@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -319,7 +319,6 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("text", "shown", "calls"), ANSWERS, ids=range(len(ANSWERS)))
-@settings(deadline=None)
 @given(data=st.data())
 def test_calls_are_found_however_the_text_is_cut(text, shown, calls, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
