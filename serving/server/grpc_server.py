@@ -15,6 +15,7 @@ from sharp.serving.frontends.grpc.control import ControlService
 from sharp.serving.frontends.grpc.inference import InferenceService
 from sharp.serving.frontends.kserve.service import KServeService
 from sharp.serving.frontends.rpc.authentication import TokenInterceptor
+from sharp.serving.frontends.rpc.messages import MessageInterceptor
 from sharp.serving.frontends.rpc.status import Context
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.server.address import join
@@ -79,7 +80,7 @@ class GrpcServer:
         self._serving: bool | None = None
         self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
-            interceptors=() if tokens is None else (TokenInterceptor(tokens),),
+            interceptors=(*(() if tokens is None else (TokenInterceptor(tokens),)), MessageInterceptor()),
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
