@@ -26,6 +26,7 @@ from sharp.exporter.graph.half_precision import weights_as, widen_bfloat16
 from sharp.exporter.graph.quantization import quantize
 from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions
+from sharp.exporter.staging import Staging, remove_stale
 from sharp.exporter.verification.comparison import WIDENED, Runtime, runtimes_of
 from sharp.exporter.verification.perplexity import (
     MOST_TOKENS,
@@ -96,17 +97,17 @@ def export(
     made = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        remove_stale(target)
+        staging = Staging(target)
     except OSError as error:
         raise InputError(f"the output folder {folder} cannot be made: {error.strerror}") from error
     try:
-        result = _export_into(staging, source, form, settings, target.name, phase)
-        staging.chmod(0o755)  # mkdtemp's folders are private
-        staging.replace(target)
+        result = _export_into(staging.path, source, form, settings, target.name, phase)
+        staging.publish()
     except OSError as error:
         raise SharpError(f"the model cannot be written to {folder.parent}: {error}") from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        staging.remove()
         if not target.exists():
             for parent in made:  # innermost first
                 with suppress(OSError):  # another has put something there

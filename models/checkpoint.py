@@ -18,6 +18,7 @@ from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.number_sequence import SharpForNumbers
+from sharp.models.safetensors_header import check_header
 from sharp.plugins.errors import InputError, NotFoundError
 
 FORMAT = "sharp"
@@ -250,6 +251,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _open_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

@@ -1,8 +1,10 @@
 """The `sharp` command, and how every command of Sharp reports an error."""
 
 import errno
+import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 from typing import Any, NamedTuple
@@ -50,7 +52,26 @@ class FailedVerification(click.ClickException):
     exit_code = 1
 
 
-class SharpCommand(click.Command):
+def discard_output() -> None:
+    """Write nothing more to stdout, after it has failed: Python would try once more at its end, and complain."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Main(click.Command):
+    """A command whose help cannot be printed ends with a sentence, too."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """See `click.Command`."""
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            discard_output()
+            click.echo(f"Error: {error}", err=True)
+            sys.exit(Refusal.exit_code)
+
+
+class SharpCommand(_Main):
     """A command whose `SharpError`s end as one sentence on stderr and exit code 2 (1 for a failed verification)."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -70,6 +91,8 @@ class SharpCommand(click.Command):
         except OSError as error:  # a path that cannot be read or written: no permission, too long a name, a full disk
             if error.errno == errno.EPIPE:  # click ends quietly when nobody reads the output
                 raise
+            if error.errno == errno.ENOSPC:
+                discard_output()  # perhaps it was stdout
             raise Refusal(str(error)) from error
         except BaseException as error:
             if is_panic(error):
@@ -88,7 +111,7 @@ def exit_on_terminate() -> None:
             signal.signal(number, leave)
 
 
-class LazyGroup(click.Group):
+class LazyGroup(_Main, click.Group):
     """Serving needs no torch and exporting no gRPC, so neither is imported for the other's command."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:

@@ -1,6 +1,7 @@
 """The commands `sharp serve` (also `sharp-serve`) and `sharp generate`."""
 
 import asyncio
+import errno
 import gc
 import os
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from sharp.plugins.cli import SharpCommand
+from sharp.plugins.cli import SharpCommand, discard_output
 from sharp.serving.api.attention import AttentionSummary
 from sharp.serving.api.errors import EngineEndedError, InputError, NotFoundError, SharpError
 from sharp.serving.api.events import Delta, Finished, FinishReason
@@ -81,8 +82,14 @@ def _announce(started: Started) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
-    print_startup(started)
-    click.echo(f"sharp-serve: ready grpc={started.grpc_address} http={started.http_address}")
+    try:
+        print_startup(started)
+        click.echo(f"sharp-serve: ready grpc={started.grpc_address} http={started.http_address}")
+    except (OSError, SystemExit) as error:  # the latter is rich's way to end where nobody reads
+        discard_output()
+        reason = getattr(error, "strerror", None) or os.strerror(errno.EPIPE)
+        what = f"the server's addresses cannot be written to stdout: {reason}"
+        raise SharpError(f"{what}; send stdout to a file, or to /dev/null") from error
 
 
 @click.command(cls=SharpCommand, context_settings=HELP)

@@ -25,7 +25,7 @@ from transformers import (
 
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.gguf_file import one_reader
+from sharp.exporter.checkpoints.gguf_file import check_gguf_header, one_reader
 from sharp.exporter.checkpoints.hook import HeadShape, probe_heads
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
@@ -36,12 +36,14 @@ from sharp.models.adapted_model import AdaptedConfig, AdaptedNorm, read_adapted_
 from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
+from sharp.models.safetensors_header import check_header
 from sharp.plugins.errors import InputError
 from sharp.plugins.tokenizer_trial import check_tokenizer_file
 
 PROBED_TOKENS = 24
 # The files that transformers makes a tokenizer of: the fast one's own, SentencePiece's, GPT-2's and Qwen's, BERT's.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+MOST_TENSORS = 100_000  # of all files
 MOST_DIFFERENCE = 1e-2  # another attention moves logits by far more, rounding by far less
 
 
@@ -124,6 +126,8 @@ def open_model(path: Path) -> OpenedModel:
 
 def _open(path: Path) -> OpenedModel:
     one_file = path.is_file()
+    if one_file:
+        check_gguf_header(path)
     _check_shards(path)
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if one_file else path)}
     where |= {"gguf_file": path.name if one_file else None, "local_files_only": True, "trust_remote_code": False}
@@ -189,6 +193,9 @@ def _check_shards(path: Path) -> None:
         for shard in shards:
             if not isinstance(shard, str) or Path(shard).name != shard:
                 raise InputError(f"{index} keeps weights in {shard!r}, which is not in the folder; do not use it")
+    tensors = sum(check_header(shard) for shard in path.glob("*.safetensors"))
+    if tensors > MOST_TENSORS:
+        raise InputError(f"{path} has {tensors} tensors in its files; the limit is {MOST_TENSORS}")
 
 
 def _check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:

@@ -40,7 +40,7 @@ def read_devices(own: Path | None) -> dict[str, Device]:
     if own is not None:
         try:
             added = tomllib.loads(own.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(f"{own} is not a TOML file of devices: {error}") from error
         for name, fields in added.items():
             if not isinstance(fields, dict):

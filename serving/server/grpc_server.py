@@ -17,6 +17,7 @@ from sharp.serving.frontends.grpc.inference import InferenceService
 from sharp.serving.frontends.kserve.service import KServeService
 from sharp.serving.frontends.rpc.authentication import TokenInterceptor
 from sharp.serving.frontends.rpc.limits import LimitInterceptor
+from sharp.serving.frontends.rpc.messages import MessageInterceptor
 from sharp.serving.frontends.rpc.status import Context
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.server.address import join
@@ -84,6 +85,7 @@ class GrpcServer:
             interceptors=(
                 *(() if tokens is None else (TokenInterceptor(tokens),)),
                 LimitInterceptor(service, config.max_message_bytes, config.body_seconds),
+                MessageInterceptor(),
             ),
             options=(
                 (

@@ -67,24 +67,26 @@ async def run_server(
         http_server = HttpServer(app, config, config.http_port, tls)
         await grpc_server.start()
         await http_server.start()
-        on_start(
-            Started(
-                running.model,
-                running.template is not None,
-                settings,
-                running.info,
-                join(config.host, grpc_server.port),
-                join(config.host, http_server.port),
+        try:
+            on_start(
+                Started(
+                    running.model,
+                    running.template is not None,
+                    settings,
+                    running.info,
+                    join(config.host, grpc_server.port),
+                    join(config.host, http_server.port),
+                )
             )
-        )
-        stopping = asyncio.create_task(stop.wait())
-        either: set[asyncio.Future[Any]] = {stopping, asyncio.wrap_future(running.engine.ended)}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if own_process and not stopping.done():
-            _exit_after(config.grace_seconds + EXIT_SECONDS, ENGINE_ENDED)
-        await grpc_server.announce_end()
-        await running.service.drain(config.grace_seconds)
-        await asyncio.gather(grpc_server.stop(), http_server.stop())
+            stopping = asyncio.create_task(stop.wait())
+            either: set[asyncio.Future[Any]] = {stopping, asyncio.wrap_future(running.engine.ended)}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if own_process and not stopping.done():
+                _exit_after(config.grace_seconds + EXIT_SECONDS, ENGINE_ENDED)
+            await grpc_server.announce_end()
+            await running.service.drain(config.grace_seconds)
+        finally:  # also where the start cannot be printed
+            await asyncio.gather(grpc_server.stop(), http_server.stop())
         if not stopping.done():
             raise EngineEndedError("the engine has ended; the log says why")
 

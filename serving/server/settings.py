@@ -130,7 +130,7 @@ def _read_file(config: Path | None) -> dict[str, Any]:
         raise InputError(f"the configuration {config} does not exist")
     try:
         return tomllib.loads(config.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{config} is not TOML: {error}") from error
 
 

@@ -1,6 +1,7 @@
 """Bad input of `sharp-export`: one sentence, exit code 2, nothing half-written."""
 
 import json
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from click.testing import Result
 
+from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.byte_tokenizer import save_byte_tokenizer
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
+from sharp.plugins.errors import InputError
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 
@@ -184,3 +187,20 @@ def test_a_disk_that_is_full(checkpoint, sharp_export, tmp_path, monkeypatch):
     monkeypatch.setattr("sharp.exporter.checkpoints.own_model.save_byte_tokenizer", full)
     result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
     assert_refused(result, tmp_path / "out", "cannot be written", "tokenizer.json: No space left on device")
+
+
+def test_a_header_of_400_000_empty_tensors_is_refused_at_once(tmp_path):
+    """They took a minute and more than 1 GB, as an object was made of each."""
+    count = 400_000
+    tensors = {f"t{index}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for index in range(count)}
+    header = json.dumps(tensors).encode()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for path in (tmp_path / "own.safetensors", folder / "model.safetensors"):
+        path.write_bytes(struct.pack("<Q", len(header)) + header)
+        with pytest.raises(InputError, match=r"has 400000 tensors; the limit is 20000|header of \d+ bytes; the limit"):
+            read_source(path if path.parent == tmp_path else folder, "softmax")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, count, 1) + bytes(64))
+    with pytest.raises(InputError, match="has 400000 tensors by its header; the limit is 20000, so it is damaged"):
+        read_source(tmp_path / "model.gguf", "softmax")

@@ -1,6 +1,8 @@
 """`sharp-export` on checkpoints of our own and of Hugging Face: what a user gets."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +17,7 @@ from transformers import GenerationConfig
 
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
+from sharp.exporter.staging import Staging, remove_stale
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
@@ -227,3 +230,28 @@ def test_a_tokenizer_in_the_files_of_older_folders(tmp_path, name, files, ids):
     assert source.write_tokenizer is not None
     source.write_tokenizer(tmp_path)
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("ab").ids == ids
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
+    """A folder of the model's size stayed for ever under a hidden name."""
+    target = tmp_path / "model"
+    leave = (
+        "import sys, os; from pathlib import Path; from sharp.exporter.staging import Staging\n"
+        "made = Staging(Path(sys.argv[1])); (made.path / 'model.onnx').touch(); print(made.path, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    other = tmp_path / ".model.settings"
+    other.mkdir()
+    (other / "mine").touch()
+    command = [sys.executable, "-c", leave, str(target)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        left = Path(process.stdout.readline().strip())
+        remove_stale(target)
+        assert left.is_dir()  # its export runs
+        process.kill()
+    remove_stale(target)
+    assert sorted(tmp_path.iterdir()) == [other]
+    running = Staging(target)
+    running.publish()
+    running.remove()
+    assert sorted(tmp_path.iterdir()) == [other, target]

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from sharp.serving.api.errors import InputError, QueueFullError, SharpError
 from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.rpc.authentication import OPEN_METHODS
+from sharp.serving.frontends.rpc.messages import UNREADABLE
 from sharp.serving.frontends.rpc.status import abort
 from sharp.serving.frontends.service import GenerationService
 
@@ -148,4 +149,4 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 return parse(message)
             return await self._service.parsing.run(lambda: parse(message))
         except DecodeError as error:
-            raise InputError("the message is not one of this method: it cannot be parsed") from error
+            raise InputError(UNREADABLE) from error

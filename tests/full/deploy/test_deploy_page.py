@@ -204,8 +204,8 @@ def test_the_numbers_are_those_of_the_manifests(cluster):
 def test_the_base_says_what_the_page_says(tmp_path):
     """kubectl's own words for a Deployment without a model are the API server's; here only that the mount is there."""
     (pod,) = pods(render(ROOT / "deploy" / "kubernetes" / "base"))
-    assert pod.server["volumeMounts"][0]["name"] == "model"
-    assert '`volumeMounts[0].name: Not found: "model"`' in PAGE
+    assert pod.server["volumeMounts"][1]["name"] == "model"
+    assert '`volumeMounts[1].name: Not found: "model"`' in PAGE
 
 
 def test_kubectl_is_recent_enough():

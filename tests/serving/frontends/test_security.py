@@ -1,6 +1,7 @@
 """TLS, client certificates and bearer tokens, on both ports, with files that change while the server runs."""
 
 import asyncio
+import datetime
 import json
 import logging
 import os
@@ -259,3 +260,21 @@ def test_the_asynchronous_client_takes_both(served, authority, token_file):
             return await client.generate("a", PARAMS)
 
     assert asyncio.run(ask()).text == "bcd"
+
+
+def test_a_certificate_that_has_expired_is_warned_of_at_start(authority, caplog):
+    """Every client refused the server, which said nothing."""
+    day = datetime.timedelta(days=1)
+    now = datetime.datetime.now(datetime.UTC)
+    problems = {
+        "has expired": (now - 3 * day, now - day),
+        "is not valid yet": (now + day, now + 3 * day),
+        "": (now - day, now + day),
+    }
+    for problem, (first, last) in problems.items():
+        issued = authority.ca.issue_cert("127.0.0.1", not_before=first, not_after=last)
+        cert = authority.write("dated.pem", b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        caplog.clear()
+        Tls(TlsConfig(cert, authority.write("dated.key", issued.private_key_pem.bytes())))
+        warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert warned == ([f"TLS: the certificate {cert} {problem}; clients will refuse it"] if problem else [])

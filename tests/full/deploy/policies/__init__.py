@@ -20,10 +20,12 @@ from tests.full.deploy.policies.scaling import (
 from tests.full.deploy.policies.servers import (
     END_SECONDS,
     gpus_are_used,
+    only_named_clients_are_admitted,
     probes_ask_the_server,
     settings_exist,
     the_end_has_time,
     the_start_has_time,
+    tokens_are_asked_for,
 )
 
 __all__ = ["END_SECONDS", "POLICIES"]
@@ -51,5 +53,7 @@ POLICIES = {
         gpus_are_used,
         workers_of_ray_are_kept,
         interruptions_are_limited,
+        tokens_are_asked_for,
+        only_named_clients_are_admitted,
     )
 }

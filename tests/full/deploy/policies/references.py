@@ -16,7 +16,7 @@ def _selectors(document: Document) -> Iterator[dict[str, Any]]:
     elif kind == "NetworkPolicy":
         yield spec["podSelector"].get("matchLabels", {})
         for source in (one for rule in spec["ingress"] for one in rule["from"]):
-            if source.get("podSelector"):
+            if "matchLabels" in source.get("podSelector", {}):  # clients are other pods, selected by an expression
                 yield source["podSelector"]["matchLabels"]
     for pod in pods([document]) if kind in ("Deployment", "RayService") else ():
         for constraint in pod.spec.get("topologySpreadConstraints", []):

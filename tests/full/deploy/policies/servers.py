@@ -97,3 +97,24 @@ def gpus_are_used(documents: list[Document]) -> list[str]:
         if gpu and device != "cuda":
             found.append(f"{pod.name} has a GPU and SHARP_DEVICE={device}")
     return found
+
+
+def tokens_are_asked_for(documents: list[Document]) -> list[str]:
+    """KServe's pods are behind its own gateway, and Ray's are `policies.ray`'s."""
+    deployed = {deployment["metadata"]["name"] for deployment in of_kind(documents, "Deployment")}
+    return [
+        f"{pod.name} answers whoever reaches it"
+        for pod in servers(documents)
+        if pod.name in deployed and settings(documents, pod).token_file is None
+    ]
+
+
+def only_named_clients_are_admitted(documents: list[Document]) -> list[str]:
+    """An empty selector is every pod, or every namespace."""
+    found = []
+    for policy in of_kind(documents, "NetworkPolicy"):
+        for rule in policy["spec"].get("ingress", []):
+            sources = rule.get("from", [])
+            if not sources or not all(source and all(source.values()) for source in sources):
+                found.append(f"{policy['metadata']['name']} admits whoever is in the cluster, or in the namespace")
+    return found

@@ -1,0 +1,56 @@
+"""`Staging`: the hidden folder that an export fills, and that becomes the model folder by being renamed."""
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+class Staging:
+    """A folder beside `target`, held by a lock that ends with the process, however that ends."""
+
+    def __init__(self, target: Path) -> None:
+        """Make it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._target = target
+        self.path = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+        self._lock = os.open(self.path, os.O_RDONLY)
+        with suppress(
+            OSError
+        ):  # some network file systems lock no folders: then nobody can tell, and nothing is removed
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def publish(self) -> None:
+        """Give the folder its name."""
+        self.path.chmod(0o755)  # mkdtemp's folders are private
+        self.path.replace(self._target)
+
+    def remove(self) -> None:
+        """End it; what was published stays."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_stale(target: Path) -> None:
+    """Remove what exports to `target` left behind whose processes were killed."""
+    name = re.compile(re.escape(_prefix(target)) + "[a-z0-9_]{8}")
+    for path in target.parent.iterdir():
+        # An empty one may just have been made, and its lock not yet taken.
+        if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and any(path.iterdir()):
+            with suppress(OSError):
+                lock = os.open(path, os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.partial-"

@@ -1,0 +1,63 @@
+"""Messages of a stream that are no protobuf of their type: INVALID_ARGUMENT, and no traceback in the log."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from sharp.serving.api.errors import InputError
+from sharp.serving.frontends.rpc.status import abort
+
+UNREADABLE = "the message cannot be read as protobuf of its type; use the .proto files of this server"
+MALFORMED = object()
+
+
+class MessageInterceptor(grpc.aio.ServerInterceptor):
+    """Lets handlers see only messages that could be read. grpc itself answers INTERNAL, and logs a page."""
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """See grpc.aio.ServerInterceptor."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler.request_streaming:  # of the others `LimitInterceptor` reads the message
+            return handler
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        call = handler.stream_unary or handler.stream_stream
+        return make(_checked_messages(call), _reader(handler.request_deserializer), handler.response_serializer)
+
+
+def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(content: bytes) -> Any:
+        try:
+            return deserialize(content)
+        except DecodeError:
+            return MALFORMED
+
+    return read
+
+
+def _checked_messages(call: Any) -> Any:
+    """A handler of a stream of messages."""
+
+    async def respond(requests: AsyncIterator[Any], context: Any) -> Any:
+        return await call(_readable(requests, context), context)
+
+    async def generate(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for message in call(_readable(requests, context), context):
+            yield message
+
+    return generate if inspect.isasyncgenfunction(call) else respond
+
+
+async def _readable(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async for request in requests:
+        if request is MALFORMED:
+            await abort(context, InputError(UNREADABLE))
+        yield request
