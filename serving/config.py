@@ -145,7 +145,7 @@ class EngineConfig:
         int | None,
         Setting(
             "Tokens that the key-value cache holds.",
-            default="the longest context, at least 32768; at most half of the free memory. On a GPU 90 % of what is free",
+            default="the longest context, at least 32768; at most half of the free memory; on a GPU 90 % of it",
             at_least=1,
         ),
     ] = None
