@@ -130,7 +130,13 @@ class BackendConfig:
     kernels: Annotated[
         bool, Setting("Run attention in our kernels. Off, it runs as standard ops: slow, for comparison.")
     ] = True
-    cuda_graphs: Annotated[bool, Setting("Replay decode steps as CUDA graphs; GPU and our kernels only.")] = False
+    cuda_graphs: Annotated[
+        bool,
+        Setting(
+            "Replay decode steps as CUDA graphs, on a GPU with our kernels in onnxruntime. They are captured at start, as "
+            "far as memory allows."
+        ),
+    ] = True
     allow_unverified: Annotated[bool, Setting("Serve a model even if it failed its verification.")] = False
 
     def __post_init__(self) -> None:
