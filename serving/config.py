@@ -133,8 +133,8 @@ class BackendConfig:
     cuda_graphs: Annotated[
         bool,
         Setting(
-            "Replay decode steps as CUDA graphs, on a GPU with our kernels in onnxruntime. They are captured at start, as "
-            "far as memory allows."
+            "Replay decode steps as CUDA graphs, on a GPU with our kernels in onnxruntime. They are captured at start, "
+            "as far as memory allows."
         ),
     ] = True
     allow_unverified: Annotated[bool, Setting("Serve a model even if it failed its verification.")] = False
