@@ -164,7 +164,13 @@ class BackendConfig:
     kernels: Annotated[
         bool, Setting("Run attention in our kernels. Off, it runs as standard ops: slow, for comparison.")
     ] = True
-    cuda_graphs: Annotated[bool, Setting("Replay decode steps as CUDA graphs; GPU and our kernels only.")] = False
+    cuda_graphs: Annotated[
+        bool,
+        Setting(
+            "Replay decode steps as CUDA graphs, on a GPU with our kernels in onnxruntime. They are captured at start, "
+            "as far as memory allows."
+        ),
+    ] = True
     allow_unverified: Annotated[bool, Setting("Serve a model even if it failed its verification.")] = False
     verify_files: Annotated[
         bool, Setting("Compare the model's files with their SHA-256 in sharp.json before they are loaded.")
@@ -182,7 +188,7 @@ class EngineConfig:
         int | None,
         Setting(
             "Tokens that the key-value cache holds.",
-            default="the longest context, at least 32768; at most half of the free memory",
+            default="the longest context, at least 32768; at most half of the free memory; on a GPU 90 % of it",
             at_least=1,
         ),
     ] = None

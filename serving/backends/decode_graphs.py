@@ -1,5 +1,8 @@
 """Decode steps as CUDA graphs: ONNX Runtime captures a step of fixed shapes once and replays it as a single launch."""
 
+import logging
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +11,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.backends.backend import STEP_INPUTS, Batch, StepOutput
+from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cuda_provider import device_tensor
+from sharp.serving.backends.warm_up import decode_step
+
+logger = logging.getLogger(__name__)
 
 # Which graph a run captures or replays: ONNX Runtime's own name of the option, and what it takes for none.
 GRAPH_OPTION, NO_GRAPH = "gpu_graph_id", "-1"
@@ -61,6 +67,14 @@ class _Graph:
     options: Any
 
 
+def _powers(first: int, most: int) -> Iterator[int]:
+    """Powers of two from `first` on, up to the first that is at least `most`."""
+    yield first
+    while first < most:
+        first *= 2
+        yield first
+
+
 class DecodeGraphs:
     """A graph for every size that decode steps come in; the first step of a size captures it."""
 
@@ -71,6 +85,22 @@ class DecodeGraphs:
         self._caches = caches
         self._outputs = {value.name for value in session.get_outputs()}
         self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def capture(self, largest: Limits, memory: Callable[[], int]) -> None:
+        """Capture the graphs of all sizes up to the largest step, short contexts first: no request waits for it then.
+
+        `memory` says how many bytes are free. Where half of what was free is taken, the sizes that are left are
+        captured by the steps that need them.
+        """
+        began, least = time.monotonic(), memory() // 2
+        longest = -(-largest.context // self._manifest.cache.block_size)
+        for pages in _powers(FEWEST_PAGES, longest):
+            for sequences in _powers(1, largest.sequences):
+                if memory() < least:
+                    logger.warning("not all sizes of decode steps are captured at start: memory is short")
+                    return
+                self.step(decode_step(sequences, pages))
+        logger.info("%d CUDA graphs captured in %.1f s", len(self._graphs), time.monotonic() - began)
 
     def step(self, batch: Batch) -> StepOutput:
         """Compute a decode step."""

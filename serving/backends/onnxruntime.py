@@ -48,6 +48,7 @@ class OnnxRuntimeBackend:
         self._device = device
         self._captures = cuda_graphs
         self._graphs: DecodeGraphs | None = None
+        self._largest: Limits | None = None  # step, where it was computed
         self._manifest = manifest
         self._kernels = kernels
         self._binding = session.io_binding()
@@ -102,8 +103,7 @@ class OnnxRuntimeBackend:
         options.intra_op_num_threads = config.threads
         options.inter_op_num_threads = 1
         library = kernel_library() if with_kernels else None
-        if config.cuda_graphs and (device == "cpu" or library is None):
-            raise InputError("cuda_graphs is on, which needs a GPU and our kernels; turn it off")
+        captures = config.cuda_graphs and device == "cuda" and library is not None
         if library is not None:
             register_kernels(options)
         path = folder / manifest.model_file
@@ -123,7 +123,7 @@ class OnnxRuntimeBackend:
                 "install or enable them, or export the model again with another --kv-dtype"
             )
         try:
-            on_device = provider_options(cuda_graphs=config.cuda_graphs)
+            on_device = provider_options(cuda_graphs=captures)
             providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
             with into_huge_pages() if device == "cpu" else contextlib.nullcontext():
                 session = onnxruntime.InferenceSession(str(path), options, providers=providers)
@@ -134,7 +134,7 @@ class OnnxRuntimeBackend:
             check_session(session)
             if library is not None:
                 _add_kernels(folder)
-        backend = cls(session, manifest, kernels=library is not None, device=device, cuda_graphs=config.cuda_graphs)
+        backend = cls(session, manifest, kernels=library is not None, device=device, cuda_graphs=captures)
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name for value in session.get_outputs()}
         missing = {*STEP_INPUTS, *(tensor.name for tensor in backend._caches)} - inputs
@@ -184,6 +184,8 @@ class OnnxRuntimeBackend:
             self._graphs = DecodeGraphs(self._session, self._manifest, caches)
         if self._device == "cuda":
             self._warm_up()
+        if self._graphs is not None and self._largest is not None:
+            self._graphs.capture(self._largest, free_memory)
 
     def _warm_up(self) -> None:
         """Compute some tokens, so that the GPU's kernels are loaded before the first request.
@@ -205,6 +207,7 @@ class OnnxRuntimeBackend:
         """
         self._set_cache(1)
         self._warm_up()
+        self._largest = largest
         try:
             for batch in largest_steps(largest, self._manifest.cache.block_size):
                 self._step(batch)

@@ -85,8 +85,8 @@ class TensorRtBackend:
             InputError: there is no engine, or not one of this model for this TensorRT, or a setting is not for it.
             SharpError: TensorRT, cuda-python or the plugin is missing.
         """
-        if config.device == "cpu" or config.cuda_graphs or not config.kernels:
-            raise InputError("--backend tensorrt takes no --device cpu, --no-kernels or --cuda-graphs")
+        if config.device == "cpu" or not config.kernels:
+            raise InputError("--backend tensorrt takes no --device cpu or --no-kernels")
         path = folder / ENGINE_FILE
         if not path.is_file():
             raise InputError(f"{folder} has no {ENGINE_FILE}; make it with: sharp build {folder} --backend tensorrt")

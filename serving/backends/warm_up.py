@@ -29,6 +29,11 @@ def largest_steps(largest: Limits, block_size: int) -> Iterator[Batch]:
     yield _batch(starts, pages, outputs=sequences, collect_stats=True)
 
 
+def decode_step(sequences: int, pages: int) -> Batch:
+    """One token for each of so many sequences, over a table of so many blocks."""
+    return _batch(np.arange(sequences + 1), pages, outputs=sequences, collect_stats=False)
+
+
 def _batch(query_start: np.ndarray, pages: int, *, outputs: int, collect_stats: bool) -> Batch:
     tokens, sequences = int(query_start[-1]), len(query_start) - 1
     return Batch(

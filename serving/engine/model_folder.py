@@ -80,7 +80,7 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
     loaded = load_backend(path, manifest, backend)
     context = min(manifest.max_context, engine.cache_tokens or manifest.max_context)
     largest = Limits(engine.max_sequences, engine.max_batch_tokens, context, blocks=1)
-    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory(largest))
+    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory(largest), loaded.device)
     longest = manifest.max_context
     if (limits := loaded.limits) is not None:
         blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)

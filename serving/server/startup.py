@@ -44,7 +44,11 @@ def print_startup(started: Started) -> None:
         "queue": f"at most {engine.max_waiting_requests} answers and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)")
-        + (", decode steps as CUDA graphs" if settings.backend.cuda_graphs else ""),
+        + (
+            ", decode steps as CUDA graphs"
+            if settings.backend.cuda_graphs and info.kernels and info.backend == "onnxruntime (cuda)"
+            else ""
+        ),
         "attention": "no statistics" if metrics.attention_metrics == "off" else attention,
         "log": f"a line of {settings.server.log_format} for every request, "
         + ("with" if settings.server.log_prompts else "without")

@@ -87,6 +87,8 @@ def test_cache_size(counting):
     assert cache_blocks(manifest, 10, 10**9) == 3
     assert cache_blocks(manifest, None, 10**9) == 16 * 2048 // 4
     assert cache_blocks(manifest, None, 100 * block_bytes) == 50
+    assert cache_blocks(manifest, None, 100 * block_bytes, "cuda") == 90
+    assert cache_blocks(manifest, None, 10**9, "cuda") == int(0.9 * 10**9) // block_bytes
     long = manifest.model_copy(update={"max_context": 100_000})
     assert cache_blocks(long, None, 10**9) == 25_000
     with pytest.raises(InputError, match="cache_tokens is 1000, which needs"):
