@@ -115,6 +115,7 @@ def _read(
             refusal = str(error)
     if refusal is not None:
         longest = _longest_runs(program, roles, longest)
+    attention = attention.within(longest)
     own_norm, own_alpha = _own_norm(attention)
     config = _config(program, attention, output, longest, own_norm, own_alpha, causal=refusal is None)
 
