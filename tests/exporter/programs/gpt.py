@@ -64,21 +64,28 @@ class Attention(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, attend: Attend = fused, kv_heads: int = 2, layers: int = 1, *, last: bool = False) -> None:
+    """`mixing` is what a test puts between the embedding and the blocks."""
+
+    def __init__(
+        self,
+        attend: Attend = fused,
+        kv_heads: int = 2,
+        layers: int = 1,
+        *,
+        last: bool = False,
+        mixing: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.mixing = nn.Identity() if mixing is None else mixing
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.attention = nn.ModuleList(Attention(attend, kv_heads) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.last = last
 
-    def mixed(self, x: Tensor) -> Tensor:
-        """What a test may put between the embedding and the blocks."""
-        return x
-
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.mixed(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))
+        x = self.mixing(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))
         for norm, attention in zip(self.norms, self.attention, strict=True):
             x = x + attention(norm(x))
         return self.head(self.norm(x[:, [-1]] if self.last else x))
