@@ -228,7 +228,7 @@ class Program(nn.Module):
 
 
 def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] = frozenset()) -> set[Node]:
-    """All that `node` is computed from, itself included; without what only a size is taken of unless `through_sizes`."""
+    """What `node` is computed from, itself included; not what only a size is taken of, unless `through_sizes`."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:

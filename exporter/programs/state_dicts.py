@@ -55,8 +55,8 @@ def _state(content: Any) -> dict[str, Tensor] | None:
 
 def _sentence(path: Path, owner: str | None) -> str:
     build = "the model's own class" if owner is None else BUILD[owner]
+    weights = "weights" if owner is None else f"the weights of a {owner} model"
     return (
-        f"{path} holds {'weights' if owner is None else f'the weights of a {owner} model'} and not its code: build it in "
-        f"Python ({build}), load the weights, and call sharp.export(model, (token_ids,), norm=..., output=...); see "
-        f"{DOCUMENT}"
+        f"{path} holds {weights} and not its code: build it in Python ({build}), load the weights, "
+        f"and call sharp.export(model, (token_ids,), norm=..., output=...); see {DOCUMENT}"
     )

@@ -90,7 +90,9 @@ def test_example_inputs_are_never_unpickled(program: Path, tmp_path: Path) -> No
 
 def test_a_constant_that_is_an_object_is_never_unpickled(program: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    config = {"config": {"c": {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}}}
+    config = {
+        "config": {"c": {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}}
+    }
     path = rewrite(program, tmp_path, "constants_config.json", lambda _: json.dumps(config).encode())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("model/data/constants/opaque_obj_0", pickle.dumps(Evil(str(made))))

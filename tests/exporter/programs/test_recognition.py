@@ -122,7 +122,8 @@ def none_at_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("attend", "reason"), [(biased, "bias that is not ALiBi's"), (sparse, "does something"), (none_at_all, "no attention")]
+    ("attend", "reason"),
+    [(biased, "bias that is not ALiBi's"), (sparse, "does something"), (none_at_all, "no attention")],
 )
 def test_attention_that_the_op_has_not_is_refused_in_one_sentence(attend: gpt.Attend, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
