@@ -132,7 +132,7 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     "norm_parameters",
     multiple=True,
     metavar="NAME=TENSOR",
-    help="What a .pt2 program has learned for its norm: b and n of ssa, s and b of ssmax, as a number or as the name of a "
+    help="What a .pt2 program has learned for its norm (b and n of ssa, s and b of ssmax): a number, or the name of a "
     "tensor of the program, in which {layer} is the layer's number.",
 )
 @click.option(
@@ -195,8 +195,8 @@ def export(
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
     SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's
-    own, or a .pt2 file of torch.export.save, whatever model that is. The model is verified against PyTorch before the folder appears; when a check fails, the folder is
-    marked as unverified, servers refuse it, and the exit code is 1.
+    own, or a .pt2 file of torch.export.save, whatever model that is. The model is verified against PyTorch before the
+    folder appears; when a check fails, the folder is marked as unverified, servers refuse it, and the exit code is 1.
     """
     exit_on_terminate()
     check_exists(source)  # before seconds of imports

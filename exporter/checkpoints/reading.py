@@ -10,6 +10,7 @@ from sharp.exporter.checkpoints.own_model import read_own_model
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
 from sharp.exporter.checkpoints.source import KINDS, Source, check_exists
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
+from sharp.exporter.programs.state_dicts import whose
 from sharp.models.checkpoint import is_sharp_folder
 from sharp.plugins.errors import InputError
 
@@ -33,7 +34,12 @@ def read_source(
     program.check_unused(path)
     options.check(norm)
     sampling = read_sampling(path)
-    source = _reader(path)(path, norm, options)
+    try:
+        source = _reader(path)(path, norm, options)
+    except InputError as error:
+        if (known := whose(path)) is not None:
+            raise InputError(known) from error
+        raise
     options.apply(source.model)
     return replace(source, sampling=sampling)
 

@@ -12,8 +12,8 @@ from sharp.plugins.errors import NotFoundError
 from sharp.plugins.manifest import Sampling
 
 KINDS = (
-    "a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's own, or a "
-    ".pt2 file of torch.export.save"
+    "a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's own, "
+    "or a .pt2 file of torch.export.save"
 )
 
 

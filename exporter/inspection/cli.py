@@ -43,9 +43,9 @@ def inspect(
 ) -> None:
     """Show what every attention head of MODEL does with a text: as a table, as pictures and as one HTML page.
 
-    MODEL is a model folder of sharp-export, a .pt or .safetensors file of Sharp's own, a .pt2 file of torch.export.save,
-    a Hugging Face folder or a .gguf file. Without a text, the model has to find the largest of many numbers, as in Figure 3 of the paper on adaptive
-    temperature.
+    MODEL is a model folder of sharp-export, a .pt or .safetensors file of Sharp's own, a .pt2 file of
+    torch.export.save, a Hugging Face folder or a .gguf file. Without a text, the model has to find the largest of many
+    numbers, as in Figure 3 of the paper on adaptive temperature.
     """
     from sharp.exporter.inspection.prompt import Prompt
 

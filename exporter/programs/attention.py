@@ -241,7 +241,7 @@ def _grouped_transposed(tensor: Tensor) -> Tensor:
 
 
 def _operand(node: Node, *, transposed: bool) -> Operand:
-    """A factor of a matrix product as [batch, heads, tokens, dim]; `transposed` where it is [..., dim, tokens] there."""
+    """A factor of a matrix product as [batch, heads, tokens, dim]; `transposed`: [..., dim, tokens] there."""
     rank = _rank(node)
     if rank == 5:
         return Operand(node, _grouped_transposed if transposed else _grouped)

@@ -1,7 +1,7 @@
 """The attention of a whole program: what every call needs of the op, and how its place in the graph is taken."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,14 @@ class Attention:
     def causal(self) -> bool:
         """Every layer is causal self-attention."""
         return all(one.logits.causal and one.own for one in self.layers)
+
+    def within(self, longest: int) -> "Attention":
+        """The same for sequences of at most `longest` tokens, which a window of that many is none for."""
+        found = (
+            replace(one, logits=replace(one.logits, window=-1)) if one.logits.window >= longest else one
+            for one in self.layers
+        )
+        return Attention(tuple(found))
 
     def replacements(
         self, attention: AttentionFunction, lengths: Callable[[Layer], Tensor | None]

@@ -44,10 +44,7 @@ class Logits:
 
 def mask_inputs(program: Program, call: AttentionCall) -> tuple[ProgramInput, ...]:
     """The inputs that the mask and the bias of an attention are made of."""
-    if call.product is None:
-        sources = [call.arguments["attn_mask"]]
-    else:
-        sources = [call.logits]
+    sources = [call.arguments["attn_mask"] if call.product is None else call.logits]
     until = frozenset() if call.product is None else frozenset({call.product})
     found: set[Node] = set()
     for source in sources:
@@ -137,15 +134,15 @@ def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int)
     needed = {min(longest, one + 5) for one in constants if SIZES[-1] <= one < longest}
     if any(one > most for one in needed):
         raise InputError(
-            f"the mask of attention at {call.where} changes at {max(needed) - 5} tokens, and Sharp can evaluate masks of "
-            f"{most}; give --max-context of at most that many"
+            f"the mask of attention at {call.where} changes at {max(needed) - 5} tokens, and Sharp can evaluate masks "
+            f"of {most}; give --max-context of at most that many"
         )
     return sorted({min(longest, 200), *needed})
 
 
 def _given(program: Program, roles: Roles, batch: int, length: int, *, padded: bool) -> dict[Node, Tensor]:
-    drawn = draw(program, roles, batch, length, torch.Generator().manual_seed(length), padded=padded)
-    return {port.node: tensor for port, tensor in zip(program.inputs, drawn, strict=True)}
+    made = draw(program, roles, batch, length, torch.Generator().manual_seed(length), padded=padded)
+    return {port.node: tensor for port, tensor in zip(program.inputs, made, strict=True)}
 
 
 def logits_of(program: Program, call: AttentionCall, given: Mapping[Node, Tensor], products: Tensor | float) -> Tensor:
@@ -245,8 +242,8 @@ def _shape_of_mask(call: AttentionCall, visible: Tensor) -> tuple[bool, int]:
     if queries == keys and (first == ((distance <= 0) & (distance > -window))).all():
         return True, window
     raise InputError(
-        f"the mask of attention at {call.where} is none that Sharp knows: causal, a sliding window, ALiBi, or padding by "
-        "an input of [batch, keys]"
+        f"the mask of attention at {call.where} is none that Sharp knows: causal, a sliding window, ALiBi, or padding "
+        "by an input of [batch, keys]"
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from sharp.plugins.errors import InputError
 
@@ -58,8 +58,9 @@ class Program(nn.Module):
 
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
-        exported = exported.run_decompositions({})  # nothing is left that writes in place
-        self.graph = _flat(exported)
+        if _writes(exported):
+            exported = exported.run_decompositions({})  # nothing is left that writes in place
+        self.graph, self.attributes = _flat(exported)
         self.tensors: dict[Node, str] = {}  # placeholder -> attribute that holds its tensor
         self.names: dict[str, str] = {}  # name in the module -> attribute
         self.aliases: dict[str, str] = {}  # dimension -> the one that it is the same as
@@ -167,7 +168,7 @@ class Program(nn.Module):
             elif node in self.tensors:
                 values[node] = getattr(self, self.tensors[node])
             else:
-                values[node] = _call(node, values, wide)
+                values[node] = self.attributes[str(node.target)] if node.op == "get_attr" else _call(node, values, wide)
             if record:
                 continue
             for one in dependencies:
@@ -227,7 +228,7 @@ class Program(nn.Module):
 
 
 def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] = frozenset()) -> set[Node]:
-    """All that `node` is computed from, itself included; without what only a size is taken of unless `through_sizes`."""
+    """What `node` is computed from, itself included; not what only a size is taken of, unless `through_sizes`."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -288,11 +289,6 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
             return torch.device("cpu")
         return argument
 
-    if node.op == "get_attr":
-        found: Any = node.graph.owning_module
-        for name in str(node.target).split("."):
-            found = getattr(found, name)
-        return found
     if node.op != "call_function":
         raise InputError(f"its {where(node)} has no value")
     target: Any = node.target
@@ -313,31 +309,52 @@ def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
     return tuple(found)
 
 
-def _flat(exported: ExportedProgram) -> Graph:
-    """The program's graph with the graphs of `SUBGRAPH_CALLS` in place of their calls."""
-    module = exported.graph_module
-    graph = module.graph
+def _writes(exported: ExportedProgram) -> bool:
+    """An operator of the program changes its arguments."""
+    graphs = (module.graph for module in exported.graph_module.modules() if isinstance(module, GraphModule))
+    targets = (node.target for graph in graphs for node in graph.nodes)
+    return any(isinstance(one, torch._ops.OpOverload) and one._schema.is_mutable for one in targets)
+
+
+def _flat(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
+    """The program's graph with the graphs of `SUBGRAPH_CALLS` in place of their calls, and the attributes it reads."""
+    module, graph = exported.graph_module, Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    attributes = _attributes(module, module.graph)
     while calls := [node for node in graph.nodes if node.op == "call_function" and name_of(node) in SUBGRAPH_CALLS]:
-        for node in calls:
+        for number, node in enumerate(calls):
             at = SUBGRAPH_CALLS[name_of(node)]
-            body = getattr(module, str(node.args[at].target))  # type: ignore[union-attr]  # a get_attr node
-            inner = dict(
-                zip([one for one in body.graph.nodes if one.op == "placeholder"], node.args[at + 1 :], strict=True)
-            )
+            name = str(node.args[at].target)  # type: ignore[union-attr]  # a get_attr node
+            body = attributes[name]
+            placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
+            inner: dict[Node, Node] = dict(zip(placeholders, node.args[at + 1 :], strict=True))  # type: ignore[arg-type]  # nodes
             with graph.inserting_before(node):
-                returned = graph.graph_copy(body.graph, inner)  # type: ignore[arg-type]  # nodes for nodes
-            for name, child in body.named_children():  # calls inside
-                if not hasattr(module, name):
-                    module.add_module(name, child)
+                returned = graph.graph_copy(body.graph, inner)
+            for one in body.graph.nodes:
+                if one.op == "get_attr":
+                    inner[one].target = f"{name}.{number}.{one.target}"
+            found = _attributes(body, body.graph)
+            attributes |= {f"{name}.{number}.{target}": value for target, value in found.items()}
             if not isinstance(returned, list | tuple):
                 node.replace_all_uses_with(returned)  # type: ignore[arg-type]  # one node
             else:
                 for user in list(node.users):
-                    user.replace_all_uses_with(returned[user.args[1]])  # type: ignore[index]  # getitem
+                    user.replace_all_uses_with(returned[user.args[1]])  # type: ignore[index, arg-type]  # getitem
                     graph.erase_node(user)
             graph.erase_node(node)
-    graph.owning_module = module
-    return graph
+    return graph, attributes
+
+
+def _attributes(module: nn.Module, graph: Graph) -> dict[str, Any]:
+    """What the nodes of `graph` read of `module`."""
+    found: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value: Any = module
+            for name in str(node.target).split("."):
+                value = getattr(value, name)
+            found[str(node.target)] = value
+    return found
 
 
 def where_in(error: BaseException) -> str:

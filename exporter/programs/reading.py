@@ -115,6 +115,7 @@ def _read(
             refusal = str(error)
     if refusal is not None:
         longest = _longest_runs(program, roles, longest)
+    attention = attention.within(longest)
     own_norm, own_alpha = _own_norm(attention)
     config = _config(program, attention, output, longest, own_norm, own_alpha, causal=refusal is None)
 
@@ -271,6 +272,6 @@ def _check_own_attention(original: Decoder | UncachedModel, program: Program, ou
         error = float((found - own).abs().max() / own.abs().max().clamp(min=1e-6))
         if not error <= MOST_DIFFERENCE:
             raise InputError(
-                f"with the attention that was recognised its output differs by {error:.0e} of the largest from its own; "
-                "call sharp.models.normalized_attention where it attends"
+                f"with the attention that was recognised its output differs by {error:.0e} of the largest from its "
+                "own; call sharp.models.normalized_attention where it attends"
             )

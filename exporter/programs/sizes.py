@@ -69,7 +69,7 @@ def draw(
     program: Program, roles: Roles, batch: int, length: int, generator: torch.Generator, *, padded: bool = False
 ) -> tuple[Tensor, ...]:
     """Random inputs; masks let all keys be seen, or with `padded` those before a random one in all but the first."""
-    drawn: list[Tensor] = []
+    made: list[Tensor] = []
     for port in program.inputs:
         shape = shape_of(program, roles, port, batch, length)
         if port.holds_positions:
@@ -88,8 +88,8 @@ def draw(
         else:
             most = 2 if port.dtype == torch.bool else roles.vocabularies.get(port.name, 2)
             tensor = torch.randint(most, shape, generator=generator).to(port.dtype)
-        drawn.append(tensor)
-    return tuple(drawn)
+        made.append(tensor)
+    return tuple(made)
 
 
 def _vocabulary(node: Node) -> int | None:

@@ -54,8 +54,8 @@ def read_tokenizer(given: str, vocab_size: int) -> ProgramTokenizer:
 def _check_size(given: str, tokenizer: Tokenizer, vocab_size: int) -> None:
     if tokenizer.get_vocab_size() > vocab_size:
         raise InputError(
-            f"the tokenizer {given} has {tokenizer.get_vocab_size()} tokens, but the model has logits for {vocab_size}; "
-            "give the tokenizer that it was trained with"
+            f"the tokenizer {given} has {tokenizer.get_vocab_size()} tokens, but the model has logits for {vocab_size}"
+            "; give the tokenizer that it was trained with"
         )
 
 

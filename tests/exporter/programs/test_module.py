@@ -1,0 +1,101 @@
+"""`sharp.export(module)` and `sharp-export MODEL.pt2`: the folder that a user gets."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sharp
+from sharp.exporter.programs.module import evaluated, trace
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import read_manifest
+from tests.exporter.programs import gpt
+
+
+def test_a_module_is_exported_paged_and_left_as_it_was(tmp_path: Path) -> None:
+    module = gpt.GPT(gpt.alibi).train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    result = sharp.export(
+        module,
+        (torch.zeros(1, 9, dtype=torch.int64),),
+        norm="ssa",
+        norm_parameters={"b": 1.2, "n": 2.0},
+        tokenizer="bytes",
+        output=tmp_path / "model",
+    )
+    assert result.verification.passed
+    manifest = read_manifest(tmp_path / "model")
+    assert (manifest.kind, manifest.cache.form, manifest.norm.name, manifest.norm.trained) == (
+        *("decoder", "paged", "ssa"),
+        True,
+    )
+    assert (manifest.max_context, manifest.tokenizer.file, manifest.tokenizer.eos_token_ids) == (
+        gpt.CONTEXT,
+        "tokenizer.json",
+        (256,),
+    )
+    assert module.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_a_saved_program_is_exported_from_the_command_line(tmp_path: Path, sharp_export) -> None:
+    module, path = gpt.GPT(last=True), tmp_path / "tiny.pt2"
+    with evaluated(module):
+        torch.export.save(trace(module, (torch.zeros(1, 9, dtype=torch.int64),)), path)
+    result = sharp_export(path, "--norm", "softmax", "--cache", "contiguous", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert read_manifest(tmp_path / "out").source.name == "tiny"
+    refused = sharp_export(path, "--norm", "ssa", "-o", tmp_path / "other")
+    assert refused.exit_code == 2
+    assert "--untrained-norm" in refused.output
+
+
+class Reader(nn.Module):
+    """Queries over a memory of another length, some of which is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value = (nn.Linear(gpt.WIDTH, gpt.WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
+        def heads(tensor: Tensor) -> Tensor:
+            return tensor.unflatten(-1, (gpt.HEADS, -1)).transpose(1, 2)
+
+        query, key, value = heads(self.query(x)), heads(self.key(memory)), heads(self.value(memory))
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=~padding[:, None, None, :])
+        return mixed.transpose(1, 2).flatten(2)
+
+
+def test_cross_attention_with_padding_has_whole_sequences_only(tmp_path: Path) -> None:
+    inputs = (torch.randn(2, 9, 32), torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.bool))
+    result = sharp.export(
+        Reader(), inputs, norm="sparsemax", cache="none", untrained_norm=True, output=tmp_path / "model"
+    )
+    assert result.verification.passed
+    assert read_manifest(tmp_path / "model").kind == "module"
+    assert [port.name for port in result.manifest.inputs] == ["x", "memory", "padding", "collect_stats"]
+    with pytest.raises(InputError, match="cannot have a cache: it does not take token ids"):
+        sharp.export(Reader(), inputs, norm="softmax", output=tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("content", "owner"),
+    [
+        ({"model": {"transformer.h.0.attn.c_attn.weight": torch.zeros(1)}, "model_args": {"n_layer": 1}}, "nanoGPT"),
+        ({"transformer.h.0.attn.qkv.weight": torch.zeros(1)}, "litgpt"),
+        ({"net.attn_layers.layers.0.1.to_q.weight": torch.zeros(1)}, "x-transformers"),
+        ({"encoder.weight": torch.zeros(1)}, "holds weights and not its code"),
+    ],
+)
+def test_weights_alone_are_told_whose_they_are_and_what_to_do(
+    tmp_path: Path, sharp_export, content: object, owner: str
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    torch.save(content, path)
+    result = sharp_export(path, "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert owner in result.output.replace("\n", " ")
+    assert "sharp.export" in result.output

@@ -1,0 +1,130 @@
+"""What a module's attention is, found in its graph; and what is refused, by name and line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.programs.decoder import ProgramDecoder
+from sharp.exporter.programs.module import check_traced, evaluated, trace
+from sharp.exporter.programs.reading import ProgramOptions, read_program
+from sharp.models.normalized_attention import normalized_attention
+from sharp.plugins.errors import InputError
+from tests.exporter.programs import gpt
+
+TOKENS = torch.arange(18).reshape(2, 9)
+
+
+def read(module: nn.Module, *inputs: Tensor, norm: str = "softmax", **given: object) -> Source:
+    with evaluated(module):
+        exported = trace(module, inputs)
+        check_traced(module, exported, inputs)
+    return read_program(Path("model"), norm, given=ProgramOptions(exported=exported, **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attend", "softcap", "window", "slopes"),
+    [
+        (gpt.fused, 0, -1, None),
+        (gpt.written_out, 0, -1, None),
+        (gpt.alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
+        (gpt.capped_in_a_window, 5, 20, None),
+        (gpt.einsums, 0, -1, None),
+    ],
+)
+def test_what_stands_between_the_products_is_found_by_evaluating_it(
+    attend: gpt.Attend, softcap: float, window: int, slopes: list[float] | None
+) -> None:
+    model = read(gpt.GPT(attend), TOKENS).model
+    assert isinstance(model, ProgramDecoder)
+    (layer,) = model.attention.layers
+    assert (layer.q_heads, layer.kv_heads, model.config.max_context) == (4, 2, gpt.CONTEXT)
+    found = layer.logits
+    assert found.scale == pytest.approx(8**-0.5, rel=1e-6)
+    assert (found.softcap, found.causal, found.window) == (pytest.approx(softcap), True, window)
+    assert slopes is None if found.slopes is None else found.slopes.tolist() == pytest.approx(slopes)
+
+
+def test_a_call_by_name_needs_no_pattern_and_brings_its_norm() -> None:
+    parameters = nn.Parameter(torch.tensor([[1.0, 1.5]] * gpt.HEADS))
+
+    def named(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return normalized_attention(query, key, value, norm="ssa", head_params=parameters, causal=True, window=20)
+
+    source = read(gpt.GPT(named), TOKENS, norm="ssa")
+    assert source.trained
+    assert isinstance(source.model, ProgramDecoder)
+    assert source.model.attention.first.logits.window == 20
+
+
+def test_parameters_that_the_user_gives_make_a_norm_trained() -> None:
+    source = read(gpt.GPT(), TOKENS, norm="ssa", norm_parameters={"b": 2.0, "n": torch.arange(1.0, 5.0)})
+    assert source.trained
+    assert isinstance(source.model, ProgramDecoder)
+    assert source.model.parameters_of_norm.ssa is not None
+    assert source.model.parameters_of_norm.ssa.tolist() == [[[2, 1], [2, 2], [2, 3], [2, 4]]]
+    assert not read(gpt.GPT(), TOKENS, norm="ssa").trained
+
+
+class Convolved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kernel = torch.ones(gpt.WIDTH, 1, 3)
+        return functional.conv1d(x.transpose(1, 2), kernel, padding=1, groups=gpt.WIDTH).transpose(1, 2)
+
+
+class Summed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.cumsum(1)
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "node", "line"),
+    [
+        (Convolved, "conv1d", "functional.conv1d(x.transpose"),
+        (Summed, "cumsum", "x.cumsum(1)"),
+        (Centred, "mean", "x.mean(1, keepdim=True)"),
+        (Scaled, "div", "x / x.shape[1]"),
+    ],
+)
+def test_what_mixes_tokens_has_no_cache_and_is_named_with_its_line(module: type, node: str, line: str) -> None:
+    reason = read(gpt.GPT(mixing=module()), TOKENS).no_cache
+    assert reason is not None
+    assert node in reason
+    assert line in reason
+
+
+def biased(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    tokens = query.shape[2]
+    bias = torch.sin(torch.arange(tokens)[:, None] + 2.0 * torch.arange(tokens))
+    return gpt.weighted(gpt.logits(query, key) + bias, value)
+
+
+def sparse(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = gpt.logits(query, key)
+    return gpt.weighted(torch.where(scores > 0.1, scores, scores.square()), value)
+
+
+def none_at_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query + (key + value).repeat_interleave(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("attend", "reason"),
+    [(biased, "bias that is not ALiBi's"), (sparse, "does something"), (none_at_all, "no attention")],
+)
+def test_attention_that_the_op_has_not_is_refused_in_one_sentence(attend: gpt.Attend, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read(gpt.GPT(attend), TOKENS)

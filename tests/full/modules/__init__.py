@@ -1,0 +1,1 @@
+"""Modules that nobody here wrote."""
