@@ -78,11 +78,11 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
             "choose a norm without learned projections, or train the model with it first (sharp adapt)"
         )
     opened = open_model(path)
-    exported = _hooked(path, opened, norm, options)
+    exported = hooked_model(path, opened, norm, options)
     if norm == (trained_norm or "softmax"):
         original = exported
     else:
-        original = _hooked(path, opened, trained_norm or "softmax", NO_OPTIONS)
+        original = hooked_model(path, opened, trained_norm or "softmax", NO_OPTIONS)
     check_own_attention(path, original)
     tokenizer = opened.tokenizer
     return Source(
@@ -248,7 +248,12 @@ def _rope_types(parameters: dict[str, Any]) -> set[str]:
     return {str(one.get("rope_type", "default")) for one in nested or [parameters]}
 
 
-def _hooked(path: Path, opened: OpenedModel, norm: str, options: NormOptions) -> Decoder | UncachedModel:
+def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOptions) -> Decoder | UncachedModel:
+    """`opened`, read from `path`, with `norm` as its attention.
+
+    Raises:
+        InputError: its attention cannot be replaced.
+    """
     model, architecture, adapted = opened.model, opened.architecture, opened.adapted
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     try:
