@@ -7,7 +7,18 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "${version}"
-__all__ = ["LLM", "AsyncClient", "Client", "ClientTls", "Completion", "Guided", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AdaptSettings",
+    "AsyncClient",
+    "Client",
+    "ClientTls",
+    "Completion",
+    "Guided",
+    "SamplingParams",
+    "__version__",
+    "adapt",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +31,8 @@ def __getattr__(name: str) -> Any:
         import sharp.serving.client
 
         return getattr(sharp.serving.client, name)
+    if name in ("adapt", "AdaptSettings"):
+        import sharp.exporter.adapt.adapt
+
+        return getattr(sharp.exporter.adapt.adapt, name)
     raise AttributeError(f"module 'sharp' has no attribute {name!r}")

@@ -25,7 +25,6 @@ from sharp.models.adapted_model import (
     find_attention,
     plain_softmax,
 )
-from sharp.models.normalizers import get_norm
 from sharp.plugins.errors import InputError
 
 NORMS = ("entmax", "sparsemax", "sentmax", "asentmax", "ssa", "adaptive-temperature", "ssmax", "assmax")
@@ -127,7 +126,10 @@ def make_student(
 @torch.no_grad()
 def _start(model: nn.Module, options: NormOptions) -> None:
     """Start values that are near to the softmax that the model was trained with."""
-    b, n = (start if given is None else given for given, start in zip((options.ssa_b, options.ssa_n), SSA_START, strict=True))
+    b, n = (
+        start if given is None else given
+        for given, start in zip((options.ssa_b, options.ssa_n), SSA_START, strict=True)
+    )
     for norm in attention_norms(model):
         scale = norm.query_scale
         if norm.head_parameters is not None:
@@ -215,5 +217,3 @@ def _fold_scales(student: Student) -> AdaptedNorm:
         for parameter, value in zip(one.parameters(), old, strict=True):
             parameter.copy_(value)
     return described
-
-

@@ -47,7 +47,9 @@ def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int
     blocks = blocks[:: max(1, step)]
     parts = []
     for held_out in (False, True):
-        chosen = [one for index, one in enumerate(blocks) if (index % HELD_OUT_EVERY == HELD_OUT_EVERY // 2) == held_out]
+        chosen = [
+            one for index, one in enumerate(blocks) if (index % HELD_OUT_EVERY == HELD_OUT_EVERY // 2) == held_out
+        ]
         parts.append(encode("\n\n".join(chosen), tokenizer, vocab_size, name))
     for part, what in zip(parts, ("to train on", "held out"), strict=True):
         if len(part) < least:
@@ -74,7 +76,9 @@ def encode(text: str, tokenizer: Any, vocab_size: int, name: str) -> Tensor:
             f"{len(text)} characters, {unknown} of them unknown; give text of the languages that the model was made for"
         )
     if max(ids) >= vocab_size:
-        raise InputError(f"the tokenizer has token {max(ids)}, but the model only {vocab_size}; they do not belong together")
+        raise InputError(
+            f"the tokenizer has token {max(ids)}, but the model only {vocab_size}; they do not belong together"
+        )
     return torch.tensor(ids)
 
 
@@ -84,7 +88,9 @@ def _documents(path: Path) -> Iterator[str]:
     if path.is_dir():
         files = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
         if not files:
-            raise InputError(f"the folder {path} has no file that ends in {', '.join(SUFFIXES)}; give another with --text")
+            raise InputError(
+                f"the folder {path} has no file that ends in {', '.join(SUFFIXES)}; give another with --text"
+            )
         for file in files:
             yield from _documents(file)
     elif path.suffix == ".parquet":
@@ -110,7 +116,9 @@ def _parquet(path: Path) -> Iterable[str]:
     try:
         import datasets  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
-        raise InputError(f"{path} is read with the library datasets: pip install datasets; or give text files") from error
+        raise InputError(
+            f"{path} is read with the library datasets: pip install datasets; or give text files"
+        ) from error
     table = datasets.load_dataset("parquet", data_files=str(path), split="train")
     if "text" not in table.column_names:
         raise InputError(f"{path} has no column 'text'; give another with --text")

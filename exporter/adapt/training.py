@@ -20,6 +20,7 @@ from sharp.plugins.errors import InputError, SharpError
 
 STATE_FILE = "state.safetensors"
 LOGITS_ROWS = 128  # tokens whose logits exist at once: of a large vocabulary, a gigabyte for a whole sequence
+MOST_LOGITS = 2**25
 SAVE_SECONDS = 30.0
 CHECKPOINTED_LENGTH = 2048  # from here on activations are computed again in the backward pass
 PROBE_STEPS = 2
@@ -93,7 +94,13 @@ def backward(student: Student, input_ids: Tensor, share: float) -> tuple[float, 
         rows, right_rows = found.flatten(0, 1), right.flatten(0, 1)
         divergence = found.new_zeros((), dtype=torch.float32)
         for part, target in zip(rows.split(LOGITS_ROWS), right_rows.split(LOGITS_ROWS), strict=True):
-            divergence = divergence + checkpoint(_divergence, student, part, target, use_reentrant=False)
+            # The logits of a short sequence fit, and need not be computed again.
+            part_divergence = (
+                checkpoint(_divergence, student, part, target, use_reentrant=False)
+                if rows.shape[0] * student.decoder.config.vocab_size > MOST_LOGITS
+                else _divergence(student, part, target)
+            )
+            divergence = divergence + part_divergence
         divergence = divergence / len(rows)
     ((divergence + hidden_error) * share).backward()
     return divergence.item(), hidden_error.item()
@@ -233,9 +240,7 @@ def read_state(folder: Path) -> RunState | None:
         raise InputError(f"{path} is damaged; remove the folder {folder} to start again") from error
 
 
-def save_state(
-    folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, run: RunState
-) -> None:
+def save_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, run: RunState) -> None:
     """Write the state; whole or not at all, as a kill may come at any time.
 
     Raises:
@@ -255,7 +260,9 @@ def save_state(
         partial.replace(folder / STATE_FILE)
     except Exception as error:  # safetensors raises its own
         partial.unlink(missing_ok=True)
-        raise InputError(f"the state of the run cannot be written to {folder}: {error}; make room, then resume") from error
+        raise InputError(
+            f"the state of the run cannot be written to {folder}: {error}; make room, then resume"
+        ) from error
 
 
 @torch.no_grad()
@@ -265,5 +272,7 @@ def load_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.
         for name, parameter in learned.items():
             parameter.copy_(file.get_tensor(f"weights.{name}"))
             if step:
-                moments = {kind: file.get_tensor(f"{kind}.{name}").to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")}
+                moments = {
+                    kind: file.get_tensor(f"{kind}.{name}").to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")
+                }
                 optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
