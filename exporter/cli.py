@@ -45,6 +45,20 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     context.exit()
 
 
+def norm_of(source: Path) -> str:
+    """The norm that a model of `sharp adapt` was trained with.
+
+    Raises:
+        click.MissingParameter: it is another checkpoint, of which the user must say it.
+    """
+    from sharp.exporter.checkpoints.adapted_folder import recorded_norm
+
+    norm = recorded_norm(source)
+    if norm is None:
+        raise click.MissingParameter(param_hint="'--norm'", param_type="option")
+    return norm
+
+
 @click.command("export", cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option(
@@ -57,10 +71,9 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
 )
 @click.option(
     "--norm",
-    required=True,
     metavar="NAME",
     help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, assmax, entmax, sparsemax, "
-    "sentmax, asentmax, ssa, sigmoid, relu or relu2.",
+    "sentmax, asentmax, ssa, sigmoid, relu or relu2.  [default: that of a model which sharp adapt made]",
 )
 @click.option(
     "--cache",
@@ -200,6 +213,7 @@ def export(
     """
     exit_on_terminate()
     check_exists(source)  # before seconds of imports
+    chosen["norm"] = chosen["norm"] or norm_of(source)
     console = Console(stderr=True, quiet=quiet)
     folder = output or Path(f"{source.stem if source.is_file() else source.resolve().name}-{chosen['norm']}")
     with Progress(

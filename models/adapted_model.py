@@ -36,9 +36,9 @@ NORM_MODULE = "sharp_norm"
 class AdaptedNorm:
     """The entry "sharp" of `config.json`: the norm of every layer.
 
-    `attention_modules` are the modules that call transformers' attention interface, by layer. With `scaled_queries` each
-    head's query has a learned factor of its own; it is false where that factor is part of the weights. `trained_context`
-    is the longest sequence of the adaptation.
+    `attention_modules` are the modules that call transformers' attention interface, by layer. With `scaled_queries`
+    each head's query has a learned factor of its own; it is false where that factor is part of the weights.
+    `trained_context` is the longest sequence of the adaptation.
 
     Raises:
         InputError: no model can have this norm; the message names the field.

@@ -23,6 +23,7 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
+    "adapt": Lazy("sharp.exporter.adapt.cli:adapt", "adapt", "Turn a softmax model into one with another norm."),
     "baseline": Lazy(
         "sharp.serving.observability.baseline:baseline", "serve", "Record how the heads' entropies are distributed."
     ),

@@ -9,6 +9,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 __version__ = "${version}"
 __all__ = [
     "LLM",
+    "AdaptSettings",
     "AsyncClient",
     "Client",
     "ClientTls",
@@ -17,6 +18,7 @@ __all__ = [
     "SamplingParams",
     "__version__",
     "export",
+    "adapt",
 ]
 
 
@@ -34,4 +36,8 @@ def __getattr__(name: str) -> Any:
         import sharp.exporter.programs.module
 
         return sharp.exporter.programs.module.export
+    if name in ("adapt", "AdaptSettings"):
+        import sharp.exporter.adapt.adapt
+
+        return getattr(sharp.exporter.adapt.adapt, name)
     raise AttributeError(f"module 'sharp' has no attribute {name!r}")

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from sharp.exporter.checkpoints.adapted_folder import recorded_norm
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.gguf_file import check_gguf_header, one_reader
@@ -31,7 +32,6 @@ from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import Source, sha256
 from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
-from sharp.models.adapted_model import MODEL_TYPE as ADAPTED
 from sharp.models.adapted_model import AdaptedConfig, AdaptedNorm, read_adapted_norm
 from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
@@ -81,11 +81,11 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
             "choose a norm without learned projections, or train the model with it first (sharp adapt)"
         )
     opened = open_model(path)
-    exported = _hooked(path, opened, norm, options)
+    exported = hooked_model(path, opened, norm, options)
     if norm == (trained_norm or "softmax"):
         original = exported
     else:
-        original = _hooked(path, opened, trained_norm or "softmax", NO_OPTIONS)
+        original = hooked_model(path, opened, trained_norm or "softmax", NO_OPTIONS)
     check_own_attention(path, original)
     tokenizer = opened.tokenizer
     return Source(
@@ -98,17 +98,6 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
         write_config=opened.facts.save_pretrained,
         unused_weights=opened.unused_weights,
     )
-
-
-def recorded_norm(path: Path) -> str | None:
-    """The norm that the `config.json` of an adapted model names; None for every other checkpoint."""
-    try:
-        content = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict) or content.get("model_type") != ADAPTED:
-        return None
-    return read_adapted_norm(content.get("sharp")).norm
 
 
 def open_model(path: Path) -> OpenedModel:
@@ -256,7 +245,12 @@ def _rope_types(parameters: dict[str, Any]) -> set[str]:
     return {str(one.get("rope_type", "default")) for one in nested or [parameters]}
 
 
-def _hooked(path: Path, opened: OpenedModel, norm: str, options: NormOptions) -> Decoder | UncachedModel:
+def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOptions) -> Decoder | UncachedModel:
+    """`opened`, read from `path`, with `norm` as its attention.
+
+    Raises:
+        InputError: its attention cannot be replaced.
+    """
     model, architecture, adapted = opened.model, opened.architecture, opened.adapted
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     try:

@@ -70,7 +70,7 @@ def read_tokens(text: Path | None, tokenizer: Path, vocab_size: int, most: int =
         NotFoundError: there is no such file.
         InputError: it is not UTF-8, has less than two tokens, or one that a model of `vocab_size` tokens does not know.
     """
-    path = text or _licence()
+    path = text or licence()
     check_text(path)
     try:
         content = path.read_text(encoding="utf-8")
@@ -102,7 +102,12 @@ def check_text(path: Path) -> None:
         raise NotFoundError(f"text {path} {what}; give a file with --text")
 
 
-def _licence() -> Path:
+def licence() -> Path:
+    """The licence that comes with Sharp: a text that every installation has.
+
+    Raises:
+        NotFoundError: it is not installed.
+    """
     for file in files("sharp-attention") or ():
         if file.name == "LICENSE":
             return Path(str(file.locate()))

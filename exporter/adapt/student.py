@@ -1,0 +1,219 @@
+"""The student: the teacher's own weights, frozen, with the new norm, low-rank adapters and a learned scale per head."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from sharp.exporter.checkpoints.hooked_model import HookedDecoder
+from sharp.exporter.checkpoints.hugging_face import OpenedModel, check_own_attention, hooked_model, open_model
+from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
+from sharp.models.adapted_model import (
+    MODEL_TYPE,
+    AdaptedNorm,
+    attach,
+    attention_norms,
+    become_adapted,
+    find_attention,
+    plain_softmax,
+)
+from sharp.plugins.errors import InputError
+
+NORMS = ("entmax", "sparsemax", "sentmax", "asentmax", "ssa", "adaptive-temperature", "ssmax", "assmax")
+SSA_START = (1.0, 2.0)  # b and n: nearer to softmax's e^z than the paper's 1 and 1.5
+FOLD_ERROR = 1e-3  # of the largest logit; rounding is far below, a projection that is normalized far above
+
+
+@dataclass(frozen=True)
+class Student:
+    """A model that is teacher and student in one: the base weights are shared."""
+
+    opened: OpenedModel
+    decoder: HookedDecoder  # for sizes, and for logits from hidden states
+    described: AdaptedNorm
+    adapter: LoraConfig
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model of transformers."""
+        return self.opened.model
+
+    def adapters(self) -> list[LoraLayer]:
+        """The layers with low-rank adapters."""
+        return [module for module in self.model.modules() if isinstance(module, LoraLayer)]
+
+    def learned(self) -> dict[str, nn.Parameter]:
+        """Everything that is trained, by name."""
+        return {name: one for name, one in self.model.named_parameters() if "lora_" in name or ".sharp_norm." in name}
+
+    @contextmanager
+    def teacher(self) -> Iterator[None]:
+        """Inside, the model is the teacher."""
+        adapters = self.adapters()
+        for layer in adapters:
+            layer._disable_adapters = True
+        try:
+            with plain_softmax(self.model), torch.no_grad():
+                yield
+        finally:
+            for layer in adapters:
+                layer._disable_adapters = False
+
+    def hidden(self, input_ids: Tensor, every_layer: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Final hidden states [batch, tokens, hidden] of int64 [batch, tokens], and those after every layer."""
+        output = self.model.base_model(input_ids=input_ids, use_cache=False, output_hidden_states=every_layer)
+        return output.last_hidden_state, output.hidden_states[1:] if every_layer else ()
+
+
+def make_student(
+    path: Path, norm: str, options: NormOptions, rank: int, layers: range | None, length: int, seed: int
+) -> Student:
+    """The student of the checkpoint at `path`, before its first step.
+
+    Raises:
+        InputError: the checkpoint cannot be read, is no causal language model, or was adapted already.
+    """
+    if norm not in NORMS:
+        raise InputError(f"--norm is {norm!r}, but must be one of: {', '.join(NORMS)}")
+    options.check(norm)
+    opened = open_model(path)
+    if opened.architecture.kind != "decoder":
+        raise InputError(f"{path} is an encoder ({opened.facts.model_type}); sharp adapt is for causal language models")
+    if opened.adapted is not None:
+        raise InputError(f"{path} was adapted to norm {opened.adapted.norm}; give the model that it was made from")
+    if opened.tokenizer is None:
+        raise InputError(f"{path} has no tokenizer, without which it cannot read a text; copy tokenizer.json beside it")
+    decoder = hooked_model(path, opened, "softmax", NO_OPTIONS)
+    assert isinstance(decoder, HookedDecoder)
+    check_own_attention(path, decoder)
+    model, config = opened.model, decoder.config
+    if length > config.max_context:
+        raise InputError(f"--length is {length}, but the model's context is {config.max_context}; choose less")
+    modules = find_attention(model)
+    chosen = replace(config, norm=norm, alpha=0.0, **options.config_fields())
+    described = AdaptedNorm(
+        norm,
+        modules,
+        q_heads=config.q_heads,
+        hidden_size=config.hidden_size,
+        trained_context=length,
+        alpha=chosen.alpha,
+        temperature_coefficients=chosen.temperature_coefficients,
+        entropy_threshold=chosen.entropy_threshold,
+        scaled_queries=True,
+    )
+    model.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    torch.manual_seed(seed)
+    attach(model, described)
+    _start(model, options)
+    model.set_attn_implementation(MODEL_TYPE)
+    adapter = _adapter(model, modules, rank, layers)
+    inject_adapter_in_model(adapter, model)
+    return Student(opened, decoder, described, adapter)
+
+
+@torch.no_grad()
+def _start(model: nn.Module, options: NormOptions) -> None:
+    """Start values that are near to the softmax that the model was trained with."""
+    b, n = (
+        start if given is None else given
+        for given, start in zip((options.ssa_b, options.ssa_n), SSA_START, strict=True)
+    )
+    for norm in attention_norms(model):
+        scale = norm.query_scale
+        if norm.head_parameters is not None:
+            norm.head_parameters.fill(b, n)
+        if scale is None:
+            continue
+        if scale.kind == "length":
+            scale.s.zero_()
+            scale.b.fill_(1.0)
+            continue
+        for name, parameter in scale.named_parameters():
+            if name.startswith("w_"):
+                parameter.zero_()
+        # The factor starts as 1 + ln 2, whatever the length.
+        assert norm.log_scale is not None
+        norm.log_scale.fill_(-float(torch.log1p(torch.log(torch.tensor(2.0)))))
+
+
+def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: range | None) -> LoraConfig:
+    """Low-rank adapters of all projections of the attention modules, or of those of some layers."""
+    targets, transposed = [], False
+    for layer, name in enumerate(modules):
+        if layers is not None and layer not in layers:
+            continue
+        for child, module in model.get_submodule(name).named_modules():
+            if isinstance(module, nn.Linear | Conv1D) and ".sharp_norm." not in f".{child}.":
+                targets.append(f"{name}.{child}")
+                transposed = transposed or isinstance(module, Conv1D)
+    if not targets:
+        raise InputError(f"--layers leaves none of the model's {len(modules)} layers to adapt; choose others")
+    return LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=transposed)
+
+
+@torch.no_grad()
+def finish(student: Student, adapter_folder: Path | None = None) -> AdaptedNorm:
+    """Merge what was learned into the weights; the model is then one that transformers saves as an adapted model.
+
+    `adapter_folder` gets the low-rank adapter as peft writes it.
+    """
+    model = student.model
+    if adapter_folder is not None:
+        adapter_folder.mkdir(parents=True)
+        learned = {name: one for name, one in student.learned().items() if "lora_" in name}
+        named = {f"base_model.model.{name.replace('.default', '')}": one.contiguous() for name, one in learned.items()}
+        save_file(named, adapter_folder / "adapter_model.safetensors")
+        student.adapter.save_pretrained(str(adapter_folder))
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            base = module.get_base_layer()
+            base.weight += module.get_delta_weight("default").to(base.weight.dtype)
+            model.set_submodule(name, base)
+    described = _fold_scales(student)
+    del model.peft_config
+    for norm in attention_norms(model):
+        norm.described = described
+    become_adapted(model, described)
+    return described
+
+
+def _fold_scales(student: Student) -> AdaptedNorm:
+    """Make each head's factor part of its query projection, where the result is the same; else leave it."""
+    model, described, config = student.model, student.described, student.decoder.config
+    norms = attention_norms(model)
+    projections = [getattr(model.get_submodule(name), "q_proj", None) for name in described.attention_modules]
+    size = config.q_heads * config.head_dim
+    if not all(isinstance(one, nn.Linear) and one.out_features == size for one in projections):
+        return described
+    device = next(model.parameters()).device
+    tokens = torch.arange(min(16, config.max_context), device=device)[None] % config.vocab_size
+    before = model(input_ids=tokens, use_cache=False).logits
+    kept = [[parameter.clone() for parameter in one.parameters()] for one in projections if one is not None]
+    scales = [norm.log_scale for norm in norms]
+    for norm, one in zip(norms, projections, strict=True):
+        assert norm.log_scale is not None and one is not None
+        rows = torch.exp(norm.log_scale).repeat_interleave(config.head_dim)
+        for parameter in one.parameters():
+            parameter *= rows if parameter.ndim == 1 else rows[:, None]
+        norm.log_scale = None
+    after = model(input_ids=tokens, use_cache=False).logits
+    if (after - before).abs().max() <= FOLD_ERROR * before.abs().max():
+        return replace(described, scaled_queries=False)
+    for norm, scale, one, old in zip(norms, scales, projections, kept, strict=True):
+        norm.log_scale = scale
+        assert one is not None
+        for parameter, value in zip(one.parameters(), old, strict=True):
+            parameter.copy_(value)
+    return described
