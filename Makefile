@@ -5,7 +5,7 @@ PIP := .venv/bin/pip --disable-pip-version-check
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full sanitize kernels gpu-wheel lint format typing clean
+.PHONY: setup demo test test-full coverage mutants sanitize kernels gpu-wheel lint format typing clean
 
 setup: .venv/installed
 
@@ -32,6 +32,15 @@ test: setup
 
 test-full: setup
 	HYPOTHESIS_PROFILE=full $(PYTEST)
+
+# Branches of Python, with the tests of `make test`, and which test ran which line.
+coverage: setup
+	@mkdir -p build/coverage
+	$(PYTEST) --ignore tests/full --cov --cov-context=test --cov-report=term:skip-covered
+
+# A seeded sample of mutants per package; tests/README.md. MUTANTS="--count 100 --seed 1" takes others.
+mutants: setup
+	for package in engine models exporter; do .venv/bin/python -m tests.mutants $$package $(MUTANTS) || exit; done
 
 # The kernels' own tests with a library that stops at the first wrong access or undefined operation, on every instruction set.
 sanitize: setup

@@ -7,8 +7,8 @@ import hypothesis
 import pytest
 import torch
 
-# `make test` uses fast, the same examples in every run; `make test-full` uses full, new ones. Only tests whose examples are
-# slow (Triton's interpreter, a whole model) say a number of their own.
+# `make test` uses fast, the same examples in every run; `make test-full` uses full, new ones. Only tests whose examples
+# are slow (Triton's interpreter, a whole model) have a number of their own.
 EVERYWHERE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 hypothesis.settings.register_profile("fast", max_examples=60, derandomize=True, **EVERYWHERE)
 hypothesis.settings.register_profile("full", max_examples=300, **EVERYWHERE)

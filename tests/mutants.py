@@ -1,8 +1,8 @@
 """`python -m tests.mutants PACKAGE`: change the source a little, and see whether the package's own tests notice.
 
-A mutant has one comparison, operator, constant or condition changed, or one call dropped. The sample is seeded. Nothing in
-the tree is written: a finder of modules in every process of the tests gives them the mutant (`SHARP_MUTANT`). Where
-`make coverage` has noted which test runs which line, only the tests of the mutated line run.
+A mutant has one comparison, operator, constant or condition changed, or one call dropped. The sample is seeded. No file
+of the tree is written: a module finder in every process of the tests loads the mutant instead (`SHARP_MUTANT`). Where
+`make coverage` has recorded which test runs which line, only the tests of the mutated line run.
 """
 
 import argparse
@@ -29,18 +29,14 @@ PACKAGES = {  # source, the package's own tests
 }
 COVERAGE = ROOT / "build" / "coverage" / "data"
 MOST_TESTS = 40  # of a line that many tests run, a random few
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
-    **{
-        ast.Add: ast.Sub,
-        ast.Sub: ast.Add,
-        ast.Mult: ast.Div,
-        ast.Div: ast.Mult,
-        ast.FloorDiv: ast.Mult,
-        ast.Mod: ast.Mult,
-    },
-}
+SWAPS: dict[type[ast.AST], type[ast.AST]] = dict(
+    [
+        *((ast.Lt, ast.LtE), (ast.LtE, ast.Lt), (ast.Gt, ast.GtE), (ast.GtE, ast.Gt), (ast.Eq, ast.NotEq)),
+        *((ast.NotEq, ast.Eq), (ast.Is, ast.IsNot), (ast.IsNot, ast.Is), (ast.In, ast.NotIn), (ast.NotIn, ast.In)),
+        *((ast.And, ast.Or), (ast.Or, ast.And), (ast.Add, ast.Sub), (ast.Sub, ast.Add), (ast.Mult, ast.Div)),
+        *((ast.Div, ast.Mult), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.Mult)),
+    ]
+)
 # Found first on sys.path by every process of a run, so that commands that tests start are mutants too.
 FINDER = """
 import importlib.util, os, sys
@@ -76,9 +72,8 @@ def mutants(tree: ast.Module) -> Iterator[tuple[ast.AST, str, ast.AST]]:
 
 
 def _is_text_or_type(node: ast.BinOp) -> bool:
-    return any(
-        isinstance(side, ast.Constant) and isinstance(side.value, str | None) for side in (node.left, node.right)
-    )
+    sides = [side.value for side in (node.left, node.right) if isinstance(side, ast.Constant)]
+    return any(side is None or isinstance(side, str) for side in sides)
 
 
 class _Replace(ast.NodeTransformer):

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from sharp.models import train
-from sharp.models.attention import EagerAttention
+from sharp.models.attention import EagerAttention, LayerOptions
 from sharp.models.checkpoint import read_checkpoint, save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
@@ -50,6 +50,26 @@ def test_logits_times_the_temperature_give_the_golden_softmax(row, temperature):
     logits = torch.tensor(row["logits"], dtype=torch.float64) * temperature
     expected = torch.tensor(row["weights"])
     torch.testing.assert_close(weights_over(logits, temperature), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_a_fixed_temperature_divides_a_scale_of_the_layers_own(temperature):
+    config = one_head(temperature)
+    assert LayerOptions(scale=3.0).scale_of(config) == 3.0 / temperature
+    assert LayerOptions().scale_of(config) == 1.0 / temperature
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_a_fixed_temperature_divides_logits_that_were_capped(temperature):
+    """c tanh(s z / c) / T, with the cap before the temperature."""
+    products = torch.tensor([-40.0, -3.0, 0.0, 0.5, 3.0, 40.0])
+    logits = LayerOptions(scale=2.0, softcap=5.0).logits_of(products, one_head(temperature))
+    torch.testing.assert_close(logits, 5.0 * torch.tanh(2.0 * products / 5.0) / temperature)
+
+
+def test_a_softcap_of_zero_caps_nothing():
+    products = torch.tensor([-4000.0, 4000.0])
+    torch.testing.assert_close(LayerOptions(scale=0.5).logits_of(products, one_head(1.0)), products / 2)
 
 
 def test_max_retrieval_divides_its_logits_by_the_temperature():

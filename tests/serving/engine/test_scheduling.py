@@ -284,6 +284,25 @@ def test_the_time_limit_ends_an_answer_with_what_there_is(start_engine, clock):
     assert not running.engine.has_work
 
 
+def test_times_count_from_the_arrival_and_each_request_has_its_own(start_engine, clock):
+    """Queue, first token and whole request, in events and in the report, for one that waits and one that does not."""
+    running = start_engine(max_sequences=1)
+    running.add("first", [1], 2)
+    clock.now += 1
+    running.add("waits", [1], 2)
+    clock.now += 2
+    for _ in range(4):
+        running.step()
+        clock.now += 4
+    times = {one.request_id: one.timing for one in running.of(Finished)}
+    assert {name: one.queue for name, one in times.items()} == {"first": 3, "waits": 10}
+    report = running.engine.report()
+    assert [(one.request_id, one.seconds) for one in report.queue] == [("first", 3), ("waits", 10)]
+    assert [(one.request_id, one.seconds) for one in report.first_token] == [("first", 3), ("waits", 10)]
+    assert [(one.request_id, one.seconds) for one in report.inter_token] == [("first", 4), ("waits", 4)]
+    assert [(one.request_id, one.seconds) for one in report.finished] == [("first", 7), ("waits", 14)]
+
+
 def test_the_time_limit_counts_while_a_request_waits(start_engine, clock):
     running = start_engine(max_sequences=1)
     running.add("first", [1], 9)
