@@ -245,15 +245,13 @@ class _Adapted:
         super().save_pretrained(save_directory, *arguments, **named)  # type: ignore[misc]
         base = self.config.to_dict()
         sharp = base.pop("sharp")
-        name = next(one.__name__ for one in type(self).__mro__ if one.__module__.startswith("transformers.models"))
         config = AdaptedConfig(base=base, sharp=sharp, architectures=["AdaptedForCausalLM"])
-        base["architectures"] = [name]
         config.save_pretrained(Path(save_directory))
 
 
 def adapted_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class of `base`'s adapted models; transformers looks at the module of a class, so it is that of `base`."""
-    return type(f"Adapted{base.__name__}", (_Adapted, base), {"__module__": base.__module__})
+    """The class of `base`'s adapted models; transformers looks at the name and the module of a class: they are `base`'s."""
+    return type(base.__name__, (_Adapted, base), {"__module__": base.__module__})
 
 
 def become_adapted(model: PreTrainedModel, described: AdaptedNorm) -> None:

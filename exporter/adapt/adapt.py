@@ -184,8 +184,8 @@ def _check_memory(student: Student, device: torch.device) -> None:
     needed, there = 4 * weights * 3 // 2, memory_of(device)
     if needed > there:
         raise InputError(
-            f"the model's {weights:,} weights need {needed / 2**30:,.0f} GiB in training, there are {there / 2**30:.0f}; "
-            "choose a smaller model, or a machine with more"
+            f"the model's {weights:,} weights need {needed / 2**30:,.0f} GiB of memory in training, there are "
+            f"{there / 2**30:.0f}; choose a smaller model, or a machine with more"
         )
 
 

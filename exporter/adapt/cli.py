@@ -125,8 +125,8 @@ def adapt(
             if perplexity is not None:
                 left = progress.seconds / progress.step * (progress.steps - progress.step)
                 bars.console.print(
-                    f"step {progress.step} of {progress.steps}: loss {progress.loss:.3f} (KL {progress.divergence:.3f}), "
-                    f"held-out perplexity {perplexity:.2f}, {left / 60:.1f} minutes left",
+                    f"step {progress.step} of {progress.steps}: loss {progress.loss:.3f}, "
+                    f"KL {progress.divergence:.3f}, held-out perplexity {perplexity:.2f}, {left / 60:.1f} minutes left",
                     highlight=False,
                 )
 

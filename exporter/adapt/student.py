@@ -98,7 +98,7 @@ def make_student(
     if length > config.max_context:
         raise InputError(f"--length is {length}, but the model's context is {config.max_context}; choose less")
     modules = find_attention(model)
-    chosen = replace(config, norm=norm, alpha=0.0, **options.config_fields())
+    chosen = replace(config, **{"norm": norm, "alpha": 0.0, **options.config_fields()})
     described = AdaptedNorm(
         norm,
         modules,
@@ -120,7 +120,10 @@ def make_student(
     model.set_attn_implementation(MODEL_TYPE)
     adapter = _adapter(model, modules, rank, layers)
     inject_adapter_in_model(adapter, model)
-    return Student(opened, decoder, described, adapter)
+    student = Student(opened, decoder, described, adapter)
+    for parameter in student.learned().values():
+        parameter.requires_grad_()  # peft freezes everything but its own
+    return student
 
 
 @torch.no_grad()

@@ -1,0 +1,223 @@
+"""`sharp adapt` on tiny models: what comes out is exported as trained, loads in transformers, and can be resumed."""
+
+import errno
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model type
+from sharp.exporter.adapt import adapt as module
+from sharp.exporter.adapt import training
+from sharp.exporter.adapt.adapt import AdaptSettings, adapt
+from sharp.exporter.adapt.cli import adapt as command
+from sharp.exporter.checkpoints.norm_options import NormOptions
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.models.byte_tokenizer import byte_tokenizer
+from sharp.plugins.manifest import read_manifest
+from tests.exporter.tiny_hugging_face import tiny
+
+TEXT = "".join(f"{number} green bottles hang on the wall, number {number * 7}.\n\n" for number in range(1500))
+
+
+@pytest.fixture
+def teacher(tmp_path: Path):
+    def make(model_type: str = "llama", **changes: object) -> Path:
+        folder = tmp_path / f"teacher-{model_type}"
+        tiny(model_type, **{"vocab_size": 300, **changes}).save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "bottles.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def settings(text: Path, norm: str = "entmax", **changes: object) -> AdaptSettings:
+    fields = {"norm": norm, "text": (text,), "held_out": text, "length": 24, "tokens": 24 * 8, "rank": 4}
+    return AdaptSettings(**{**fields, **changes})
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], prog_name="sharp adapt")
+
+
+def test_a_model_is_adapted_exported_as_trained_and_generates_the_same_tokens(
+    teacher, text: Path, tmp_path: Path, sharp_export
+) -> None:
+    folder = tmp_path / "student"
+    result = run(
+        teacher(), "--norm", "entmax", "--text", text, "--length", 24, "--tokens", 240, "--keep-adapter", "-o", folder
+    )
+    assert result.exit_code == 0, result.output
+    assert not folder.with_name("student.partial").exists()
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    assert "SHA-256" in (folder / "README.md").read_text()
+    report = json.loads((folder / "report.json").read_text())
+    assert report["student"]["mean_support"] < 1 == report["teacher_figures"]["mean_support"]
+    assert "<h2>Perplexity</h2>" in (folder / "report.html").read_text()
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    exported = sharp_export(folder, "-o", tmp_path / "exported")  # no --norm, no --untrained-norm
+    assert exported.exit_code == 0, exported.output
+    manifest = read_manifest(tmp_path / "exported")
+    assert manifest.norm.name == "entmax" and manifest.norm.trained and manifest.verified
+    assert manifest.source.architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("norm", "model_type"),
+    [
+        ("sparsemax", "llama"),
+        ("sentmax", "gpt_neox"),
+        ("asentmax", "llama"),
+        ("asentmax", "gpt2"),
+        ("ssa", "qwen3"),
+        ("ssa", "phi3"),
+        ("adaptive-temperature", "gemma2"),
+        ("ssmax", "mistral"),
+        ("assmax", "olmo2"),
+    ],
+)
+def test_every_norm_and_kind_of_projection(teacher, text: Path, tmp_path: Path, norm: str, model_type: str) -> None:
+    folder = tmp_path / "student"
+    report = adapt(teacher(model_type), settings(text, norm, tokens=24 * 4), folder)
+    assert report is not None and math.isfinite(report["student"]["unlike"]["perplexity"])
+    source = read_source(folder, norm)  # which compares the eager definition with transformers' own run
+    assert source.trained
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.arange(3, 20)[None]
+    expected = source.model.own_logits(ids)
+    torch.testing.assert_close(model(ids).logits, expected)
+
+
+def test_generation_with_a_cache_and_padding_is_that_without(teacher, text: Path, tmp_path: Path) -> None:
+    adapt(teacher(), settings(text, "asentmax", tokens=24 * 4), tmp_path / "student")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "student").eval()
+    ids = torch.arange(3, 15)[None]
+    made = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    for end in range(ids.shape[1], made.shape[1]):
+        assert model(made[:, :end], use_cache=False).logits[0, -1].argmax() == made[0, end]
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.int64), ids], 1)
+    mask = (torch.arange(15) >= 3).long()[None]
+    again = model.generate(padded, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert again[0, 15:].tolist() == made[0, 12:].tolist()
+
+
+def test_a_run_that_is_killed_and_resumed_gives_the_same_weights(teacher, text: Path, tmp_path: Path) -> None:
+    path, chosen = teacher(), settings(text, "ssa")
+    adapt(path, chosen, tmp_path / "whole")
+    assert adapt(path, chosen, tmp_path / "killed", stop_after=3) is None
+    assert not (tmp_path / "killed").exists()
+    adapt(path, chosen, tmp_path / "killed")
+    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert whole.keys() == killed.keys()
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+def test_a_run_with_other_settings_is_not_resumed(teacher, text: Path, tmp_path: Path) -> None:
+    path = teacher()
+    adapt(path, settings(text), tmp_path / "student", stop_after=1)
+    result = run(path, "--norm", "entmax", "--text", text, "--length", 32, "-o", tmp_path / "student")
+    assert result.exit_code == 2 and "holds a run with other settings" in result.output
+
+
+def test_the_long_stage_ends_at_the_models_context(teacher, text: Path, tmp_path: Path) -> None:
+    report = adapt(teacher(), settings(text, stage="long", tokens=24 * 16), tmp_path / "student")
+    assert report is not None
+    assert (report["recipe"]["long_steps"], report["recipe"]["long_length"]) == (1, 128)
+
+
+def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "seconds_per_token", lambda *_: 0.5)
+    report = adapt(teacher(), settings(text, budget=60.0, norm_options=NormOptions(alpha=1.7)), tmp_path / "student")
+    assert report is not None and report["recipe"]["steps"] == 5  # 120 tokens
+    assert read_source(tmp_path / "student", "entmax").model.config.alpha == 1.7
+
+
+def refusals(path: Path, output: Path, *arguments: object) -> str:
+    """The sentence of a refusal, after which nothing is left."""
+    before = sorted(output.parent.iterdir())
+    result = run(path, "--norm", "entmax", "-o", output, *arguments)
+    assert result.exit_code == 2, result.output
+    assert sorted(output.parent.iterdir()) == before
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_bad_input_is_one_sentence_and_leaves_nothing(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    llama, output = teacher(), tmp_path / "student"
+    assert "is an encoder" in refusals(teacher("bert"), output, "--text", text)
+    short = tmp_path / "short.txt"
+    short.write_text("A few words.")
+    assert "too short" in refusals(llama, output, "--text", short, "--length", 64)
+    chinese = tmp_path / "chinese.txt"
+    chinese.write_text("天地玄黄宇宙洪荒" * 3000)
+    assert "does not know the script" in refusals(llama, output, "--text", chinese, "--length", 64)
+    assert "does not exist" in refusals(llama, output, "--text", tmp_path / "none.txt", "--length", 64)
+    assert "--budget is 'soon'" in refusals(llama, output, "--text", text, "--budget", "soon")
+    assert "the model's context is 128" in refusals(llama, output, "--text", text, "--length", 999)
+    assert "--layers leaves none" in refusals(llama, output, "--text", text, "--layers", "7-9", "--length", 64)
+    monkeypatch.setattr(module, "memory_of", lambda _device: 1000)
+    assert "GiB of memory" in refusals(llama, output, "--text", text, "--length", 24)
+
+
+def test_a_model_without_attention_is_refused(tmp_path: Path, text: Path) -> None:
+    folder = tmp_path / "mamba"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "num_hidden_layers": 2}))
+    assert "is a mamba model, which Sharp does not support" in refusals(folder, tmp_path / "student", "--text", text)
+
+
+def test_an_adapted_model_is_not_adapted_again(teacher, text: Path, tmp_path: Path) -> None:
+    adapt(teacher(), settings(text, tokens=24), tmp_path / "student")
+    assert "was adapted to norm entmax" in refusals(tmp_path / "student", tmp_path / "second", "--text", text)
+
+
+def test_a_full_disk_leaves_nothing_half_written(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path, output = teacher(), tmp_path / "student"
+    arguments = ("--norm", "entmax", "--text", text, "--length", 24, "--tokens", 48, "-o", output)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save_file", full)
+        result = run(path, *arguments)
+        assert result.exit_code == 2 and "cannot be written" in result.output
+        assert not output.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_report", full)
+        result = run(path, *arguments)
+        assert result.exit_code == 2 and "No space left" in result.output
+        assert not output.exists() and not list(tmp_path.glob(".student*"))
+    assert run(path, *arguments).exit_code == 0  # goes on from the state
+
+
+def test_out_of_memory_while_training_is_one_sentence(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(training, "train_step", fail)
+    result = run(teacher(), "--norm", "ssa", "--text", text, "--length", 24, "-o", tmp_path / "student")
+    assert result.exit_code == 2 and "there is not enough memory" in " ".join(result.output.split())
+
+
+def test_a_damaged_norm_is_one_sentence(teacher, text: Path, tmp_path: Path, sharp_export) -> None:
+    folder = tmp_path / "student"
+    adapt(teacher(), settings(text, tokens=24), folder)
+    config = json.loads((folder / "config.json").read_text())
+    for damaged in (None, {}, {"norm": "entmax"}, {**config["sharp"], "norm": "no"}, {**config["sharp"], "alpha": 0}):
+        (folder / "config.json").write_text(json.dumps({**config, "sharp": damaged}))
+        result = sharp_export(folder, "-o", tmp_path / "exported")
+        assert result.exit_code == 2 and "Traceback" not in result.output
