@@ -250,7 +250,7 @@ class _Adapted:
 
 
 def adapted_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class of `base`'s adapted models; transformers looks at the name and the module of a class: they are `base`'s."""
+    """The class of `base`'s adapted models, with `base`'s name and module, which transformers looks at."""
     return type(base.__name__, (_Adapted, base), {"__module__": base.__module__})
 
 
