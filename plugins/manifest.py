@@ -217,7 +217,9 @@ class Manifest(_Frozen):
     tools: dict[str, str] = {}
     verified: bool = Field(True, description="false: a check failed, and runtimes refuse it unless told otherwise")
     verification: Verification = {}
-    files: dict[str, FileSum] = Field({}, description="of all other files, by their paths in the folder")
+    files: dict[str, FileSum] = Field(
+        default_factory=dict, description="of all other files, by their paths in the folder"
+    )
 
     def write(self, folder: Path) -> None:
         """Write `sharp.json` into `folder`, complete or not at all."""

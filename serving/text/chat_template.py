@@ -68,7 +68,8 @@ class ChatTemplate:
 
         `<tool_call>` alone says nothing: Qwen3-Coder and GLM have XML in it.
         """
-        for messages in ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION]):
+        conversations: tuple[list[Mapping[str, Any]], ...] = ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION])
+        for messages in conversations:
             try:
                 text = self._render("tools", messages, tools=[SAMPLE_TOOL])
             except InputError:  # a template can fail like any program
