@@ -70,6 +70,8 @@ class ChatTemplate:
         """
         samples: tuple[list[dict[str, Any]], ...] = ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION])
         for messages in samples:
+        conversations: tuple[list[Mapping[str, Any]], ...] = ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION])
+        for messages in conversations:
             try:
                 text = self._render("tools", messages, tools=[SAMPLE_TOOL])
             except InputError:  # a template can fail like any program

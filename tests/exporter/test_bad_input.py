@@ -189,9 +189,9 @@ def test_a_disk_that_is_full(checkpoint, sharp_export, tmp_path, monkeypatch):
     assert_refused(result, tmp_path / "out", "cannot be written", "tokenizer.json: No space left on device")
 
 
-def test_a_header_of_400_000_empty_tensors_is_refused_at_once(tmp_path):
-    """They took a minute and more than 1 GB, as an object was made of each."""
-    count = 400_000
+def test_a_header_of_tens_of_thousands_of_empty_tensors_is_refused_at_once(tmp_path):
+    """400,000 took a minute and more than 1 GB, as an object was made of each."""
+    count = 40_000
     tensors = {f"t{index}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for index in range(count)}
     header = json.dumps(tensors).encode()
     folder = tmp_path / "folder"
@@ -199,8 +199,8 @@ def test_a_header_of_400_000_empty_tensors_is_refused_at_once(tmp_path):
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     for path in (tmp_path / "own.safetensors", folder / "model.safetensors"):
         path.write_bytes(struct.pack("<Q", len(header)) + header)
-        with pytest.raises(InputError, match=r"has 400000 tensors; the limit is 20000|header of \d+ bytes; the limit"):
+        with pytest.raises(InputError, match=r"has 40000 tensors; the limit is 20000"):
             read_source(path if path.parent == tmp_path else folder, "softmax")
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, count, 1) + bytes(64))
-    with pytest.raises(InputError, match="has 400000 tensors by its header; the limit is 20000, so it is damaged"):
+    with pytest.raises(InputError, match="has 40000 tensors by its header; the limit is 20000, so it is damaged"):
         read_source(tmp_path / "model.gguf", "softmax")
