@@ -139,7 +139,7 @@ def test_a_saved_program_that_calls_the_op_is_read_by_a_new_process(tmp_path: Pa
     module = gpt.GPT(partial(normalized_attention, causal=True))
     with evaluated(module):
         torch.export.save(trace(module, (TOKENS,)), path)
-    command = [sys.executable, "-m", "sharp.plugins.cli", "export", str(path), "--norm", "softmax", "--dry-run"]
+    command = [str(Path(sys.executable).parent / "sharp-export"), str(path), "--norm", "softmax", "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603 - our own
     assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
+    assert "deserializ" not in done.stderr
