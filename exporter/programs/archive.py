@@ -7,17 +7,20 @@ here first: no pickle but of tensors, operators of ATen and of Sharp only, expre
 
 import io
 import json
+import logging
 import re
 import warnings
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-import sharp.plugins.ops.torch_op  # noqa: F401 - registers the ops that a program may call
+import sharp.models.normalized_attention
+import sharp.plugins.ops.torch_op  # noqa: F401 - both register ops that a program may call
 from sharp.exporter.programs.program import SUBGRAPH_CALLS
 from sharp.plugins.errors import InputError
 
@@ -62,8 +65,7 @@ def load_program(path: Path) -> ExportedProgram:
             raise InputError(f"{path} is not a program of torch.export.save, or is damaged; save it again") from error
         file.seek(0)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with quiet():
                 program = torch.export.load(file)
         except Exception as error:  # so does torch
             reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
@@ -158,3 +160,17 @@ def _items(content: Any) -> Iterator[tuple[str, Any]]:
             waiting.extend(one.values())
         elif isinstance(one, list):
             waiting.extend(one)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, torch.export logs and warns of nothing: what matters of it is in what it raises."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -125,14 +125,15 @@ def _fused(node: Node) -> AttentionCall:
         raise InputError(f"attention at {where(node)} has a dropout of {arguments['dropout_p']}; call eval() first")
     mask = next((arguments[name] for name in ("attn_mask", "attn_bias") if arguments.get(name) is not None), None)
     arguments["attn_mask"] = mask
-    operands = []
+    operands: list[Operand] = []
     for name in ("query", "key", "value"):
         rank = _rank(arguments[name])
         if rank not in (3, 4):
             raise InputError(f"attention at {where(node)} has a {name} of {rank} dimensions, but must have 4")
         operands.append(Operand(arguments[name], _same if rank == 4 else _one_head))
     restore = _same if _rank(arguments["query"]) == 4 else _no_head
-    return AttentionCall(_first_output(node), *operands, restore=restore, arguments=arguments)
+    query, key, value = operands
+    return AttentionCall(_first_output(node), query, key, value, restore, arguments=arguments)
 
 
 def _by_name(node: Node) -> AttentionCall:
@@ -142,8 +143,8 @@ def _by_name(node: Node) -> AttentionCall:
     if arguments.get("total_lens") is not None:
         raise InputError(f"attention at {where(node)} is told its lengths; call normalized_attention with a mask there")
     arguments["attn_mask"] = arguments.get("mask")
-    operands = (Operand(arguments[name]) for name in ("query", "key", "value"))
-    return AttentionCall(_first_output(node), *operands, arguments=arguments)
+    query, key, value = (Operand(arguments[name]) for name in ("query", "key", "value"))
+    return AttentionCall(_first_output(node), query, key, value, arguments=arguments)
 
 
 def _written_out(program: Program, softmax: Node) -> AttentionCall | None:

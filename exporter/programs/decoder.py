@@ -211,5 +211,5 @@ def split(program: Program, output: Node, source: Node) -> tuple[Node, Node]:
 def _takes_last(node: Node) -> bool:
     if name_of(node) == "slice":
         arguments = arguments_of(node)
-        return arguments["dim"] == 1 and arguments["start"] == -1
+        return (arguments["dim"], arguments["start"]) == (1, -1)
     return name_of(node) == "index" and len(node.args[1]) == 2 and node.args[1][0] is None  # type: ignore[arg-type, index]  # a list

@@ -77,7 +77,10 @@ class Attention:
 
         def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
             given = dict(zip(extra, rest, strict=True))
-            head_params, slopes = (given.get(one) for one in named) if named else (None, logits.slopes)  # type: ignore[misc]  # None is no node
+            head_params: Tensor | None = None
+            slopes = logits.slopes
+            if named:
+                head_params, slopes = (given[one] if isinstance(one, Node) else None for one in named)
             heads = [
                 one.arrange(tensor)
                 for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
@@ -95,7 +98,8 @@ class Attention:
                 causal=logits.causal,
                 total_lens=lengths(layer),
             )
-            output = attention(number, *(one.transpose(1, 2) for one in heads), head_params, slopes, options)
+            queries, keys, values = (one.transpose(1, 2) for one in heads)
+            output = attention(number, queries, keys, values, head_params, slopes, options)
             return call.restore(output.transpose(1, 2))
 
         return Replacement((call.query.node, call.key.node, call.value.node, *extra), compute)

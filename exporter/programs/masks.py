@@ -155,7 +155,7 @@ def logits_of(program: Program, call: AttentionCall, given: Mapping[Node, Tensor
     assert call.logits is not None
     folded = _fold(z, call.product, query[1])
     try:
-        value = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
+        value: Tensor = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
     except RuntimeError:  # it meets weights there, which are of float32
         value = program.evaluate({**given, call.product: folded.float()}, [call.logits])[call.logits]
     return _unfold(value, shape).double()
@@ -181,9 +181,7 @@ def _fold(z: Tensor, product: Node, heads: int) -> Tensor:
 
 
 def _unfold(value: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    if value.dim() == 4:
-        return value.expand(shape)
-    return value.reshape(shape)
+    return value.expand(shape) if value.dim() == 4 else value.reshape(shape)
 
 
 def _fused_logits(
@@ -192,7 +190,7 @@ def _fused_logits(
     arguments = call.arguments
     scale = arguments.get("scale")
     cap = arguments.get("softcap")
-    logits = z * (head_dim**-0.5 if scale is None else scale)
+    logits: Tensor = z * (head_dim**-0.5 if scale is None else scale)
     if cap:
         logits = cap * torch.tanh(logits / cap)
     if call.by_name and (arguments["causal"] or arguments["window"] >= 0):
@@ -206,7 +204,7 @@ def _fused_logits(
         logits = logits.masked_fill(~visible, -torch.inf)
     mask = arguments["attn_mask"]
     if mask is not None:
-        value = program.evaluate(given, [mask])[mask]
+        value: Tensor = program.evaluate(given, [mask])[mask]
         if value.dim() == 3:  # of a call without heads
             value = value.unsqueeze(1)
         logits = logits.masked_fill(~value, -torch.inf) if value.dtype == torch.bool else logits + value.double()
@@ -310,8 +308,8 @@ def _near(one: Tensor, other: Tensor, largest: float | None = None) -> bool:
 def _check_same(call: AttentionCall, before: Logits | None, now: Logits) -> None:
     if before is None:
         return
-    scales = [torch.as_tensor(one.scale) for one in (before, now)]
-    if not torch.allclose(*scales, rtol=1e-5) or before.softcap != now.softcap or before.causal != now.causal:
+    first, second = torch.as_tensor(before.scale), torch.as_tensor(now.scale)
+    if not torch.allclose(first, second, rtol=1e-5) or before.softcap != now.softcap or before.causal != now.causal:
         raise InputError(f"attention at {call.where} treats its logits otherwise when a sequence is longer")
     _check_slopes(call, before.slopes, now.slopes)
 

@@ -1,5 +1,7 @@
 """A program over whole sequences: any module, with its attention replaced (`--cache none`)."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -11,9 +13,16 @@ from sharp.exporter.programs.program import Program
 from sharp.exporter.programs.sizes import Roles, draw
 from sharp.models.attention import AttentionFunction, EagerAttention
 from sharp.models.config import SharpConfig
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import ModelKind, Port, PositionScheme
 
-DTYPES = {torch.float32: "float32", torch.int64: "int64", torch.int32: "int32", torch.bool: "bool"}
+Dtype = Literal["float32", "int64", "int32", "bool"]
+DTYPES: dict[torch.dtype, Dtype] = {
+    torch.float32: "float32",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.bool: "bool",
+}
 
 
 class ProgramModel(UncachedModel):
@@ -44,13 +53,16 @@ class ProgramModel(UncachedModel):
         self.config = config
         self.parameters_of_norm = parameters
         self.own = own
+        for port in program.inputs:
+            if port.dtype not in DTYPES:
+                raise InputError(f"its input {port.name} is {port.dtype}; take float32, int64, int32 or bool")
         self.inputs = tuple(
             Port(
                 name=port.name,
                 dtype=DTYPES[port.dtype],
                 shape=tuple(map(self._dimension, port.shape)),
                 doc=self._doc(port.name),
-            )  # type: ignore[arg-type]  # one of the names
+            )
             for port in program.inputs
         )
         shape = output.meta["val"].shape

@@ -1,8 +1,6 @@
 """`sharp.export`: any module of PyTorch, from memory to a verified model folder."""
 
 import copy
-import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -18,6 +16,7 @@ from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.export import Export, ExportSettings
 from sharp.exporter.export import export as export_source
 from sharp.exporter.graph.graph_options import GraphOptions
+from sharp.exporter.programs.archive import quiet
 from sharp.exporter.programs.program import where_in
 from sharp.exporter.programs.reading import ProgramOptions
 from sharp.plugins.errors import InputError, VerificationError
@@ -142,8 +141,7 @@ def trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: An
                 dict.fromkeys(range(one.dim()), Dim.AUTO) if isinstance(one, Tensor) else None for one in inputs
             )
         try:
-            with warnings.catch_warnings(), quiet():
-                warnings.simplefilter("ignore")
+            with quiet():
                 return torch.export.export(copied(module), inputs, dynamic_shapes=shapes)
         except Exception as error:  # tracing runs the user's code
             if inputs is attempts[-1]:
@@ -157,20 +155,8 @@ def trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: An
 def copied(module: nn.Module) -> nn.Module:
     """A copy with the very same tensors: what a module keeps of one call, of the tracer's above all, stays in it."""
     tensors = {id(one): one for one in chain(module.parameters(), module.buffers())}
-    found: nn.Module = copy.deepcopy(module, tensors)  # type: ignore[arg-type]  # deepcopy's memo has ids for keys
+    found: nn.Module = copy.deepcopy(module, tensors)
     return found
-
-
-@contextmanager
-def quiet() -> Any:
-    """Inside, torch.export logs nothing: what it says of dimensions is tried again here."""
-    logger = logging.getLogger("torch")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _two_sequences(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -324,10 +324,10 @@ def _flat(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
     while calls := [node for node in graph.nodes if node.op == "call_function" and name_of(node) in SUBGRAPH_CALLS]:
         for number, node in enumerate(calls):
             at = SUBGRAPH_CALLS[name_of(node)]
-            name = str(node.args[at].target)  # type: ignore[union-attr]  # a get_attr node
+            name = str(node.args[at].target)
             body = attributes[name]
             placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
-            inner: dict[Node, Node] = dict(zip(placeholders, node.args[at + 1 :], strict=True))  # type: ignore[arg-type]  # nodes
+            inner: dict[Node, Node] = dict(zip(placeholders, node.args[at + 1 :], strict=True))
             with graph.inserting_before(node):
                 returned = graph.graph_copy(body.graph, inner)
             for one in body.graph.nodes:
@@ -336,10 +336,10 @@ def _flat(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
             found = _attributes(body, body.graph)
             attributes |= {f"{name}.{number}.{target}": value for target, value in found.items()}
             if not isinstance(returned, list | tuple):
-                node.replace_all_uses_with(returned)  # type: ignore[arg-type]  # one node
+                node.replace_all_uses_with(returned)
             else:
                 for user in list(node.users):
-                    user.replace_all_uses_with(returned[user.args[1]])  # type: ignore[index, arg-type]  # getitem
+                    user.replace_all_uses_with(returned[user.args[1]])
                     graph.erase_node(user)
             graph.erase_node(node)
     return graph, attributes

@@ -1,6 +1,9 @@
 """Modules that nobody here wrote: what is recognised in them, and what is written, in every form that applies."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ from torch import Tensor, nn
 import sharp
 from sharp.exporter.programs.module import check_traced, evaluated, trace
 from sharp.exporter.programs.reading import ProgramOptions, read_program
+from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
+from tests.exporter.programs import gpt
 
 VOCABULARY, WIDTH, HEADS = 97, 32, 4
 TOKENS = torch.arange(18).reshape(2, 9)
@@ -127,3 +132,14 @@ def test_what_the_op_has_not_is_refused(name: str) -> None:
         check_traced(module, exported, inputs)
     with pytest.raises(InputError, match=reason):
         read_program(Path(name), "softmax", given=ProgramOptions(exported=exported))
+
+
+def test_a_saved_program_that_calls_the_op_is_read_by_a_new_process(tmp_path: Path) -> None:
+    path = tmp_path / "named.pt2"
+    module = gpt.GPT(partial(normalized_attention, causal=True))
+    with evaluated(module):
+        torch.export.save(trace(module, (TOKENS,)), path)
+    command = [str(Path(sys.executable).parent / "sharp-export"), str(path), "--norm", "softmax", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603 - our own
+    assert done.returncode == 0, done.stderr
+    assert "deserializ" not in done.stderr
