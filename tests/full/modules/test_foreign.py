@@ -140,6 +140,6 @@ def test_a_saved_program_that_calls_the_op_is_read_by_a_new_process(tmp_path: Pa
     with evaluated(module):
         torch.export.save(trace(module, (TOKENS,)), path)
     command = [str(Path(sys.executable).parent / "sharp-export"), str(path), "--norm", "softmax", "--dry-run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603 - our own
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "deserializ" not in done.stderr
