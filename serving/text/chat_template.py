@@ -68,8 +68,6 @@ class ChatTemplate:
 
         `<tool_call>` alone says nothing: Qwen3-Coder and GLM have XML in it.
         """
-        samples: tuple[list[dict[str, Any]], ...] = ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION])
-        for messages in samples:
         conversations: tuple[list[Mapping[str, Any]], ...] = ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION])
         for messages in conversations:
             try:
