@@ -158,7 +158,8 @@ def logits_of(program: Program, call: AttentionCall, given: Mapping[Node, Tensor
         value: Tensor = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
     except RuntimeError:  # it meets weights there, which are of float32
         value = program.evaluate({**given, call.product: folded.float()}, [call.logits])[call.logits]
-    return _unfold(value, shape).double()
+    logits: Tensor = _unfold(value, shape).double()
+    return logits
 
 
 def _shapes(program: Program, call: AttentionCall, given: Mapping[Node, Tensor]) -> tuple[torch.Size, torch.Size]:
