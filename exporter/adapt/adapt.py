@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sharp.exporter.adapt.figures import (
     WINDOWS,
@@ -117,7 +117,7 @@ def adapt(
     least = max(settings.length, long_length) + 1
     text = read_text(settings.text, student.opened.tokenizer, config.vocab_size, least)
     unlike = _unlike_text(settings, student)
-    student.model.to(device)
+    nn.Module.to(student.model, device)
     work = folder.resolve().with_name(f"{folder.resolve().name}.partial")
     identity = _identity(student, settings, text)
     state = read_state(work)
@@ -264,7 +264,8 @@ def _write(student: Student, settings: AdaptSettings, target: Path, report: Meas
     try:
         described = finish(student, staging / "adapter" if settings.keep_adapter else None)
         report["scaled_queries"] = described.scaled_queries
-        student.model.to("cpu").save_pretrained(staging)
+        nn.Module.to(student.model, "cpu")
+        student.model.save_pretrained(staging)
         assert student.opened.tokenizer is not None
         student.opened.tokenizer.save_pretrained(staging)
         write_report(report, staging)

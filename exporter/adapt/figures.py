@@ -133,7 +133,11 @@ def retrieval(
     """
     tokenizer = student.opened.tokenizer
     assert tokenizer is not None
-    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
     first = {ids(word)[0]: word for word in reversed(WORDS) if ids(word)}
     choices = list(first)[:CHOICES]
     if len(choices) < CHOICES:
