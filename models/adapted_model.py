@@ -238,7 +238,7 @@ class _Adapted:
 
     def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)  # type: ignore[call-arg]
-        attach(self, read_adapted_norm(config.sharp))
+        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type]
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **named: Any) -> None:
         """As transformers' own, with the adapted model's `config.json`."""

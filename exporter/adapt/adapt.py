@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from sharp.exporter.adapt.figures import (
-    WINDOWS,
     by_position,
     head_figures,
     needle_lengths,
@@ -243,9 +242,9 @@ def _measure(
     found: Measured = {"seconds": 0.0}
     began = time.monotonic()
     for name, tokens in (("held_out", text.held_out), ("unlike", unlike[1])):
-        short = token_losses(student, windows_of(tokens, settings.length, 2 * WINDOWS))
+        short = token_losses(student, windows_of(tokens, settings.length))
         found[name] = {"perplexity": perplexity(short), "length": short.shape[1] + 1, "tokens": short.numel()}
-        found[name]["by_position"] = by_position(token_losses(student, windows_of(tokens, longest, 3)))
+        found[name]["by_position"] = by_position(token_losses(student, windows_of(tokens, longest, 2)))
     heads = head_figures(student, unlike[1])
     found["heads"] = {"entropy": heads.entropy, "support": heads.support}
     found["mean_entropy"], found["mean_support"] = heads.mean_entropy, heads.mean_support
