@@ -227,7 +227,7 @@ class AdaptedConfig(PreTrainedConfig):
         if not isinstance(kind, str) or kind == MODEL_TYPE:
             raise InputError("config.json has no entry 'base' with a model_type; copy the model again")
         config: PreTrainedConfig = AutoConfig.for_model(kind, **base)
-        config.sharp = asdict(read_adapted_norm(self.sharp))  # type: ignore[attr-defined]
+        config.sharp = asdict(read_adapted_norm(self.sharp))
         return config
 
 
@@ -238,7 +238,7 @@ class _Adapted:
 
     def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)  # type: ignore[call-arg]
-        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type, attr-defined]
+        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type]
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **named: Any) -> None:
         """As transformers' own, with the adapted model's `config.json`."""
@@ -250,7 +250,7 @@ class _Adapted:
 
 
 def adapted_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class of `base`'s adapted models, with `base`'s name and module, which transformers looks at."""
+    """The class of `base`'s adapted models, with its name and module, which transformers looks things up by."""
     return type(base.__name__, (_Adapted, base), {"__module__": base.__module__})
 
 
@@ -285,8 +285,9 @@ class AdaptedForCausalLM:
 
 
 def _class_of(base: PreTrainedConfig) -> type[PreTrainedModel]:
-    return adapted_class(AutoModelForCausalLM._model_mapping[type(base)])
+    found: Any = AutoModelForCausalLM._model_mapping[type(base)]
+    return adapted_class(found)
 
 
 AutoConfig.register(MODEL_TYPE, AdaptedConfig)
-AutoModelForCausalLM.register(AdaptedConfig, AdaptedForCausalLM)  # type: ignore[arg-type]
+AutoModelForCausalLM.register(AdaptedConfig, AdaptedForCausalLM)

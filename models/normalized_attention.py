@@ -301,9 +301,11 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _by_key_head(tensor: Tensor, kv_heads: int) -> Tensor:
     """[batch, q_heads, rows, dim] -> [batch, kv_heads, group * rows, dim]: one product for all heads of a key head."""
-    return tensor.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    grouped: Tensor = tensor.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    return grouped
 
 
 def _by_head(tensor: Tensor, q_heads: int) -> Tensor:
     """The way back."""
-    return tensor.unflatten(2, (q_heads // tensor.shape[1], -1)).flatten(1, 2)
+    heads: Tensor = tensor.unflatten(2, (q_heads // tensor.shape[1], -1)).flatten(1, 2)
+    return heads

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sharp.exporter.adapt.figures import (
-    WINDOWS,
     by_position,
     head_figures,
     needle_lengths,
@@ -117,7 +116,7 @@ def adapt(
     least = max(settings.length, long_length) + 1
     text = read_text(settings.text, student.opened.tokenizer, config.vocab_size, least)
     unlike = _unlike_text(settings, student)
-    student.model.to(device)
+    nn.Module.to(student.model, device)
     work = folder.resolve().with_name(f"{folder.resolve().name}.partial")
     identity = _identity(student, settings, text)
     state = read_state(work)
@@ -243,9 +242,9 @@ def _measure(
     found: Measured = {"seconds": 0.0}
     began = time.monotonic()
     for name, tokens in (("held_out", text.held_out), ("unlike", unlike[1])):
-        short = token_losses(student, windows_of(tokens, settings.length, 2 * WINDOWS))
+        short = token_losses(student, windows_of(tokens, settings.length))
         found[name] = {"perplexity": perplexity(short), "length": short.shape[1] + 1, "tokens": short.numel()}
-        found[name]["by_position"] = by_position(token_losses(student, windows_of(tokens, longest, 3)))
+        found[name]["by_position"] = by_position(token_losses(student, windows_of(tokens, longest, 2)))
     heads = head_figures(student, unlike[1])
     found["heads"] = {"entropy": heads.entropy, "support": heads.support}
     found["mean_entropy"], found["mean_support"] = heads.mean_entropy, heads.mean_support
@@ -264,7 +263,8 @@ def _write(student: Student, settings: AdaptSettings, target: Path, report: Meas
     try:
         described = finish(student, staging / "adapter" if settings.keep_adapter else None)
         report["scaled_queries"] = described.scaled_queries
-        student.model.to("cpu").save_pretrained(staging)
+        nn.Module.to(student.model, "cpu")
+        student.model.save_pretrained(staging)
         assert student.opened.tokenizer is not None
         student.opened.tokenizer.save_pretrained(staging)
         write_report(report, staging)

@@ -14,7 +14,7 @@ from sharp.exporter.adapt.training import LOGITS_ROWS
 from sharp.models.adapted_model import attention_norms
 from sharp.models.normalizers import attention_weights, entropy, get_norm
 
-WINDOWS = 6  # of the longest length
+WINDOWS = 6  # of a text
 HEAD_TOKENS = 512
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 WORDS = (" apple", " river", " table", " music", " winter", " silver", " garden", " doctor", " bridge", " yellow")
@@ -124,7 +124,7 @@ def needle_lengths(context: int, length: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def retrieval(
-    student: Student, lengths: tuple[int, ...], on_step: Callable[[], None], trials: int = 2
+    student: Student, lengths: tuple[int, ...], on_step: Callable[[], None], trials: int = 1
 ) -> list[dict[str, float]]:
     """How often the right word among eight is the likeliest, by length and depth of the needle.
 
@@ -133,7 +133,11 @@ def retrieval(
     """
     tokenizer = student.opened.tokenizer
     assert tokenizer is not None
-    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
     first = {ids(word)[0]: word for word in reversed(WORDS) if ids(word)}
     choices = list(first)[:CHOICES]
     if len(choices) < CHOICES:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -182,7 +183,8 @@ def finish(student: Student, adapter_folder: Path | None = None) -> AdaptedNorm:
     for name, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
             base = module.get_base_layer()
-            base.weight += module.get_delta_weight("default").to(base.weight.dtype)
+            linear: Any = module  # every kind of adapted layer has its own
+            base.weight += linear.get_delta_weight("default").to(base.weight.dtype)
             model.set_submodule(name, base)
     described = _fold_scales(student)
     del model.peft_config

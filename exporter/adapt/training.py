@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -147,7 +148,8 @@ def _checkpoint_layers(model: nn.Module, checkpointed: bool) -> None:
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if checkpointed and layers and not getattr(layers[0], "gradient_checkpointing", False):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        transformer: Any = model
+        transformer.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.training = checkpointed
 
