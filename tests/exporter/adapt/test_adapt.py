@@ -79,12 +79,9 @@ def test_a_model_is_adapted_exported_as_trained_and_generates_the_same_tokens(
 @pytest.mark.parametrize(
     ("norm", "model_type"),
     [
-        ("sparsemax", "llama"),
         ("sentmax", "gpt_neox"),
-        ("asentmax", "llama"),
         ("asentmax", "gpt2"),
         ("ssa", "qwen3"),
-        ("ssa", "phi3"),
         ("adaptive-temperature", "gemma2"),
         ("ssmax", "mistral"),
         ("assmax", "olmo2"),
