@@ -143,6 +143,11 @@ def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path
     assert read_source(tmp_path / "student", "entmax").model.config.alpha == 1.7
 
 
+def test_another_checkpoint_needs_a_norm(teacher, sharp_export, tmp_path: Path) -> None:
+    result = sharp_export(teacher(), "-o", tmp_path / "exported")
+    assert result.exit_code == 2 and "Missing option '--norm'" in result.output
+
+
 def refusals(path: Path, output: Path, *arguments: object) -> str:
     """The sentence of a refusal, after which nothing is left."""
     before = sorted(output.parent.iterdir())
