@@ -96,7 +96,6 @@ class AttentionNorm(nn.Module):
                 scheme.scale_kind, described.hidden_size, every, max(2, described.trained_context)
             )
         self.active = True  # False: plain softmax, as the model was before
-        self.alpha = described.alpha
         self.observer: Callable[[Tensor, Tensor, dict[str, Any]], None] | None = None
         self._input: list[Tensor] = []  # a list, as torch.export allows no tensor to be set on a module
 
@@ -139,7 +138,7 @@ def adapted_attention(
         query = norm.scale_query(query.transpose(1, 2), positions).transpose(1, 2)
         options |= {
             "norm": described.norm,
-            "alpha": norm.alpha,
+            "alpha": described.alpha,
             "head_params": norm.head_params(),
             "temperature_coefficients": described.temperature_coefficients,
             "entropy_threshold": described.entropy_threshold,

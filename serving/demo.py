@@ -40,11 +40,13 @@ class Demo:
 
     norm: str
     prompt: str
+    budget: str | None = None  # of `sharp adapt`, which then comes first
 
 
 DEMOS = {
     "text-ssa": Demo(norm="ssa", prompt="To install a package, the administrator"),
     "smollm2": Demo(norm="softmax", prompt="The capital of France is"),
+    "smollm2-entmax": Demo(norm="entmax", prompt="The capital of France is", budget="5m"),
 }
 
 
@@ -65,7 +67,12 @@ def main(model: str) -> None:
     demo = DEMOS[model]
     folder = Path("build/demo") / f"{model}-{demo.norm}"
     shutil.rmtree(folder, ignore_errors=True)
-    run("sharp-export", checkpoint(model), "--norm", demo.norm, "-o", folder)
+    source = checkpoint(model)
+    if demo.budget is not None:
+        source = folder.with_name(f"{model}-adapted")
+        shutil.rmtree(source, ignore_errors=True)
+        run("sharp", "adapt", checkpoint(model), "--norm", demo.norm, "--budget", demo.budget, "-o", source)
+    run("sharp-export", source, "--norm", demo.norm, "-o", folder)
     # Statistics of every step: a demo has few.
     command = announce("sharp-serve", folder, "--grpc-port", 0, "--http-port", 0, "--attention-interval", 1)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -79,12 +79,9 @@ def test_a_model_is_adapted_exported_as_trained_and_generates_the_same_tokens(
 @pytest.mark.parametrize(
     ("norm", "model_type"),
     [
-        ("sparsemax", "llama"),
         ("sentmax", "gpt_neox"),
-        ("asentmax", "llama"),
         ("asentmax", "gpt2"),
         ("ssa", "qwen3"),
-        ("ssa", "phi3"),
         ("adaptive-temperature", "gemma2"),
         ("ssmax", "mistral"),
         ("assmax", "olmo2"),
@@ -144,6 +141,11 @@ def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path
     report = adapt(teacher(), settings(text, budget=60.0, norm_options=NormOptions(alpha=1.7)), tmp_path / "student")
     assert report is not None and report["recipe"]["steps"] == 5  # 120 tokens
     assert read_source(tmp_path / "student", "entmax").model.config.alpha == 1.7
+
+
+def test_another_checkpoint_needs_a_norm(teacher, sharp_export, tmp_path: Path) -> None:
+    result = sharp_export(teacher(), "-o", tmp_path / "exported")
+    assert result.exit_code == 2 and "Missing option '--norm'" in result.output
 
 
 def refusals(path: Path, output: Path, *arguments: object) -> str:

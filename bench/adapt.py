@@ -1,0 +1,85 @@
+"""`sharp adapt`: quality of the student, and the memory of its attention.
+
+python -m bench.adapt quality MODEL --norm entmax --tokens 60000 --out bench/results/adapt_entmax.json
+python -m bench.adapt memory --out bench/results/adapt_memory.json
+"""
+
+import json
+import multiprocessing
+import resource
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.result_file import header, write
+
+PACKAGES = ("sharp-attention", "torch", "transformers", "peft")
+MEMORY_SUBJECTS = ("sdpa", "softmax", "entmax", "ssa", "adaptive-temperature")
+
+
+@click.group()
+def main() -> None:
+    """Measure `sharp adapt`."""
+
+
+@main.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--norm", default="entmax", show_default=True)
+@click.option("--tokens", default=60_000, show_default=True)
+@click.option("--held-out", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path))
+def quality(model: Path, norm: str, tokens: int, held_out: Path | None, out: Path | None) -> None:
+    """Adapt MODEL and keep the report."""
+    from sharp.exporter.adapt.adapt import AdaptSettings, adapt
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = adapt(model, AdaptSettings(norm=norm, tokens=tokens, held_out=held_out), Path(folder) / "student")
+    result = {**header("adapt", PACKAGES), **(report or {})}
+    write(out, result)
+    print(json.dumps({name: result[name] for name in ("norm", "recipe", "seconds")}, indent=2))
+
+
+@main.command()
+@click.option("--tokens", default=8192, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path))
+def memory(tokens: int, out: Path | None) -> None:
+    """Peak memory of one layer's attention, forward and backward: 9 query and 3 KV heads of 64, float32."""
+    rows = []
+    for subject in MEMORY_SUBJECTS:
+        # A process each: the peak of a process never falls.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            rows.append({"subject": subject, "tokens": tokens, **pool.apply(measure, (subject, tokens))})
+        print(rows[-1])
+    write(out, {**header("adapt_memory", PACKAGES), "rows": rows})
+
+
+def measure(subject: str, tokens: int) -> dict[str, Any]:
+    """Bytes that the process grew by at its peak, above its inputs."""
+    import torch
+
+    from sharp.models.normalized_attention import normalized_attention
+
+    def one(heads: int, length: int) -> torch.Tensor:
+        return torch.randn(1, heads, length, 64, requires_grad=True)
+
+    params = torch.tensor([[1.0, 2.0]] * 9, requires_grad=True) if subject == "ssa" else None
+
+    def run(length: int) -> None:
+        query, key, value = one(9, length), one(3, length), one(3, length)
+        if subject == "sdpa":
+            attend = torch.nn.functional.scaled_dot_product_attention
+            output = attend(query, key, value, is_causal=True, enable_gqa=True)
+        else:
+            output = normalized_attention(query, key, value, norm=subject, head_params=params, causal=True)
+        output.square().sum().backward()
+
+    run(64)  # libraries are loaded
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run(tokens)
+    return {"mib": round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1)}
+
+
+if __name__ == "__main__":
+    main()
