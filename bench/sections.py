@@ -187,6 +187,12 @@ def export_memory(result: Row) -> Iterator[str]:
     yield from table({"": field("name"), "value": field("value")}, rows)
 
 
+def adapt_memory(result: Row) -> Iterator[str]:
+    """A line per attention function: memory of a forward and backward pass."""
+    columns = {"attention": field("subject"), "tokens": field("tokens"), "MiB": field("mib", ".1f")}
+    yield from table(columns, result["rows"])
+
+
 def routing(result: Row) -> Iterator[str]:
     """A line per load and policy."""
     columns = {
