@@ -29,13 +29,15 @@ def main() -> None:
 @click.option("--norm", default="entmax", show_default=True)
 @click.option("--tokens", default=60_000, show_default=True)
 @click.option("--held-out", type=click.Path(path_type=Path))
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the student here; a killed run goes on.")
 @click.option("--out", type=click.Path(path_type=Path))
-def quality(model: Path, norm: str, tokens: int, held_out: Path | None, out: Path | None) -> None:
+def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: Path | None, out: Path | None) -> None:
     """Adapt MODEL and keep the report."""
     from sharp.exporter.adapt.adapt import AdaptSettings, adapt
 
-    with tempfile.TemporaryDirectory() as folder:
-        report = adapt(model, AdaptSettings(norm=norm, tokens=tokens, held_out=held_out), Path(folder) / "student")
+    with tempfile.TemporaryDirectory() as temporary:
+        student = folder or Path(temporary) / "student"
+        report = adapt(model, AdaptSettings(norm=norm, tokens=tokens, held_out=held_out), student)
     result = {**header("adapt", PACKAGES), **(report or {})}
     write(out, result)
     print(json.dumps({name: result[name] for name in ("norm", "recipe", "seconds")}, indent=2))

@@ -256,6 +256,10 @@ def adapted_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
 def become_adapted(model: PreTrainedModel, described: AdaptedNorm) -> None:
     """Make `model`, which has its norms, one that is saved as an adapted model; in place."""
     model.config.sharp = asdict(described)
+    # A GGUF file's weights are floats once they are read, but transformers would refuse to save them.
+    model.hf_quantizer = None  # type: ignore[assignment]
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     model.__class__ = adapted_class(type(model))
 
 

@@ -21,6 +21,7 @@ from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.tiny_hugging_face import tiny
+from tests.full.fuzz.readers import write_gguf
 
 TEXT = "".join(f"{number} green bottles hang on the wall, number {number * 7}.\n\n" for number in range(1500))
 
@@ -141,6 +142,14 @@ def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path
     report = adapt(teacher(), settings(text, budget=60.0, norm_options=NormOptions(alpha=1.7)), tmp_path / "student")
     assert report is not None and report["recipe"]["steps"] == 5  # 120 tokens
     assert read_source(tmp_path / "student", "entmax").model.config.alpha == 1.7
+
+
+def test_a_gguf_file_is_adapted(tmp_path: Path) -> None:
+    write_gguf(tmp_path)
+    text = tmp_path / "letters.txt"
+    text.write_text(TEXT.replace(" ", "").replace("\n", ""))  # its tokenizer has no more than 90 characters
+    adapt(tmp_path / "tiny.gguf", settings(text, "ssa", tokens=48), tmp_path / "student")
+    assert read_source(tmp_path / "student", "ssa").trained
 
 
 def test_another_checkpoint_needs_a_norm(teacher, sharp_export, tmp_path: Path) -> None:
