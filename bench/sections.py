@@ -187,6 +187,34 @@ def export_memory(result: Row) -> Iterator[str]:
     yield from table({"": field("name"), "value": field("value")}, rows)
 
 
+def adapt(result: Row) -> Iterator[str]:
+    """Perplexity, keys with weight and retrieval of the teacher, the norm without training, and the student."""
+    rows = [
+        {
+            "model": name,
+            "held_out": found["held_out"]["perplexity"],
+            "unlike": found["unlike"]["perplexity"],
+            "change": found["unlike"]["perplexity"] / result["teacher_figures"]["unlike"]["perplexity"] - 1,
+            "support": found["mean_support"],
+            "retrieved": found.get("retrieved"),
+        }
+        for name, found in (
+            ("teacher", result["teacher_figures"]),
+            (f"{result['norm']}, not trained", result["raw"]),
+            (f"student, {result['recipe']['tokens']} tokens", result["student"]),
+        )
+    ]
+    columns = {
+        "model": field("model"),
+        "perplexity, held out": field("held_out", ".2f"),
+        f"perplexity, {result['unlike']}": field("unlike", ".2f"),
+        "beside the teacher": field("change", "+.1%"),
+        "keys with weight": field("support", ".1%"),
+        "retrieved": field("retrieved", ".0%"),
+    }
+    yield from table(columns, rows)
+
+
 def adapt_memory(result: Row) -> Iterator[str]:
     """A line per attention function: memory of a forward and backward pass."""
     columns = {"attention": field("subject"), "tokens": field("tokens"), "MiB": field("mib", ".1f")}

@@ -48,6 +48,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "overload": ("A server at twice its capacity", sections.single_row),
     "ray_serve": ("Ray Serve", sections.ray_serve),
     "export_memory": ("Memory of an export", sections.export_memory),
+    "adapt": ("Softmax models adapted to another norm", sections.adapt),
     "adapt_memory": ("Memory of normalized_attention's forward and backward pass", sections.adapt_memory),
     "routing": ("Prefix routing (simulation)", sections.routing),
     "gpu_instructions": ("GPU kernels by their instructions", sections.gpu_instructions),
