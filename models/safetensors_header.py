@@ -21,7 +21,7 @@ def check_header(path: Path) -> int:
         with path.open("rb") as file:
             start = file.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if size > MOST_BYTES:
+        if MOST_BYTES < size <= path.stat().st_size:  # beyond the file's end it is damaged: `safe_open` says so
             raise InputError(
                 f"{path} has a header of {size} bytes; the limit is {MOST_BYTES}, save it in several files"
             )

@@ -167,9 +167,12 @@ def compile_all(
             images.append(compile_kernel(*item, cache))
             on_image(images[-1])
         return images
+    from sharp.plugins.triton.variants import hash_functions
+
     images = []
     # Not forked: a fork of a process with threads may wait for ever for a lock that one of them held.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=hash_functions) as pool:
         for image in pool.map(compile_kernel, *zip(*work, strict=True), [cache] * len(work)):
             images.append(image)
             on_image(image)

@@ -1,19 +1,20 @@
 """Sharp's kernels in a session of ONNX Runtime."""
 
+from pathlib import Path
 from typing import Any
 
 from sharp.plugins import library_path
 from sharp.plugins.errors import InputError
 
 
-def register_kernels(options: Any) -> None:
-    """Give `options`, of a session of ONNX Runtime, Sharp's ops.
+def register_kernels(options: Any, library: str | Path | None = None) -> None:
+    """Give `options`, of a session of ONNX Runtime, Sharp's ops, from the installed library or another one.
 
     Raises:
         SharpError: the library is not built.
         InputError: the file is no library of Sharp's, or SHARP_ISA names no instruction set of this processor.
     """
-    path = library_path("onnxruntime")
+    path = library_path("onnxruntime") if library is None else str(library)
     try:
         options.register_custom_ops_library(path)
     except Exception as error:  # ONNX Runtime has no common exception

@@ -1,6 +1,6 @@
 """Every kernel against float64, in every dtype; nothing is timed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import pairwise
@@ -59,9 +59,10 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
     return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases + tokens]
 
 
-def make_case(sequences: str = "mixed", **case: Any) -> Call:
-    """The call of one of `small_cases`."""
-    return make_call(sequences=SEQUENCES[sequences], **HEADS, **case)
+def make_case(sequences: str | Sequence[Sequence[int]] = "mixed", **case: Any) -> Call:
+    """The call of one of `small_cases`, or of (context, tokens) of every sequence."""
+    chosen = SEQUENCES[sequences] if isinstance(sequences, str) else sequences
+    return make_call(sequences=chosen, **(HEADS | case))
 
 
 def compare(

@@ -181,7 +181,7 @@ def kernels(
 
     The tiles are those of `decode_tile` and `prefill_tile` unless others are to be tried.
     """
-    _hash_functions()
+    hash_functions()
     types = _types(options)
     decoding_tile = decode_as or decode_tile(options, capability)
     prompt_tile = prefill_as or prefill_tile(options, capability)
@@ -326,7 +326,7 @@ def prompt_options(launches: Sequence[Kernel]) -> Options:
 
 
 @cache
-def _hash_functions() -> None:
+def hash_functions() -> None:
     """Triton's hash of a function differs with which functions were hashed before it.
 
     All are hashed in one order here, so that every process finds in the cache what another one compiled.

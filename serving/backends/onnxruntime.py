@@ -105,7 +105,7 @@ class OnnxRuntimeBackend:
         library = kernel_library() if with_kernels else None
         captures = config.cuda_graphs and device == "cuda" and library is not None
         if library is not None:
-            register_kernels(options)
+            register_kernels(options, library)
         path = folder / manifest.model_file
         if manifest.dtype == "bfloat16" and device == "cpu":
             raise InputError(

@@ -297,7 +297,7 @@ def test_nothing_is_launched_for_nothing(launch):
     ("call", "words"),
     [
         (Call(head_dim=72), "has no kernel write_cache float16 float16 72 72 16 for compute capability 9.0"),
-        (Call(dtype="float32", cache_dtype="float16"), '`make kernels KERNELS="--model FOLDER"`'),
+        (Call(dtype="float32", cache_dtype="float16"), "`sharp build FOLDER --backend cuda`"),
         (Call(q_heads=7), "kv_heads must divide q_heads"),
         (Call("ssa"), "ssa needs head_params"),
         (Call(scale=-1.0), "scale must be positive and finite on a GPU"),

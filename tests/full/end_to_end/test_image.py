@@ -31,8 +31,16 @@ FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip",
 
 # A container, as far as this machine can make one: everything is read-only but /tmp, which is new, and the user has
 # neither name nor home nor capabilities.
-CONTAINER = """
+# This Python may lie in root's home; in an image it does not.
+CONTAINER = f"""
 mount --make-rprivate /
+case {sys.base_prefix} in /root/*)
+  mount --bind {sys.base_prefix} /mnt
+  mount -t tmpfs -o mode=755 tmpfs /root
+  mkdir -p {sys.base_prefix}
+  mount --bind /mnt {sys.base_prefix}
+  umount /mnt
+esac
 mount -t tmpfs tmpfs /tmp
 mount -o remount,bind,ro /
 exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
@@ -81,9 +89,22 @@ def test_the_list_of_what_is_there_is_whole(image):
     assert {"sharp-attention", "onnxruntime", "grpcio"} <= {one["name"] for one in bill["components"]}
 
 
+STARTS = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"  # programs of its own
+
+
 def can_contain(folder):
     """Whether this user may make mounts, and the user without a name may start this Python."""
-    command = ["unshare", "--mount", "bash", "-ec", CONTAINER, "bash", folder / "sharp" / "bin" / "python", "-c", ""]
+    command = [
+        "unshare",
+        "--mount",
+        "bash",
+        "-ec",
+        CONTAINER,
+        "bash",
+        folder / "sharp" / "bin" / "python",
+        "-c",
+        STARTS,
+    ]
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 

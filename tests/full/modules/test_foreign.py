@@ -102,8 +102,11 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
 FORMS = [("paged", "ssa"), ("contiguous", "softmax"), ("none", "entmax"), ("paged", "ssmax")]
 
 
-@pytest.mark.parametrize(("cache", "norm"), FORMS)
-@pytest.mark.parametrize("name", DECODERS)
+# A scale of the query comes before a cap on the logits: ssmax of a capped model is refused.
+CASES = [(name, *form) for name in DECODERS for form in FORMS if not ("capped" in name and form[1] == "ssmax")]
+
+
+@pytest.mark.parametrize(("name", "cache", "norm"), CASES)
 def test_a_decoder_is_written_in_every_form(name: str, cache: str, norm: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, inputs = DECODERS[name]()
