@@ -1,6 +1,6 @@
 """Random calls of Attention, and the ways to run one: reference, ONNX Runtime with and without the kernel."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from sharp.plugins.ops.attention_reference import ContiguousOutput, attention
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.schema import ATTENTION, DOMAIN, NORMALIZERS, VERSION
-from tests.plugins.conformance.cases import assert_statistics_agree, session
+from tests.plugins.conformance.cases import Case, assert_statistics_agree, random_numbers, session
 
 FORMS = ("none", "concatenating", "shared")
 OUTPUTS = ATTENTION.output_names
@@ -33,23 +33,6 @@ SHAPES = {
     "stats": ["batch", "q_heads", "queries", "statistics"],
 }
 DYNAMIC = ("batch", "queries", "new_keys", "past", "keys")
-
-
-@dataclass(frozen=True, repr=False)
-class Case:
-    """Inputs and attributes of one call."""
-
-    normalizer: str
-    inputs: dict[str, np.ndarray]
-    attributes: dict[str, Any] = field(default_factory=dict)
-    drawn_from: str = ""
-    ties: bool = False
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(self.drawn_from)  # hypothesis would print every array
-
-    def with_inputs(self, **changed: np.ndarray) -> "Case":
-        return replace(self, inputs={**self.inputs, **changed})
 
 
 @dataclass(frozen=True)
@@ -74,13 +57,13 @@ def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: boo
     rng = np.random.default_rng(seed)
     q_heads, kv = shape.kv_heads * shape.group, (shape.batch, shape.kv_heads)
     inputs = {
-        "query": _numbers(rng, shape, (shape.batch, q_heads, shape.queries, shape.head_dim)),
-        "key": _numbers(rng, shape, (*kv, shape.new_keys, shape.head_dim)),
+        "query": random_numbers(rng, shape.integers, (shape.batch, q_heads, shape.queries, shape.head_dim)),
+        "key": random_numbers(rng, shape.integers, (*kv, shape.new_keys, shape.head_dim)),
         "value": rng.standard_normal((*kv, shape.new_keys, shape.value_dim)).astype(np.float32),
     }
     filled = np.full(shape.batch, shape.past if shape.form == "concatenating" else 0)
     if shape.form != "none":
-        inputs["past_key"] = _numbers(rng, shape, (*kv, shape.past, shape.head_dim))
+        inputs["past_key"] = random_numbers(rng, shape.integers, (*kv, shape.past, shape.head_dim))
         inputs["past_value"] = rng.standard_normal((*kv, shape.past, shape.value_dim)).astype(np.float32)
     if shape.form == "shared":
         room = shape.past if shape.padded else shape.past - shape.new_keys
@@ -105,8 +88,8 @@ def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: boo
         inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
     attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **attributes}
-    drawn_from = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, **{attributes})"
-    return Case(normalizer, inputs, attributes, drawn_from, ties=shape.integers)
+    made_by = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, **{attributes})"
+    return Case(normalizer, inputs, attributes, made_by, ties=shape.integers)
 
 
 @st.composite
@@ -139,11 +122,6 @@ def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
     return make_case(
         draw(st.sampled_from(normalizers)), shape, draw(st.integers(0, 2**20)), draw(st.booleans()), **attributes
     )
-
-
-def _numbers(rng: np.random.Generator, shape: Shape, size: tuple[int, ...]) -> np.ndarray:
-    values = rng.integers(-3, 4, size) if shape.integers else rng.standard_normal(size)
-    return values.astype(np.float32)
 
 
 def run_reference(case: Case) -> ContiguousOutput:

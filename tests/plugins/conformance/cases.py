@@ -38,16 +38,16 @@ SHAPES = {
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """Inputs and attributes of one call."""
+    """Inputs and attributes of one call of PagedAttention or Attention."""
 
     normalizer: str
     inputs: dict[str, np.ndarray]
     attributes: dict[str, Any] = field(default_factory=dict)
-    drawn_from: str = ""
+    made_by: str = ""
     ties: bool = False
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(self.drawn_from)  # hypothesis would print every array
+        printer.text(self.made_by)  # hypothesis would print every array
 
     def with_inputs(self, **changed: np.ndarray) -> "Case":
         return replace(self, inputs={**self.inputs, **changed})
@@ -83,7 +83,7 @@ def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: boo
         table[sequence, : sizes[sequence]] = [next(order) for _ in range(sizes[sequence])]
         for position in range(context + new):
             block, offset = table[sequence, position // shape.block_size], position % shape.block_size
-            key_cache[block, :, :, offset] = _numbers(rng, shape, (shape.kv_heads, shape.head_dim))
+            key_cache[block, :, :, offset] = random_numbers(rng, shape.integers, (shape.kv_heads, shape.head_dim))
             value_cache[block, :, offset] = rng.standard_normal((shape.kv_heads, shape.value_dim))
             if position >= context:
                 slots.append(int(block) * shape.block_size + offset)
@@ -93,8 +93,8 @@ def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: boo
         table[rng.random(table.shape) < 0.3] = -1
     q_heads = shape.kv_heads * shape.group
     inputs = {
-        "query": _numbers(rng, shape, (tokens, q_heads, shape.head_dim)),
-        "key": _numbers(rng, shape, (tokens, shape.kv_heads, shape.head_dim)),
+        "query": random_numbers(rng, shape.integers, (tokens, q_heads, shape.head_dim)),
+        "key": random_numbers(rng, shape.integers, (tokens, shape.kv_heads, shape.head_dim)),
         "value": rng.standard_normal((tokens, shape.kv_heads, shape.value_dim)).astype(np.float32),
         "key_cache": key_cache,
         "value_cache": value_cache,
@@ -110,8 +110,8 @@ def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: boo
         inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
     attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **attributes}
-    drawn_from = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, **{attributes})"
-    return Case(normalizer, inputs, attributes, drawn_from, ties=shape.integers)
+    made_by = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, **{attributes})"
+    return Case(normalizer, inputs, attributes, made_by, ties=shape.integers)
 
 
 @st.composite
@@ -148,8 +148,9 @@ def _has_work(sequences: list[tuple[int, int]]) -> bool:
     return sum(new for _, new in sequences) > 0
 
 
-def _numbers(rng: np.random.Generator, shape: Shape, size: tuple[int, ...]) -> np.ndarray:
-    values = rng.integers(-3, 4, size) if shape.integers else rng.standard_normal(size)
+def random_numbers(rng: np.random.Generator, integers: bool, size: tuple[int, ...]) -> np.ndarray:
+    """Normal, or whole numbers, float32."""
+    values = rng.integers(-3, 4, size) if integers else rng.standard_normal(size)
     return values.astype(np.float32)
 
 
