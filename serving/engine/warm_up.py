@@ -4,7 +4,7 @@ import numpy as np
 
 from sharp.plugins import sampling
 from sharp.plugins.manifest import Manifest
-from sharp.serving.api.errors import InputError
+from sharp.serving.api.errors import DeviceLostError, InputError
 from sharp.serving.backends import Backend, Batch
 
 TOKENS = 4
@@ -15,6 +15,7 @@ def check_first_token(backend: Backend, manifest: Manifest) -> None:
 
     Raises:
         InputError: the step fails, or its logits are not finite.
+        DeviceLostError: the GPU is lost, which says nothing of the model.
         SharpError: the library that draws tokens cannot be used.
     """
     most = TOKENS if backend.limits is None else min(TOKENS, backend.limits.tokens)
@@ -32,6 +33,8 @@ def check_first_token(backend: Backend, manifest: Manifest) -> None:
     )
     try:
         logits = backend.step(batch).logits
+    except DeviceLostError:
+        raise
     except Exception as error:  # runtimes have no common exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{manifest.name} does not run: {reason}; export the model again") from error

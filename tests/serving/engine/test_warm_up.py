@@ -8,6 +8,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from sharp.plugins.errors import InputError
+from sharp.serving.api.errors import DeviceLostError
+from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig
 from sharp.serving.llm import LLM
 from tests.serving.conftest import write_folder
@@ -41,3 +43,13 @@ def test_a_model_whose_first_token_is_not_finite_is_not_served(tmp_path: Path, n
 def test_tokens_that_a_model_hides_do_not_keep_it_from_serving(tmp_path: Path):
     llm = LLM(with_logits(tmp_path / "model", -np.inf, slice(200, 256)), backend=BACKEND)
     assert llm.generate("a")[0].token_ids
+
+
+def test_a_gpu_that_is_lost_at_the_first_token_is_not_the_models_fault(tmp_path: Path, monkeypatch):
+    def step(*_):
+        raise DeviceLostError("the GPU is lost to this process")
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "step", step)
+    write_folder(tmp_path / "model", hashing=0)
+    with pytest.raises(DeviceLostError, match="^the GPU is lost to this process$"):
+        LLM(tmp_path / "model", backend=BACKEND)
