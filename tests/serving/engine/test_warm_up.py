@@ -51,5 +51,5 @@ def test_a_gpu_that_is_lost_at_the_first_token_is_not_the_models_fault(tmp_path:
 
     monkeypatch.setattr(OnnxRuntimeBackend, "step", step)
     write_folder(tmp_path / "model", hashing=0)
-    with pytest.raises(DeviceLostError, match="^the GPU is lost to this process$"):
+    with pytest.raises(DeviceLostError, match=r"^the GPU is lost to this process$"):
         LLM(tmp_path / "model", backend=BACKEND)
