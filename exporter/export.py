@@ -249,7 +249,7 @@ def describe(
     windows: Sequence[int],
     *,
     verified: bool,
-    found: manifest.Verification,
+    found: manifest.VerificationSummary,
 ) -> manifest.Manifest:
     """The manifest of an export, with the windows of its attention nodes and what verification found."""
     config = form.config
@@ -259,7 +259,7 @@ def describe(
         sharp_version=version("sharp-attention"),
         name=name,
         kind=form.kind,
-        source=manifest.Source(
+        source=manifest.SourceRecord(
             name=source.name,
             architecture=source.architecture,
             sha256=source.sha256,

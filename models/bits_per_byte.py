@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Model
-from sharp.models.text import encode, load_sources
+from sharp.models.text import encode, load_corpora
 from sharp.plugins.errors import InputError, NotFoundError
 
 VALIDATION_LENGTH = 512
@@ -57,7 +57,7 @@ def read_text(path: Path | None) -> Tensor:
         InputError: the file is empty.
     """
     if path is None:
-        return load_sources()[0].validation
+        return load_corpora()[0].validation
     if not path.is_file():
         raise NotFoundError(f"text {path} does not exist; give a file")
     content = path.read_text(encoding="utf-8", errors="replace")

@@ -49,8 +49,8 @@ VOID = {"br", "hr", "img", "input", "link", "meta", "area", "base", "col", "wbr"
 
 
 @dataclass(frozen=True)
-class Source:
-    """Documents of one kind as tokens, and how often training draws from them."""
+class Corpus:
+    """Documents of one kind as tokens, and the share of training that samples them."""
 
     name: str
     share: float
@@ -142,25 +142,25 @@ def wordnet_documents(folder: Path) -> Iterator[str]:
             yield "\n".join(entries[start : start + GLOSSES_PER_DOCUMENT])
 
 
-def load_sources(corpus: Path = CORPUS_FOLDER) -> list[Source]:
-    """The corpus of the demo model, taken from the system or, where it lacks a package, downloaded into `corpus`.
+def load_corpora(folder: Path = CORPUS_FOLDER) -> list[Corpus]:
+    """The text of the demo model, taken from the system or, where it lacks a package, downloaded into `folder`.
 
     Raises:
         NotFoundError: a package is neither installed nor can be downloaded.
     """
-    handbook = find_package("debian-handbook", HANDBOOK, corpus)
-    wordnet = find_package("wordnet-base", WORDNET, corpus)
+    handbook = find_package("debian-handbook", HANDBOOK, folder)
+    wordnet = find_package("wordnet-base", WORDNET, folder)
     return [
-        make_source("handbook", 0.6, list(handbook_documents(handbook))),
-        make_source("wordnet", 0.4, list(wordnet_documents(wordnet))),
+        make_corpus("handbook", 0.6, list(handbook_documents(handbook))),
+        make_corpus("wordnet", 0.4, list(wordnet_documents(wordnet))),
     ]
 
 
-def make_source(name: str, share: float, documents: list[str]) -> Source:
+def make_corpus(name: str, share: float, documents: list[str]) -> Corpus:
     """Tokens of `documents`, of which every twentieth is held out for validation."""
     held_out = [text for index, text in enumerate(documents) if index % VALIDATION_EVERY == VALIDATION_EVERY // 2]
     rest = [text for index, text in enumerate(documents) if index % VALIDATION_EVERY != VALIDATION_EVERY // 2]
-    return Source(name, share, encode(rest), encode(held_out))
+    return Corpus(name, share, encode(rest), encode(held_out))
 
 
 def encode(documents: list[str]) -> Tensor:

@@ -34,7 +34,7 @@ from sharp.models.tasks.recipe import (
 from sharp.models.tasks.registry import TASKS, get_task
 from sharp.models.tasks.scoring import memory_of, score
 from sharp.models.tasks.task import Task
-from sharp.models.text import Source, load_sources
+from sharp.models.text import Corpus, load_corpora
 from sharp.models.trainer import Stage, TrainSettings, train
 from sharp.plugins.errors import InputError, SharpError
 
@@ -70,12 +70,12 @@ def text_settings(steps: int, seed: int, compile_model: bool) -> TrainSettings:
     return TrainSettings(steps=steps, batch_tokens=4096, stages=stages, seed=seed, bfloat16=True, compile=compile_model)
 
 
-def sample_windows(sources: list[Source], sequences: int, length: int, generator: torch.Generator) -> Batch:
-    """Windows at random places of sources chosen by their share; every token is predicted from those before."""
-    shares = torch.tensor([source.share for source in sources])
+def sample_windows(corpora: list[Corpus], sequences: int, length: int, generator: torch.Generator) -> Batch:
+    """Windows at random places of corpora chosen by their share; every token is predicted from those before."""
+    shares = torch.tensor([corpus.share for corpus in corpora])
     rows = []
     for index in torch.multinomial(shares, sequences, replacement=True, generator=generator).tolist():
-        tokens = sources[index].train
+        tokens = corpora[index].train
         start = int(torch.randint(len(tokens) - length, (), generator=generator))
         rows.append(tokens[start : start + length + 1])
     windows = torch.stack(rows).long()  # [sequences, length + 1]
@@ -97,17 +97,17 @@ def train_text(
     Raises:
         SharpError: the corpus cannot be had, the run cannot be resumed, or its loss is not finite.
     """
-    sources = load_sources()
+    corpora = load_corpora()
     model = SharpForCausalLM(config).to(device)
     settings = text_settings(steps, seed, compile_model)
-    held_out = sources[0].validation.to(device)
+    held_out = corpora[0].validation.to(device)
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
     console.print(settings)
-    for source in sources:
-        console.print(f"{source.name}: {len(source.train):,} bytes to train on, {len(source.validation):,} held out")
+    for corpus in corpora:
+        console.print(f"{corpus.name}: {len(corpus.train):,} bytes to train on, {len(corpus.validation):,} held out")
     train(
         model,
-        lambda sequences, length, generator: sample_windows(sources, sequences, length, generator),
+        lambda sequences, length, generator: sample_windows(corpora, sequences, length, generator),
         lambda trained: bits_per_byte(trained, held_out),
         settings,
         work,
@@ -117,7 +117,7 @@ def train_text(
     shutil.copyfile(work / "loss.csv", output.with_suffix(".loss.csv"))
     for length in (256, 512, 1024, 2048):
         found = bits_per_byte(model, held_out, length)
-        console.print(f"{sources[0].name}, held out, windows of {length}: {found:.4f} bits per byte")
+        console.print(f"{corpora[0].name}, held out, windows of {length}: {found:.4f} bits per byte")
 
 
 def train_task(

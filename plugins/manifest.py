@@ -34,7 +34,7 @@ class _Version(_Frozen):
     format_version: str
 
 
-class Source(_Frozen):
+class SourceRecord(_Frozen):
     """What the model was made from; `task` is what the checkpoint was trained for, where it says so.
 
     `task_parameters` are those of the task's parameters in which the training differed from its defaults.
@@ -171,7 +171,7 @@ class TextPerplexity(TypedDict):
     runtimes: NotRequired[dict[str, float | None]]
 
 
-class Verification(TypedDict, total=False):
+class VerificationSummary(TypedDict, total=False):
     """What verification found, in short; `report.json` has all of it."""
 
     passed: bool
@@ -189,7 +189,7 @@ class Manifest(_Frozen):
     kind: ModelKind = Field(
         "decoder", description="over tokens, or over numbers; `set` asks one query about a set; `module` is any other"
     )
-    source: Source
+    source: SourceRecord
     model_file: str = Field("model.onnx", min_length=1)
     dtype: Dtype = Field("float32", description="of weights and activations; logits are float32")
     quantization: Quantization | None = Field(None, description="of the weights of matrix products and embeddings")
@@ -218,7 +218,7 @@ class Manifest(_Frozen):
     sampling: Sampling = Sampling()
     tools: dict[str, str] = {}
     verified: bool = Field(True, description="false: a check failed, and runtimes refuse it unless told otherwise")
-    verification: Verification = {}
+    verification: VerificationSummary = {}
     files: dict[str, FileSum] = Field(
         default_factory=dict, description="of all other files, by their paths in the folder"
     )

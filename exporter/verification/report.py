@@ -63,7 +63,7 @@ def verification_report(
     return {name: _as_json(value) for name, value in report.items()}
 
 
-def summary(verification: Verification, perplexity: Perplexity | None) -> manifest.Verification:
+def summary(verification: Verification, perplexity: Perplexity | None) -> manifest.VerificationSummary:
     """What `sharp.json` has of the report."""
     return {
         "passed": verification.passed,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharp.models.text import encode, find_package, make_source, page_text, wordnet_documents
+from sharp.models.text import encode, find_package, make_corpus, page_text, wordnet_documents
 from sharp.plugins.errors import NotFoundError
 
 PAGE = """<html><head><title>Title</title><style>p {}</style></head><body><p id="title"><a>Site</a></p>
@@ -33,11 +33,11 @@ def test_documents_are_bytes_that_end_with_end_of_text():
 
 
 def test_one_document_of_twenty_is_held_out():
-    source = make_source("letters", 1.0, [chr(97 + index) for index in range(20)])
-    assert source.validation.tolist() == [ord("k"), 256]
-    assert ord("k") not in source.train
-    assert len(source.train) == 38
-    assert source.train.dtype == torch.int16
+    corpus = make_corpus("letters", 1.0, [chr(97 + index) for index in range(20)])
+    assert corpus.validation.tolist() == [ord("k"), 256]
+    assert ord("k") not in corpus.train
+    assert len(corpus.train) == 38
+    assert corpus.train.dtype == torch.int16
 
 
 def test_a_package_that_cannot_be_had_is_said_so(tmp_path, monkeypatch):

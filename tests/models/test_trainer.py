@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import load_checkpoint
 from sharp.models.config import SharpConfig
-from sharp.models.text import make_source
+from sharp.models.text import make_corpus
 from sharp.models.train import bits_per_byte, main, sample_windows
 from sharp.models.trainer import Stage, TrainSettings, train
 from sharp.plugins.errors import InputError, SharpError
@@ -24,7 +24,7 @@ SETTINGS = TrainSettings(
     save_every=4,
     validate_every=6,
 )
-SOURCE = make_source("abc", 1.0, ["the cat sat on the mat. "] * 40)
+CORPUS = make_corpus("abc", 1.0, ["the cat sat on the mat. "] * 40)
 
 
 def new_model() -> SharpForCausalLM:
@@ -46,12 +46,12 @@ def new_model() -> SharpForCausalLM:
 
 
 def sample(sequences, length, generator):
-    return sample_windows([SOURCE], sequences, length, generator)
+    return sample_windows([CORPUS], sequences, length, generator)
 
 
 def run(folder, model=None, settings=SETTINGS, stop_after=None, sample=sample) -> SharpForCausalLM:
     model = model or new_model()
-    train(model, sample, lambda model: bits_per_byte(model, SOURCE.validation, 16), settings, folder, stop_after)
+    train(model, sample, lambda model: bits_per_byte(model, CORPUS.validation, 16), settings, folder, stop_after)
     return model
 
 

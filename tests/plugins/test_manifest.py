@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import FORMAT_VERSION, Manifest, Norm, Source, read_manifest
+from sharp.plugins.manifest import FORMAT_VERSION, Manifest, Norm, SourceRecord, read_manifest
 from sharp.plugins.manifest_schema import SCHEMA_FILE, manifest_schema
 
 
@@ -15,7 +15,7 @@ def manifest(**changes: object) -> Manifest:
     facts: dict[str, object] = {
         "sharp_version": "1",
         "name": "tiny",
-        "source": Source(name="tiny", architecture="SharpForCausalLM", sha256="00"),
+        "source": SourceRecord(name="tiny", architecture="SharpForCausalLM", sha256="00"),
         "opset": 23,
         "layers": 2,
         "q_heads": 4,

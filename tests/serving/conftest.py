@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from sharp.plugins.manifest import Cache, Manifest, Norm, Source, read_manifest
+from sharp.plugins.manifest import Cache, Manifest, Norm, SourceRecord, read_manifest
 from sharp.plugins.manifest import Tokenizer as TokenizerSettings
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
@@ -126,7 +126,7 @@ def write_folder(folder: Path, *, hashing: int, tokenizer: bool = True) -> Path:
     Manifest(
         sharp_version="0",
         name=folder.name,
-        source=Source(name="made by a test", architecture="Counting", sha256=""),
+        source=SourceRecord(name="made by a test", architecture="Counting", sha256=""),
         opset=23,
         layers=1,
         q_heads=HEADS,
