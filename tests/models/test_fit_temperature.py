@@ -120,27 +120,34 @@ def test_every_head_with_entropy_gives_a_point_of_its_position():
 
 
 def test_from_a_trained_model_to_an_evaluation(tmp_path):
-    preset = tmp_path / "fit.json"
-    code, output = fit(TRAINED, "--lengths", "2048,8192", "--samples", 60, "-o", preset)
+    stored = read_checkpoint(TRAINED)
+    torch.manual_seed(0)
+    with torch.no_grad():  # so that it errs on short sets as the trained one does on long ones
+        for parameter in stored.model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.25 * parameter.std())
+    model, preset = tmp_path / "errs.pt", tmp_path / "fit.json"
+    save_checkpoint(model, stored.model, task=stored.task, task_parameters=stored.task_parameters)
+    code, output = fit(model, "--lengths", "64,256", "--samples", 60, "-o", preset)
     assert code == 0, output
     assert "of 120 samples" in output
     assert "softmax accuracy" in output
     assert "this polynomial accuracy" in output
     content = json.loads(preset.read_text())
-    assert content["source"] == "max-retrieval-softmax.safetensors"
-    assert content["data"].startswith("LargestItem(classes=10), lengths 2048, 8192, 60 samples")
+    assert content["source"] == "errs.pt"
+    assert content["data"].startswith("LargestItem(classes=10), lengths 64, 256, 60 samples")
     assert len(content["temperature_coefficients"]) == 5
     assert 0 < content["samples"] < 120
     low, high = content["entropy_range"]
-    assert 0 < low < high < math.log(8192)
+    assert 0 < low < high < math.log(256)
     assert preset.with_suffix(".png").stat().st_size > 10_000
     assert read_temperature(str(preset)).coefficients == tuple(content["temperature_coefficients"])
 
-    constant = tmp_path / "constant.json"
-    constant.write_text(json.dumps(content | {"temperature_coefficients": [1.0]}))
+    presets = [tmp_path / f"{beta}.json" for beta in (1.0, 9.0)]
+    for constant in presets:
+        constant.write_text(json.dumps(content | {"temperature_coefficients": [float(constant.stem)]}))
     scores = []
-    for options in ((), ("--temperature-coefficients", constant), ("--temperature-coefficients", preset)):
-        arguments = (TRAINED, "--lengths", 8192, "--samples", 100, "--threads", 1, "--output", tmp_path / "found.json")
+    for options in ((), *(("--temperature-coefficients", one) for one in (*presets, preset))):
+        arguments = (model, "--lengths", 256, "--samples", 100, "--threads", 1, "--output", tmp_path / "found.json")
         result = CliRunner().invoke(evaluate.main, [str(one) for one in (*arguments, *options)])
         assert result.exit_code == 0, result.output
         scores.append(json.loads((tmp_path / "found.json").read_text())[0]["score"])

@@ -122,9 +122,9 @@ def test_compiled_entmax_takes_steps_enough(alpha, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     for keys in (1, 2, 64, 3000):
         for spread in (0.01, 1, 5, 100):
-            logits = spread * torch.randn(64, keys, generator=generator, dtype=torch.float64)
+            logits = spread * torch.randn(16, keys, generator=generator, dtype=torch.float64)
             weights = attention_weights("entmax", logits[:, None], torch.tensor(True), alpha=alpha)[:, 0]
-            expected = entmax_package.entmax_bisect(logits, alpha=alpha, n_iter=100)
+            expected = entmax_package.entmax_bisect(logits, alpha=alpha, n_iter=60)
             torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
 
 
