@@ -1,16 +1,11 @@
 """The native sampler against its definition in float64."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.plugins.sampling import NO_TOKEN, logprobs, sample
-from tests import instruction_sets
 
 CLOSE = 1e-5  # float32 weights: a random number, or a mass, so close to a border may be on either side of it
 
@@ -122,15 +117,3 @@ def test_the_most_likely_tokens_follow_the_definition(vocab, top, ties, seed):
     assert found[:, 0].tolist() == token_ids
     assert found[:, 1:].tolist() == np.argsort(-logits[rows], axis=1, kind="stable")[:, :top].tolist()
     np.testing.assert_allclose(values, np.take_along_axis(expected, found, 1), atol=2e-5)
-
-
-@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
-def test_other_instruction_sets_follow_it_too(isa):
-    instruction_sets.check(isa, "-k", "not instruction_set", __file__)
-
-
-def test_an_unknown_instruction_set_is_an_error():
-    environment = {**os.environ, "SHARP_ISA": "mmx"}
-    command = [sys.executable, "-c", instruction_sets.LOAD]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
-    assert "SharpError: SHARP_ISA is 'mmx'; this processor can run" in said

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from onnx import helper, inliner
 from onnx.reference import ReferenceEvaluator
 
@@ -20,6 +20,7 @@ from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, m
 SMALL = Shape(sequences=((0, 3), (17, 2)), kv_heads=2, group=2, head_dim=4, value_dim=4)
 
 
+@settings(max_examples=settings().max_examples // 3)  # ONNX Runtime optimizes every body anew
 @given(case=cases())
 def test_random_calls_on_stock_onnx_runtime(case: Case) -> None:
     assert_agrees(run(case, kernel=False), run_reference(case), case)

@@ -1,13 +1,10 @@
-"""The CPU kernel agrees with the float64 reference, on every instruction set."""
-
-from pathlib import Path
+"""The CPU kernel agrees with the float64 reference; `../test_instruction_sets.py` runs this again on others."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 
 from sharp.plugins.ops.schema import NORMALIZERS
-from tests import instruction_sets
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, make_case, run, run_reference
 
 
@@ -66,9 +63,3 @@ def test_a_logit_that_is_no_number_spoils_its_row_only(normalizer: str, bad: flo
     expected = run_reference(case)
     np.testing.assert_allclose(result.output[[0, 2]], expected.output[[0, 2]], atol=1e-5)
     assert np.isnan(result.output[1]).all()
-
-
-@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
-@pytest.mark.parametrize("name", ["test_kernel.py", "test_kernel_edges.py", "test_kernel_reach.py"])
-def test_other_instruction_sets_agree_too(name: str, isa: str) -> None:
-    instruction_sets.check(isa, "-k", "not other_instruction_sets", Path(__file__).with_name(name))

@@ -11,7 +11,6 @@ from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import BESIDE_CACHE, NORMALIZERS, OUTPUTS
-from tests import instruction_sets
 from tests.plugins.conformance.cases import (
     Case,
     Shape,
@@ -150,11 +149,6 @@ def test_a_value_that_is_nan_reaches_only_the_rows_that_see_it(normalizer: str, 
     _, expected = run_with_cache(case, dtype)
     np.testing.assert_allclose(actual.output[:20], expected.output[:20], atol=2e-5)
     assert np.isnan(actual.output[20:]).all()
-
-
-@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
-def test_other_instruction_sets_agree_too(isa: str) -> None:
-    instruction_sets.check(isa, "-k", "(16_bits or int8) and (prompt or split)", __file__)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,56 @@
+"""The kernels' tests again on other instruction sets: a process chooses one, once, when it loads the library."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = [
+    *(HERE / "conformance" / f"test_kernel{suffix}.py" for suffix in ("", "_edges", "_reach", "_types")),
+    HERE / "test_sampling.py",
+]
+# Of the types only what is arithmetic: one shape for each of the kernel's loops.
+SELECTED = "not test_kernel_types or ((16_bits or int8) and (prompt or split))"
+LOAD = "import numpy as np; from sharp.plugins.sampling import sample; sample(np.zeros((1, 2), 'f4'), np.zeros((1, 5)))"
+
+
+def load_with(isa: str) -> str:
+    """What a process says that loads the library with this instruction set."""
+    environment = {**os.environ, "SHARP_ISA": isa}
+    command = [sys.executable, "-c", LOAD]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
+
+
+@functools.cache
+def available() -> list[str]:
+    """Those of this processor, the best first: this process has that one."""
+    said = load_with("none")
+    found = re.search(r"this processor can run: (.*)", said)
+    assert found, said
+    return found[1].split(", ")
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_others_agree_too(isa: str) -> None:
+    if isa not in available():
+        pytest.skip(f"this processor has no {isa}")
+    if isa == available()[0]:
+        pytest.skip(f"{isa} is what this process has")
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SELECTED, *map(str, FILES)],
+        cwd=HERE.parent,
+        env={**os.environ, "SHARP_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:]
+
+
+def test_an_unknown_one_is_an_error() -> None:
+    assert "SharpError: SHARP_ISA is 'mmx'; this processor can run" in load_with("mmx")
