@@ -72,8 +72,8 @@ def norm_of(source: Path) -> str:
 @click.option(
     "--norm",
     metavar="NAME",
-    help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, assmax, entmax, sparsemax, "
-    "sentmax, asentmax, ssa, sigmoid, relu or relu2.  [default: that of a model which sharp adapt made]",
+    help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, ssmax-bias, assmax, entmax, "
+    "sparsemax, sentmax, asentmax, ssa, sigmoid, relu or relu2.  [default: that of a model which sharp adapt made]",
 )
 @click.option(
     "--cache",
@@ -132,8 +132,8 @@ def norm_of(source: Path) -> str:
     "--log-length-offset",
     type=int,
     metavar="O",
-    help="The length scales of ssmax, assmax, sentmax and asentmax grow with ln(i + O) at position i = 0, 1, ...  "
-    "[default: 2]",
+    help="The length scales of ssmax, ssmax-bias, assmax, sentmax and asentmax grow with ln(i + O) at position "
+    "i = 0, 1, ...  [default: 2]",
 )
 @click.option(
     "--tokenizer",
@@ -145,7 +145,7 @@ def norm_of(source: Path) -> str:
     "norm_parameters",
     multiple=True,
     metavar="NAME=TENSOR",
-    help="What a .pt2 program has learned for its norm (b and n of ssa, s and b of ssmax): a number, or the name of a "
+    help="What a .pt2 program has learned for its norm (b and n of ssa, s of ssmax): a number, or the name of a "
     "tensor of the program, in which {layer} is the layer's number.",
 )
 @click.option(

@@ -30,6 +30,7 @@ from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
 MODEL_TYPE = "sharp_adapted"  # also the name of the attention implementation
 PROBE = "sharp_probe"
 NORM_MODULE = "sharp_norm"
+VERSION = 2  # 1 had other forms of the length scales
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class AdaptedNorm:
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
     entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
     scaled_queries: bool = False
+    version: int = 1  # of what the norm's parameters mean; content without it is of the first
 
     def __post_init__(self) -> None:
         for name in ("attention_modules", "temperature_coefficients"):  # JSON has lists
@@ -75,9 +77,15 @@ def read_adapted_norm(content: object) -> AdaptedNorm:
     if not isinstance(content, dict):
         raise InputError("config.json has no entry 'sharp', which says the norm of an adapted model; copy it again")
     try:
-        return AdaptedNorm(**content)
+        read = AdaptedNorm(**content)
     except TypeError as error:
         raise InputError(f"the entry 'sharp' of config.json is damaged: {error}; copy the model again") from error
+    if read.version != VERSION and read.scheme.scale_kind != "none":
+        raise InputError(
+            f"the model has norm {read.norm} of version {read.version}, whose parameters are others than those of this "
+            f"Sharp's version {VERSION}; adapt its base model again with sharp adapt"
+        )
+    return read
 
 
 class AttentionNorm(nn.Module):
@@ -91,9 +99,8 @@ class AttentionNorm(nn.Module):
         self.head_parameters = SsaParameters(q_heads) if scheme.head_parameters else None
         self.query_scale = None
         if scheme.scale_kind != "none":
-            every = torch.ones(q_heads, dtype=torch.bool)
             self.query_scale = QueryScale(
-                scheme.scale_kind, described.hidden_size, every, max(2, described.trained_context)
+                scheme.scale_kind, described.hidden_size, (True,) * q_heads, max(2, described.trained_context)
             )
         self.active = True  # False: plain softmax, as the model was before
         self.observer: Callable[[Tensor, Tensor, dict[str, Any]], None] | None = None
@@ -273,12 +280,7 @@ class AdaptedForCausalLM:
         """The model in a folder; arguments as transformers' own."""
         base = config.base_config()
         named |= {"config": base, "attn_implementation": MODEL_TYPE}
-        loaded = _class_of(base).from_pretrained(path, *arguments, **named)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded  # a pair, with output_loading_info
-        for norm in attention_norms(model):
-            if norm.query_scale is not None:  # a buffer that no file has, which transformers leaves as it finds it
-                norm.query_scale.scaled_heads.fill_(True)
-        return loaded
+        return _class_of(base).from_pretrained(path, *arguments, **named)
 
     @classmethod
     def _from_config(cls, config: AdaptedConfig, **named: Any) -> Any:

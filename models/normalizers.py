@@ -18,7 +18,7 @@ from sharp.plugins.manifest import NormalizerName
 from sharp.plugins.ops import torch_entmax
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
-ScaleKind = Literal["none", "length", "head", "token"]
+ScaleKind = Literal["none", "length", "length-bias", "head", "token"]
 
 DEFAULT_TEMPERATURE = TEMPERATURE_PRESETS["icml2025"]
 
@@ -45,6 +45,7 @@ NORMS: dict[str, Norm] = {
         Norm("fixed-temperature", "softmax"),  # its temperature is part of the model's `scale`
         Norm("adaptive-temperature", "adaptive_softmax"),
         Norm("ssmax", "softmax", scale_kind="length"),
+        Norm("ssmax-bias", "softmax", scale_kind="length-bias"),
         Norm("assmax", "softmax", scale_kind="token"),
         Norm("entmax", "entmax"),
         Norm("sparsemax", "entmax", alpha=2.0),

@@ -69,9 +69,7 @@ def alibi_slopes(config: SharpConfig) -> Tensor | None:
     return slopes
 
 
-def scaled_heads(config: SharpConfig) -> Tensor:
-    """Bool [q_heads]: the heads whose query a length scale applies to; under NAPE only those without position."""
-    heads = torch.ones(config.q_heads, dtype=torch.bool)
-    if config.positions == "nape":
-        heads[: config.q_heads // 2] = False
-    return heads
+def scaled_heads(config: SharpConfig) -> tuple[bool, ...]:
+    """Of every head, whether a length scale applies to its query; under NAPE only to those without position."""
+    with_bias = config.q_heads // 2 if config.positions == "nape" else 0
+    return (False,) * with_bias + (True,) * (config.q_heads - with_bias)
