@@ -199,6 +199,26 @@ NORMALIZERS: dict[str, Callable[[Tensor, Tensor, Options], Tensor]] = {
 SSA_START = (1.0, 1.5)  # b and n, App. B
 
 
+class SsaValues(nn.Module):
+    """SSA's b > 0 and n >= 1 per head as they are, [q_heads, 2]: of a model that somebody else has trained."""
+
+    values: Tensor
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values", values, persistent=False)
+
+    def fill(self, b: float | None, n: float | None) -> None:
+        """Give all heads the same b > 0 and n >= 1; None leaves them."""
+        for column, value in enumerate((b, n)):
+            if value is not None:
+                self.values[:, column] = value
+
+    def forward(self) -> Tensor:
+        """The kernel input `head_params` [q_heads, 2]: columns b and n."""
+        return self.values
+
+
 class SsaParameters(nn.Module):
     """SSA's learned b > 0 and n >= 1 per head; they start at 1 and 1.5 as in the paper's App. B.
 

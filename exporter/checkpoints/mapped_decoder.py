@@ -40,7 +40,8 @@ class MappedDecoder(Decoder):
         self.positions = decoder.positions
         self.norm_name = f"{config.norm} and {path.name}"
         self.heads = heads
-        self.parts = tuple(split(config, norms) for norms in heads.layers)
+        self.nodes = tuple(heads.nodes(layer) for layer in range(config.layers))
+        self.parts = tuple(split(config, norms) for norms in self.nodes)
         self.scales = nn.ModuleList(nn.ModuleList(self._scales(layer)) for layer in range(config.layers))
         starts = torch.zeros(config.layers, config.q_heads, 2)
         mapped = torch.zeros(config.layers, config.q_heads, 1, dtype=torch.bool)
@@ -108,7 +109,7 @@ class MappedDecoder(Decoder):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
-            norms = self.heads.layers[layer]
+            norms = self.nodes[layer]
             for scale in self.scales[layer]:  # type: ignore[attr-defined]  # a ModuleList
                 check_uncapped(options)
                 query = query * scale(positions, positions).unsqueeze(-1).to(query.dtype)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, SSA_START, SsaParameters, get_norm
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, SSA_START, SsaParameters, SsaValues, get_norm
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
 from sharp.plugins.errors import InputError
@@ -92,7 +92,7 @@ class NormOptions:
     def apply(self, model: nn.Module) -> None:
         """Set what is given in the modules of `model` that hold a norm's parameters."""
         for module in model.modules():
-            if isinstance(module, SsaParameters):
+            if isinstance(module, SsaParameters | SsaValues):
                 module.fill(self.ssa_b, self.ssa_n)
             elif isinstance(module, QueryScale) and self.log_length_offset is not None:
                 module.log_length_offset = self.log_length_offset
