@@ -45,15 +45,15 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     context.exit()
 
 
-def norm_of(source: Path) -> str:
-    """The norm that a model of `sharp adapt` was trained with.
+def norm_of(source: Path, trained_norm: Path | None) -> str:
+    """The norm that a model says that it was trained with, or that is said of it.
 
     Raises:
         click.MissingParameter: it is another checkpoint, of which the user must say it.
     """
     from sharp.exporter.checkpoints.adapted_folder import recorded_norm
 
-    norm = recorded_norm(source)
+    norm = recorded_norm(source, trained_norm)
     if norm is None:
         raise click.MissingParameter(param_hint="'--norm'", param_type="option")
     return norm
@@ -72,8 +72,9 @@ def norm_of(source: Path) -> str:
 @click.option(
     "--norm",
     metavar="NAME",
-    help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, assmax, entmax, sparsemax, "
-    "sentmax, asentmax, ssa, sigmoid, relu or relu2.  [default: that of a model which sharp adapt made]",
+    help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, ssmax-bias, assmax, entmax, "
+    "sparsemax, sentmax, asentmax, ssa, sigmoid, relu or relu2.  [default: that which the "
+    "model says it was trained with]",
 )
 @click.option(
     "--cache",
@@ -107,6 +108,13 @@ def norm_of(source: Path) -> str:
     "norm's options.",
 )
 @click.option(
+    "--trained-norm",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What the norm of a Hugging Face model has learned: TOML or JSON with norm, its options and [parameters], the "
+    "names of weights in which {layer} is the layer's number.  [default: the entry sharp_norm of config.json]",
+)
+@click.option(
     "--alpha",
     type=float,
     metavar="A",
@@ -132,8 +140,8 @@ def norm_of(source: Path) -> str:
     "--log-length-offset",
     type=int,
     metavar="O",
-    help="The length scales of ssmax, assmax, sentmax and asentmax grow with ln(i + O) at position i = 0, 1, ...  "
-    "[default: 2]",
+    help="The length scales of ssmax, ssmax-bias, assmax, sentmax and asentmax grow with ln(i + O) at position "
+    "i = 0, 1, ...  [default: 2]",
 )
 @click.option(
     "--tokenizer",
@@ -145,7 +153,7 @@ def norm_of(source: Path) -> str:
     "norm_parameters",
     multiple=True,
     metavar="NAME=TENSOR",
-    help="What a .pt2 program has learned for its norm (b and n of ssa, s and b of ssmax): a number, or the name of a "
+    help="What a .pt2 program has learned for its norm (b and n of ssa, s of ssmax): a number, or the name of a "
     "tensor of the program, in which {layer} is the layer's number.",
 )
 @click.option(
@@ -213,7 +221,7 @@ def export(
     """
     exit_on_terminate()
     check_exists(source)  # before seconds of imports
-    chosen["norm"] = chosen["norm"] or norm_of(source)
+    chosen["norm"] = chosen["norm"] or norm_of(source, chosen["trained_norm"])
     console = Console(stderr=True, quiet=quiet)
     folder = output or Path(f"{source.stem if source.is_file() else source.resolve().name}-{chosen['norm']}")
     with Progress(
@@ -259,6 +267,7 @@ def export(
             cache=chosen.pop("cache"),
             target=chosen.pop("target"),
             norm_map=chosen.pop("norm_map"),
+            trained_norm=chosen.pop("trained_norm"),
             norm_options=NormOptions(**chosen),
             untrained_norm=untrained_norm,
             text=text,

@@ -61,6 +61,7 @@ class ExportSettings:
     norm_options: NormOptions = NO_OPTIONS
     norm_map: Path | None = None
     untrained_norm: bool = False
+    trained_norm: Path | None = None
     text: Path | None = None
     graph: GraphOptions = DEFAULT_GRAPH
     program: ProgramOptions = NO_PROGRAM_OPTIONS
@@ -140,7 +141,7 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
     settings.graph.check(settings.cache, settings.target)
     phase("Reading the checkpoint", 1)
     program = replace(settings.program, max_context=settings.graph.max_context)
-    source = read_source(path, settings.norm, settings.norm_options, program)
+    source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
     form = make_form(settings.cache, source, path, settings.graph)

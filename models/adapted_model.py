@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import transformers
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from sharp.models.config import check_norm_options
+from sharp.models.config import check_gamma, check_norm_options
 from sharp.models.normalized_attention import normalized_attention
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, get_norm
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, SsaValues, get_norm
+from sharp.models.positions import slopes_of
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
@@ -30,6 +31,8 @@ from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
 MODEL_TYPE = "sharp_adapted"  # also the name of the attention implementation
 PROBE = "sharp_probe"
 NORM_MODULE = "sharp_norm"
+Positions = Literal["own", "none", "alibi", "nape"]
+VERSION = 2  # 1 had other forms of the length scales
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class AdaptedNorm:
 
     `attention_modules` are the modules that call transformers' attention interface, by layer. With `scaled_queries`
     each head's query has a learned factor of its own; it is false where that factor is part of the weights.
-    `trained_context` is the longest sequence of the adaptation.
+    `trained_context` is the longest sequence of the adaptation. `positions` other than "own" are in place of the rotary
+    embedding of the model, `softcap` and `scale` in place of its own. Only the last `scaled_heads` have a length scale.
 
     Raises:
         InputError: no model can have this norm; the message names the field.
@@ -53,12 +57,23 @@ class AdaptedNorm:
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE
     entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
     scaled_queries: bool = False
+    gamma: float | None = None
+    positions: Positions = "own"
+    softcap: float | None = None
+    scale: float | None = None
+    scaled_heads: int | None = None
+    version: int = 1  # of what the norm's parameters mean; content without it is of the first
 
     def __post_init__(self) -> None:
         for name in ("attention_modules", "temperature_coefficients"):  # JSON has lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
         get_norm(self.norm)
         check_norm_options(self.alpha, 1.0, self.temperature_coefficients, self.entropy_threshold)
+        check_gamma(self.gamma, self.norm)
+        if self.positions not in get_args(Positions):
+            raise InputError(f"positions is {self.positions!r}, but must be one of: {', '.join(get_args(Positions))}")
+        if self.scaled_heads is not None and not 1 <= self.scaled_heads <= self.q_heads:
+            raise InputError(f"scaled_heads is {self.scaled_heads}, but must be from 1 to q_heads ({self.q_heads})")
 
     @property
     def scheme(self) -> Norm:
@@ -75,9 +90,15 @@ def read_adapted_norm(content: object) -> AdaptedNorm:
     if not isinstance(content, dict):
         raise InputError("config.json has no entry 'sharp', which says the norm of an adapted model; copy it again")
     try:
-        return AdaptedNorm(**content)
+        read = AdaptedNorm(**content)
     except TypeError as error:
         raise InputError(f"the entry 'sharp' of config.json is damaged: {error}; copy the model again") from error
+    if read.version != VERSION and read.scheme.scale_kind != "none":
+        raise InputError(
+            f"the model has norm {read.norm} of version {read.version}, whose parameters are others than those of this "
+            f"Sharp's version {VERSION}; adapt its base model again with sharp adapt"
+        )
+    return read
 
 
 class AttentionNorm(nn.Module):
@@ -88,13 +109,20 @@ class AttentionNorm(nn.Module):
         self.described = described
         scheme, q_heads = described.scheme, described.q_heads
         self.log_scale = nn.Parameter(torch.zeros(q_heads)) if described.scaled_queries else None
-        self.head_parameters = SsaParameters(q_heads) if scheme.head_parameters else None
+        self.head_parameters: SsaParameters | SsaValues | None = None
+        if scheme.head_parameters:
+            self.head_parameters = SsaParameters(q_heads)
         self.query_scale = None
         if scheme.scale_kind != "none":
-            every = torch.ones(q_heads, dtype=torch.bool)
+            scaled = q_heads if described.scaled_heads is None else described.scaled_heads
             self.query_scale = QueryScale(
-                scheme.scale_kind, described.hidden_size, every, max(2, described.trained_context)
+                scheme.scale_kind,
+                described.hidden_size,
+                (False,) * (q_heads - scaled) + (True,) * scaled,
+                max(2, described.trained_context),
+                described.gamma,
             )
+
         self.active = True  # False: plain softmax, as the model was before
         self.observer: Callable[[Tensor, Tensor, dict[str, Any]], None] | None = None
         self._input: list[Tensor] = []  # a list, as torch.export allows no tensor to be set on a module
@@ -116,6 +144,18 @@ class AttentionNorm(nn.Module):
         """Of ssa, [q_heads, 2]."""
         return None if self.head_parameters is None else self.head_parameters()
 
+    def alibi_slopes(self) -> Tensor | None:
+        """[q_heads] where the model has ALiBi in place of its own positions."""
+        return slopes_of(self.described.positions, self.described.q_heads)
+
+    def logit_options(self, scale: float | None, softcap: float) -> tuple[float | None, float]:
+        """The scale and the cap of the logits, given those of the model."""
+        described = self.described
+        return (
+            scale if described.scale is None else described.scale,
+            softcap if described.softcap is None else described.softcap,
+        )
+
 
 def adapted_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -123,17 +163,22 @@ def adapted_attention(
     """What transformers calls: query [batch, q_heads, tokens, head_dim], already rotated -> [batch, tokens, ...]."""
     norm: AttentionNorm = module.sharp_norm  # type: ignore[assignment]  # modules have any attribute
     described, window = norm.described, kwargs.get("sliding_window")
+    causal = getattr(module, "is_causal", True)
+    scale, softcap = norm.logit_options(kwargs.get("scaling"), kwargs.get("softcap") or 0.0)
     options: dict[str, Any] = {
-        "scale": kwargs.get("scaling"),
-        "softcap": kwargs.get("softcap") or 0.0,
-        "causal": attention_mask is None,  # a mask says all
+        "scale": scale,
+        "softcap": softcap,
+        "causal": causal and attention_mask is None,  # a mask says all
         "window": -1 if window is None or attention_mask is not None else window,
         "mask": attention_mask,
     }
     if norm.active:
         tokens, keys = query.shape[2], key.shape[2]
         positions = kwargs.get("position_ids")
-        if positions is None:
+        if not causal:
+            seen = query.new_full((1, tokens), keys) if attention_mask is None else attention_mask[:, 0].sum(-1)
+            positions = (seen - 1).clamp(min=0)
+        elif positions is None:
             positions = torch.arange(keys - tokens, keys, device=query.device)[None]
         query = norm.scale_query(query.transpose(1, 2), positions).transpose(1, 2)
         options |= {
@@ -142,6 +187,7 @@ def adapted_attention(
             "head_params": norm.head_params(),
             "temperature_coefficients": described.temperature_coefficients,
             "entropy_threshold": described.entropy_threshold,
+            "alibi_slopes": norm.alibi_slopes(),
         }
     if norm.observer is not None:
         norm.observer(query, key, options)
@@ -185,8 +231,25 @@ def attach(model: PreTrainedModel, described: AdaptedNorm) -> None:
         with torch.device("cpu"):  # transformers makes models on the meta device
             norm = AttentionNorm(described)
         attention.add_module(NORM_MODULE, norm)
+        if described.positions != "own":
+            remove_rotary_embedding(model)
         if described.scheme.scale_kind == "token":
             attention.register_forward_pre_hook(norm.see_input, with_kwargs=True)
+
+
+def remove_rotary_embedding(model: nn.Module) -> None:
+    """Make every rotary embedding of `model` one that rotates by nothing.
+
+    Raises:
+        InputError: it has none.
+    """
+    found = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    if not found:
+        raise InputError("its positions cannot be replaced, as it has no rotary embedding; choose positions own")
+    for module in found:
+        module.register_forward_hook(
+            lambda _module, _arguments, angles: (torch.ones_like(angles[0]), torch.zeros_like(angles[1]))
+        )
 
 
 def attention_norms(model: nn.Module) -> list[AttentionNorm]:
@@ -273,12 +336,7 @@ class AdaptedForCausalLM:
         """The model in a folder; arguments as transformers' own."""
         base = config.base_config()
         named |= {"config": base, "attn_implementation": MODEL_TYPE}
-        loaded = _class_of(base).from_pretrained(path, *arguments, **named)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded  # a pair, with output_loading_info
-        for norm in attention_norms(model):
-            if norm.query_scale is not None:  # a buffer that no file has, which transformers leaves as it finds it
-                norm.query_scale.scaled_heads.fill_(True)
-        return loaded
+        return _class_of(base).from_pretrained(path, *arguments, **named)
 
     @classmethod
     def _from_config(cls, config: AdaptedConfig, **named: Any) -> Any:

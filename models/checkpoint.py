@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
+from sharp.models.earlier_checkpoints import upgrade
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.number_sequence import SharpForNumbers
@@ -22,7 +23,7 @@ from sharp.models.safetensors_header import check_header
 from sharp.plugins.errors import InputError, NotFoundError
 
 FORMAT = "sharp"
-VERSION = 1
+VERSION = 2  # 1 had other forms of the length scales, see `sharp.models.earlier_checkpoints`
 MODEL_TYPE = "sharp"  # what `config.json` of a Hugging Face folder says
 FOLDER_PREFIX = "model."  # of every parameter in such a folder
 
@@ -130,6 +131,8 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
         content, state = _read_pt(path)
     else:
         raise InputError(f"{path} is not a Sharp checkpoint: its name must end in .safetensors or .pt")
+    if content.get("version") == 1:
+        content, state = upgrade(content, state)
     model_class, config = parse_description(path, content)
     task, parameters = content.get("task"), content.get("task_parameters", {})
     if not (task is None or isinstance(task, str)) or not isinstance(parameters, dict):

@@ -31,9 +31,10 @@ import sharp.models.adapted_model  # noqa: F401 - registers adapted models too
 from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.models.byte_tokenizer import END_OF_TEXT, byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import MODEL_TYPE, describe, parse_description
+from sharp.models.checkpoint import MODEL_TYPE, VERSION, describe, parse_description
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
+from sharp.models.normalizers import NORMS
 from sharp.models.transformer import Transformer
 from sharp.plugins.errors import InputError
 
@@ -80,7 +81,16 @@ class HuggingFaceConfig(PreTrainedConfig):
             InputError: the entry "sharp" is missing, of another version, or describes no possible model.
         """
         path = self.name_or_path or "the configuration"
-        _, config = parse_description(path, self.sharp or {})
+        content = dict(self.sharp or {})
+        if content.get("version") == 1:  # the weights are out of reach here, and a norm's may be of another form
+            norm = content["config"].get("norm") if isinstance(content.get("config"), dict) else None
+            if norm in NORMS and NORMS[norm].scale_kind != "none":
+                raise InputError(
+                    f"{path} was saved by an earlier Sharp, whose {norm} had other parameters; read it with "
+                    "sharp.models.checkpoint.read_checkpoint and save it again"
+                )
+            content["version"] = VERSION
+        _, config = parse_description(path, content)
         if not isinstance(config, SharpConfig):
             raise InputError(f"{path} describes a model that has no Hugging Face form; give a decoder or an encoder")
         return config

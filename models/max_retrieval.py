@@ -22,7 +22,7 @@ class MaxRetrievalConfig:
     """The sizes of App. A.2-A.3 and the attention scheme; `alpha` 0 takes the norm's own, `temperature` is a fixed one.
 
     `gamma` fixes the exponent of the learned length scales, see `QueryScale`. `trained_items` is the largest set seen
-    in training; SSMax starts as plain softmax there.
+    in training; SSMax starts near plain softmax there.
 
     Raises:
         InputError: a field has a value that no model can have; the message names field, value and limit.
@@ -91,9 +91,7 @@ class MaxRetrieval(nn.Module):
         self.query_scale = (
             None
             if scheme.scale_kind == "none"
-            else QueryScale(
-                scheme.scale_kind, size, torch.ones(1, dtype=torch.bool), config.trained_items, config.gamma
-            )
+            else QueryScale(scheme.scale_kind, size, (True,), config.trained_items, config.gamma)
         )
         self.reset_parameters()
 

@@ -18,7 +18,7 @@ from sharp.plugins.manifest import NormalizerName
 from sharp.plugins.ops import torch_entmax
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
-ScaleKind = Literal["none", "length", "head", "token"]
+ScaleKind = Literal["none", "length", "length-bias", "head", "token"]
 
 DEFAULT_TEMPERATURE = TEMPERATURE_PRESETS["icml2025"]
 
@@ -45,6 +45,7 @@ NORMS: dict[str, Norm] = {
         Norm("fixed-temperature", "softmax"),  # its temperature is part of the model's `scale`
         Norm("adaptive-temperature", "adaptive_softmax"),
         Norm("ssmax", "softmax", scale_kind="length"),
+        Norm("ssmax-bias", "softmax", scale_kind="length-bias"),
         Norm("assmax", "softmax", scale_kind="token"),
         Norm("entmax", "entmax"),
         Norm("sparsemax", "entmax", alpha=2.0),
@@ -196,6 +197,26 @@ NORMALIZERS: dict[str, Callable[[Tensor, Tensor, Options], Tensor]] = {
 
 
 SSA_START = (1.0, 1.5)  # b and n, App. B
+
+
+class SsaValues(nn.Module):
+    """SSA's b > 0 and n >= 1 per head as they are, [q_heads, 2]: of a model that somebody else has trained."""
+
+    values: Tensor
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values", values, persistent=False)
+
+    def fill(self, b: float | None, n: float | None) -> None:
+        """Give all heads the same b > 0 and n >= 1; None leaves them."""
+        for column, value in enumerate((b, n)):
+            if value is not None:
+                self.values[:, column] = value
+
+    def forward(self) -> Tensor:
+        """The kernel input `head_params` [q_heads, 2]: columns b and n."""
+        return self.values
 
 
 class SsaParameters(nn.Module):

@@ -61,17 +61,20 @@ def alibi_slopes(config: SharpConfig) -> Tensor | None:
     towards the end of the text. The price is that a head cannot tell left from right by it: only what breaks the
     symmetry, such as a first token that is always the same, gives the text a direction. RoPE has a direction.
     """
-    if config.positions not in ("alibi", "nape"):
+    return slopes_of(config.positions, config.q_heads)
+
+
+def slopes_of(positions: str, q_heads: int) -> Tensor | None:
+    """As `alibi_slopes`, for so many heads."""
+    if positions not in ("alibi", "nape"):
         return None
-    with_bias = config.q_heads if config.positions == "alibi" else config.q_heads // 2
-    slopes = torch.zeros(config.q_heads, dtype=torch.float32)  # whatever the default: 1/3 in bfloat16 is another slope
+    with_bias = q_heads if positions == "alibi" else q_heads // 2
+    slopes = torch.zeros(q_heads, dtype=torch.float32)  # whatever the default: 1/3 in bfloat16 is another slope
     slopes[:with_bias] = 1.0 / torch.arange(1, with_bias + 1)
     return slopes
 
 
-def scaled_heads(config: SharpConfig) -> Tensor:
-    """Bool [q_heads]: the heads whose query a length scale applies to; under NAPE only those without position."""
-    heads = torch.ones(config.q_heads, dtype=torch.bool)
-    if config.positions == "nape":
-        heads[: config.q_heads // 2] = False
-    return heads
+def scaled_heads(config: SharpConfig) -> tuple[bool, ...]:
+    """Of every head, whether a length scale applies to its query; under NAPE only to those without position."""
+    with_bias = config.q_heads // 2 if config.positions == "nape" else 0
+    return (False,) * with_bias + (True,) * (config.q_heads - with_bias)

@@ -54,7 +54,16 @@ SECTIONS = (
         score_name="accuracy, %",
         digits=".1f",
         factor=100,
-        labels=("softmax", "adaptive-temperature", "adaptive-temperature-fitted", "ssmax", "ssa", "entmax", "asentmax"),
+        labels=(
+            "softmax",
+            "adaptive-temperature",
+            "adaptive-temperature-fitted",
+            "ssmax",
+            "ssmax-bias",
+            "ssa",
+            "entmax",
+            "asentmax",
+        ),
         rising=("softmax", "adaptive-temperature", "asentmax"),
     ),
     Section(

@@ -1,5 +1,6 @@
 """The student: the teacher's own weights, frozen, with the new norm, low-rank adapters and a learned scale per head."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from sharp.exporter.checkpoints.hugging_face import OpenedModel, check_own_atten
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.models.adapted_model import (
     MODEL_TYPE,
+    VERSION,
     AdaptedNorm,
     attach,
     attention_norms,
@@ -28,7 +30,7 @@ from sharp.models.adapted_model import (
 )
 from sharp.plugins.errors import InputError
 
-NORMS = ("entmax", "sparsemax", "sentmax", "asentmax", "ssa", "adaptive-temperature", "ssmax", "assmax")
+NORMS = ("entmax", "sparsemax", "sentmax", "asentmax", "ssa", "adaptive-temperature", "ssmax", "ssmax-bias", "assmax")
 SSA_START = (1.0, 2.0)  # b and n: nearer to softmax's e^z than the paper's 1 and 1.5
 FOLD_ERROR = 1e-3  # of the largest logit; rounding is far below, a projection that is normalized far above
 
@@ -110,6 +112,7 @@ def make_student(
         temperature_coefficients=chosen.temperature_coefficients,
         entropy_threshold=chosen.entropy_threshold,
         scaled_queries=True,
+        version=VERSION,
     )
     model.requires_grad_(False)
     for module in model.modules():
@@ -140,16 +143,17 @@ def _start(model: nn.Module, options: NormOptions) -> None:
             norm.head_parameters.fill(b, n)
         if scale is None:
             continue
-        if scale.kind == "length":
+        if scale.kind == "length":  # starts near 1 in the length that it is trained with
+            continue
+        if scale.kind == "length-bias":
             scale.s.zero_()
             scale.b.fill_(1.0)
             continue
         for name, parameter in scale.named_parameters():
-            if name.startswith("w_"):
-                parameter.zero_()
+            parameter.fill_(math.log(2) if name == "beta" else 0.0)
         # The factor starts as 1 + ln 2, whatever the length.
         assert norm.log_scale is not None
-        norm.log_scale.fill_(-float(torch.log1p(torch.log(torch.tensor(2.0)))))
+        norm.log_scale.fill_(-math.log1p(math.log(2)))
 
 
 def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: range | None) -> LoraConfig:

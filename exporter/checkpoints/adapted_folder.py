@@ -1,17 +1,17 @@
-"""What the folder of an adapted model says of its norm, before the model is read."""
+"""What the folder of a model says of its norm, before the model is read."""
 
-import json
 from pathlib import Path
 
-from sharp.models.adapted_model import MODEL_TYPE, read_adapted_norm
+from sharp.exporter.checkpoints.trained_norm import read_trained_norm, stored_norm
 
 
-def recorded_norm(path: Path) -> str | None:
-    """The norm that the `config.json` of an adapted model names; None for every other checkpoint."""
-    try:
-        content = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict) or content.get("model_type") != MODEL_TYPE:
-        return None
-    return read_adapted_norm(content.get("sharp")).norm
+def recorded_norm(path: Path, trained_norm: Path | None = None) -> str | None:
+    """The norm that a folder's `config.json`, or else the file `trained_norm`, names; None for every other checkpoint.
+
+    Raises:
+        InputError, NotFoundError: what it says cannot be read.
+    """
+    if trained_norm is not None:
+        return read_trained_norm(trained_norm).norm
+    found = stored_norm(path)
+    return None if found is None else found.norm

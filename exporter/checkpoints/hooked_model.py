@@ -1,5 +1,7 @@
 """Models of transformers whose attention goes through the hook, as the decoder or encoder that is exported."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -73,7 +75,9 @@ class LearnedParameters(nn.Module):
         ) -> Tensor:
             norm = self.norms[layer]
             assert isinstance(norm, AttentionNorm)
-            return attention(layer, norm.scale_query(query, positions), key, value, norm.head_params(), None, options)
+            scale, softcap = norm.logit_options(options.scale, options.softcap)
+            query, options = norm.scale_query(query, positions), replace(options, scale=scale, softcap=softcap)
+            return attention(layer, query, key, value, norm.head_params(), norm.alibi_slopes(), options)
 
         return with_norm
 
@@ -125,16 +129,19 @@ class HookedDecoder(Decoder):
 
 
 class HookedEncoder(UncachedModel):
-    """A masked language model of transformers."""
+    """A masked language model of transformers; `learned` as for `HookedDecoder`."""
 
     kind: ModelKind = "encoder"
 
-    def __init__(self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme, *, learned: bool = False
+    ) -> None:
         super().__init__()
+        self.learned = learned
         self.model = model
         self.config = config
         self.positions = positions
-        self.parameters_of_norm = StartParameters(config)
+        self.parameters_of_norm = LearnedParameters(model) if learned else StartParameters(config)
         shape = ("batch", "length")
         self.inputs = (
             Port(name="input_ids", dtype="int64", shape=shape, doc="token ids"),
@@ -160,10 +167,10 @@ class HookedEncoder(UncachedModel):
         return logits
 
     def own_output(self, *inputs: Tensor) -> Tensor | None:
-        """By transformers' own attention, which has softmax only."""
-        if self.config.norm != "softmax":
+        """By transformers' own attention, which has softmax only, or the one of a model's trained norm."""
+        if self.config.norm != "softmax" and not self.learned:
             return None
-        self.model.set_attn_implementation("eager")
+        self.model.set_attn_implementation(ADAPTED if self.learned else "eager")
         named = dict(zip([port.name for port in self.inputs], inputs, strict=True))
         logits: Tensor = self.model(**named).logits
         return logits

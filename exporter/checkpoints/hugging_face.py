@@ -23,7 +23,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from sharp.exporter.checkpoints.adapted_folder import recorded_norm
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.gguf_file import check_gguf_header, one_reader
@@ -31,13 +30,16 @@ from sharp.exporter.checkpoints.hook import HeadShape, probe_heads
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import Source, sha256
+from sharp.exporter.checkpoints.trained_norm import TrainedNorm, read_trained_norm, stored_norm
+from sharp.exporter.checkpoints.trained_weights import attach_trained_norm, look_like_a_norm
 from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
-from sharp.models.adapted_model import AdaptedConfig, AdaptedNorm, read_adapted_norm
+from sharp.models.adapted_model import AdaptedConfig, AdaptedNorm, find_attention, read_adapted_norm
 from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
 from sharp.models.safetensors_header import check_header
 from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import PositionScheme
 from sharp.plugins.tokenizer_trial import check_tokenizer_file
 
 PROBED_TOKENS = 24
@@ -57,35 +59,54 @@ class OpenedModel:
     tokenizer: Any | None
     sha256: str
     unused_weights: tuple[str, ...]
+    given: AdaptedNorm | None = None  # by the user
 
     @property
     def adapted(self) -> AdaptedNorm | None:
-        """The norm that `sharp adapt` gave it, if it did."""
+        """The norm that it was trained with, where it is another than softmax."""
+        if self.given is not None:
+            return self.given
         content = getattr(self.facts, "sharp", None)
         return None if content is None else read_adapted_norm(content)
 
 
-def read_hugging_face(path: Path, norm: str, options: NormOptions) -> Source:
+def read_hugging_face(path: Path, norm: str, options: NormOptions, trained_norm: Path | None = None) -> Source:
     """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm`, set up with `options`.
+
+    The file `trained_norm` says what its norm has learned, see `sharp.exporter.checkpoints.trained_norm`.
 
     Raises:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported, or the norm
             needs parameters that it cannot have.
     """
-    trained_norm = recorded_norm(path)
+    stored = stored_norm(path) if trained_norm is None else read_trained_norm(trained_norm)
+    trained = "softmax" if stored is None else stored.norm
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
-    if get_norm(norm).scale_kind in ("head", "token") and norm != trained_norm:
+    if get_norm(norm).scale_kind in ("head", "token") and norm != trained:
         raise InputError(
             f"{path} has no parameters for --norm {norm} (its scale is learned); "
-            "choose a norm without learned projections, or train the model with it first (sharp adapt)"
+            "choose a norm without learned projections, train the model with it first (sharp adapt), or say where its "
+            "parameters are (--trained-norm)"
         )
     opened = open_model(path)
+    if isinstance(stored, TrainedNorm):
+        q_heads = _heads_of(path, opened.model).q_heads
+        described, unused = attach_trained_norm(path, opened.model, q_heads, stored, opened.unused_weights)
+        opened = replace(opened, given=described, unused_weights=unused)
+    elif names := look_like_a_norm(opened.unused_weights, find_attention(opened.model), []):
+        raise InputError(
+            f"{path} has weights that a {type(opened.model).__name__} has no place for and that look like those of a "
+            f"norm ({len(names)}, the first is {names[0]}), so it was not trained with softmax; say what they are with "
+            "--trained-norm FILE, or list them there under ignore"
+        )
     exported = hooked_model(path, opened, norm, options)
-    if norm == (trained_norm or "softmax"):
+    if norm == trained:
         original = exported
     else:
-        original = hooked_model(path, opened, trained_norm or "softmax", NO_OPTIONS)
+        if opened.adapted is not None and opened.adapted.positions != "own":
+            raise InputError(f"{path} was trained with norm {trained} and its own positions; export it with that norm")
+        original = hooked_model(path, opened, trained, NO_OPTIONS)
     check_own_attention(path, original)
     tokenizer = opened.tokenizer
     return Source(
@@ -252,14 +273,8 @@ def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOption
         InputError: its attention cannot be replaced.
     """
     model, architecture, adapted = opened.model, opened.architecture, opened.adapted
-    tokens = torch.zeros(1, 2, dtype=torch.int64)
-    try:
-        heads = probe_heads(model, lambda attention: model(input_ids=tokens, sharp_attention=attention))
-    except InputError as error:
-        raise InputError(f"{path} cannot be exported: {error}") from error
-    except Exception as error:  # its configuration may hold anything
-        raise InputError(f"{path} cannot be exported, as transformers cannot run it: {_reason(error)}") from error
-    config = _config(model, heads, architecture, norm)
+    config = _config(model, _heads_of(path, model), architecture, norm)
+    positions: PositionScheme = architecture.positions
     learned = adapted is not None and adapted.norm == norm
     if adapted is not None and learned:
         config = replace(
@@ -267,11 +282,25 @@ def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOption
             alpha=adapted.alpha,
             temperature_coefficients=adapted.temperature_coefficients,
             entropy_threshold=adapted.entropy_threshold,
+            gamma=adapted.gamma,
         )
+        if adapted.positions != "own":
+            positions = adapted.positions
+            config = replace(config, positions=positions)
     config = replace(config, **options.config_fields())
     if architecture.kind == "encoder":
-        return HookedEncoder(model, config, architecture.positions)
-    return HookedDecoder(model, config, architecture.positions, learned=learned)
+        return HookedEncoder(model, config, positions, learned=learned)
+    return HookedDecoder(model, config, positions, learned=learned)
+
+
+def _heads_of(path: Path, model: PreTrainedModel) -> HeadShape:
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    try:
+        return probe_heads(model, lambda attention: model(input_ids=tokens, sharp_attention=attention))
+    except InputError as error:
+        raise InputError(f"{path} cannot be exported: {error}") from error
+    except Exception as error:  # its configuration may hold anything
+        raise InputError(f"{path} cannot be exported, as transformers cannot run it: {_reason(error)}") from error
 
 
 def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture, norm: str) -> SharpConfig:

@@ -1,5 +1,6 @@
 """A decoder whose heads differ in their norm (`--norm-map`)."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sharp.exporter.checkpoints.norm_options import norm_parameters
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.graph.head_parts import Part, split
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
-from sharp.models.normalizers import SSA_START
+from sharp.models.normalizers import SSA_START, ScaleKind
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError
@@ -39,8 +40,9 @@ class MappedDecoder(Decoder):
         self.positions = decoder.positions
         self.norm_name = f"{config.norm} and {path.name}"
         self.heads = heads
-        self.parts = tuple(split(config, norms) for norms in heads.layers)
-        self.scales = nn.ModuleList(self._scale(layer) for layer in range(config.layers))
+        self.nodes = tuple(heads.nodes(layer) for layer in range(config.layers))
+        self.parts = tuple(split(config, norms) for norms in self.nodes)
+        self.scales = nn.ModuleList(nn.ModuleList(self._scales(layer)) for layer in range(config.layers))
         starts = torch.zeros(config.layers, config.q_heads, 2)
         mapped = torch.zeros(config.layers, config.q_heads, 1, dtype=torch.bool)
         for layer, (norms, entries) in enumerate(zip(heads.layers, heads.entries, strict=True)):
@@ -56,21 +58,21 @@ class MappedDecoder(Decoder):
     ssa: Tensor
     mapped: Tensor
 
-    def _scale(self, layer: int) -> nn.Module:
-        """The length scale of the heads with norm ssmax."""
+    def _scales(self, layer: int) -> Iterator[QueryScale]:
+        """The length scales of the heads with the norms ssmax and ssmax-bias."""
         config = self.config
-        scaled = torch.zeros(config.q_heads, dtype=torch.bool)
-        offsets = torch.full((config.q_heads,), LOG_LENGTH_OFFSET)
-        for norm, entry in zip(self.heads.layers[layer], self.heads.entries[layer], strict=True):
-            if entry is not None and norm.config.scheme.scale_kind == "length":
-                scaled[list(norm.heads)] = True
-                if entry.options.log_length_offset is not None:
-                    offsets[list(norm.heads)] = entry.options.log_length_offset
-        if not scaled.any():
-            return nn.Identity()
-        scale = QueryScale("length", config.hidden_size, scaled, config.trained_context)
-        scale.log_length_offset = offsets
-        return scale
+        kinds: tuple[ScaleKind, ...] = ("length", "length-bias")
+        for kind in kinds:
+            offsets: dict[int, int] = {}
+            for norm, entry in zip(self.heads.layers[layer], self.heads.entries[layer], strict=True):
+                if entry is not None and norm.config.scheme.scale_kind == kind:
+                    given = entry.options.log_length_offset
+                    offsets |= dict.fromkeys(norm.heads, LOG_LENGTH_OFFSET if given is None else given)
+            if offsets:
+                every = range(config.q_heads)
+                scale = QueryScale(kind, config.hidden_size, [one in offsets for one in every], config.trained_context)
+                scale.log_length_offset = torch.tensor([offsets.get(one, LOG_LENGTH_OFFSET) for one in every])
+                yield scale
 
     def head_norms(self) -> tuple[manifest.HeadNorm, ...]:
         """What the manifest says of the heads that an entry names."""
@@ -107,8 +109,8 @@ class MappedDecoder(Decoder):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
-            norms = self.heads.layers[layer]
-            if isinstance(scale := self.scales[layer], QueryScale):
+            norms = self.nodes[layer]
+            for scale in self.scales[layer]:  # type: ignore[attr-defined]  # a ModuleList
                 check_uncapped(options)
                 query = query * scale(positions, positions).unsqueeze(-1).to(query.dtype)
             params = None

@@ -98,10 +98,20 @@ def _mapped(path: Path, index: int, entry: _Entry) -> MappedNorm:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """For every layer, the norms of its heads, and the entries that they come from (None: the model's own norm)."""
+    """For every layer, the norms of its heads, one for each entry (None: the model's own norm), and the nodes.
+
+    Heads whose norms differ in parameters only, such as b and n of ssa, are in one node.
+    """
 
     layers: tuple[tuple[HeadNorm, ...], ...]
     entries: tuple[tuple[MappedNorm | None, ...], ...]
+
+    def nodes(self, layer: int) -> tuple[HeadNorm, ...]:
+        """The norms of a layer as they are computed: of each configuration once."""
+        heads: dict[SharpConfig, list[int]] = {}
+        for norm in self.layers[layer]:
+            heads.setdefault(norm.config, []).extend(norm.heads)
+        return tuple(HeadNorm(tuple(sorted(of_config)), config) for config, of_config in heads.items())
 
 
 def map_heads(config: SharpConfig, entries: tuple[MappedNorm, ...], path: Path) -> HeadMap:

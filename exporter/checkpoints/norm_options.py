@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, SSA_START, SsaParameters, get_norm
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, SSA_START, SsaParameters, SsaValues, get_norm
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
 from sharp.plugins.errors import InputError
@@ -20,7 +20,7 @@ OPTIONS = {
     "ssa-n": ("ssa",),
     "temperature": ("fixed-temperature",),
     "temperature-coefficients": ("adaptive-temperature",),
-    "log-length-offset": ("ssmax", "assmax", "sentmax", "asentmax"),
+    "log-length-offset": ("ssmax", "ssmax-bias", "assmax", "sentmax", "asentmax"),
 }
 
 
@@ -65,7 +65,7 @@ class NormOptions:
         if self.ssa_n is not None and not 1 <= self.ssa_n <= 1e6:
             raise InputError(f"--ssa-n is {self.ssa_n:g}, but must be from 1 to 1e6")
         # With an offset of 1 the first token has L = 0, and 0^gamma is infinite for gamma < 0.
-        least = 1 if norm == "ssmax" else 2
+        least = 1 if norm.startswith("ssmax") else 2
         if self.log_length_offset is not None and not least <= self.log_length_offset <= 2**20:
             raise InputError(
                 f"--log-length-offset is {self.log_length_offset}, but must be from {least} to {2**20} for {norm}"
@@ -92,7 +92,7 @@ class NormOptions:
     def apply(self, model: nn.Module) -> None:
         """Set what is given in the modules of `model` that hold a norm's parameters."""
         for module in model.modules():
-            if isinstance(module, SsaParameters):
+            if isinstance(module, SsaParameters | SsaValues):
                 module.fill(self.ssa_b, self.ssa_n)
             elif isinstance(module, QueryScale) and self.log_length_offset is not None:
                 module.log_length_offset = self.log_length_offset

@@ -16,9 +16,15 @@ from sharp.plugins.errors import InputError
 
 
 def read_source(
-    path: Path, norm: str, options: NormOptions = NO_OPTIONS, program: ProgramOptions = NO_PROGRAM_OPTIONS
+    path: Path,
+    norm: str,
+    options: NormOptions = NO_OPTIONS,
+    program: ProgramOptions = NO_PROGRAM_OPTIONS,
+    trained_norm: Path | None = None,
 ) -> Source:
     """Read the checkpoint at `path` so that it can be exported with `norm`, set up with `options`.
+
+    `trained_norm` is a file that says what the norm of a Hugging Face folder has learned.
 
     `program` is for programs of torch.export (`.pt2`), and for one that is in memory, of which `path` is a name.
 
@@ -26,6 +32,8 @@ def read_source(
         NotFoundError: nothing is there.
         InputError: it is not a checkpoint that Sharp can read, or it cannot have this norm.
     """
+    if trained_norm is not None and not (path.is_dir() and not is_sharp_folder(path)):
+        raise InputError(f"--trained-norm is for Hugging Face folders, and {path} is none; leave it out")
     if program.exported is not None:
         return read_program(path, norm, options, program)
     check_exists(path)
@@ -35,7 +43,10 @@ def read_source(
     options.check(norm)
     sampling = read_sampling(path)
     try:
-        source = _reader(path)(path, norm, options)
+        if trained_norm is not None:
+            source = read_hugging_face(path, norm, options, trained_norm)
+        else:
+            source = _reader(path)(path, norm, options)
     except InputError as error:
         if (known := whose(path)) is not None:
             raise InputError(known) from error

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from sharp.exporter.checkpoints.adapted_folder import recorded_norm
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.checkpoints.source import Source
@@ -35,7 +36,8 @@ def open_checkpoint(path: Path) -> InspectedModel:
         source = read_program(path, None)
     else:
         own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
-        source = read_source(path, load_checkpoint(path).config.norm if own and path.exists() else "softmax")
+        norm = load_checkpoint(path).config.norm if own and path.exists() else recorded_norm(path)
+        source = read_source(path, norm or "softmax")
     if source.no_cache is not None:
         raise InputError(f"{path} is no decoder over tokens, which sharp inspect reads: {source.no_cache}")
     decoder = source.model

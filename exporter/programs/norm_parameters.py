@@ -14,14 +14,15 @@ from sharp.models.normalizers import SSA_START
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
 
-NAMES = {"ssa": ("b", "n"), "ssmax": ("s", "b")}  # per head
+NAMES = {"ssa": ("b", "n"), "ssmax": ("s",), "ssmax-bias": ("s", "b")}  # per head
 
 
 class NormParameters(nn.Module):
     """The parameters of the norm in every layer: those that are given, or else the norm's start values.
 
-    `given` maps a name (b and n of ssa, s and b of ssmax) to a number, a tensor [heads] or [layers, heads], or the name
-    of a tensor [heads] of the module, in which {layer} stands for the layer's number. `tensors` are the module's.
+    `given` maps a name (b and n of ssa, s of ssmax, s and b of ssmax-bias) to a number, a tensor [heads] or
+    [layers, heads], or the name of a tensor [heads] of the module, in which {layer} stands for the layer's number.
+    `tensors` are the module's.
 
     Raises:
         InputError: a name is not the norm's, or a value is not of such a shape.
@@ -48,7 +49,7 @@ class NormParameters(nn.Module):
                 raise InputError("norm_parameters of ssa must have b above 0 and n of at least 1 in every head")
             self.ssa = torch.stack([b, n], dim=-1)  # [layers, heads, 2]
         if config.scheme.scale_kind != "none":
-            everywhere = torch.ones(config.q_heads, dtype=torch.bool)
+            everywhere = (True,) * config.q_heads
             for layer in range(config.layers):
                 scale = QueryScale(config.scheme.scale_kind, config.hidden_size, everywhere, config.trained_context)
                 for name, value in values.items():

@@ -159,8 +159,10 @@ def test_length_scale_applies_to_the_heads_without_position_only():
         seen.append(query)
         return query
 
-    for norm in ("entmax", "sentmax"):
-        tiny(norm=norm).hidden_states(tokens(1, 5), attention=attention)
+    without, with_scale = tiny(norm="entmax"), tiny(norm="sentmax")
+    with_scale.load_state_dict(without.state_dict(), strict=False)
+    for model in (without, with_scale):
+        model.hidden_states(tokens(1, 5), attention=attention)
     plain, scaled = seen[0], seen[TINY.layers]  # the first layer's queries
     torch.testing.assert_close(scaled[..., :2, :], plain[..., :2, :])
     assert (scaled[..., 2:, :].abs() > plain[..., 2:, :].abs()).all()

@@ -118,7 +118,7 @@ class TestBadFiles:
             change(content, content["state_dict"])
             torch.save(content, path)
         else:
-            content, state = {"version": 1, "config": asdict(model.config)}, load_file(path)
+            content, state = {"version": 2, "config": asdict(model.config)}, load_file(path)
             change(content, state)
             save_file(state, path, metadata={"sharp": json.dumps(content)})
 
@@ -162,8 +162,8 @@ class TestBadFiles:
 
     def test_of_another_version(self, tmp_path, model, suffix):
         path = tmp_path / f"model{suffix}"
-        self.rewrite(path, model, lambda content, state: content.update(version=2))
-        with pytest.raises(InputError, match="version 2, this Sharp reads 1"):
+        self.rewrite(path, model, lambda content, state: content.update(version=3))
+        with pytest.raises(InputError, match="version 3, this Sharp reads 2"):
             load_checkpoint(path)
 
     def test_without_the_parameters_of_its_norm(self, tmp_path, model, suffix):

@@ -211,7 +211,7 @@ def test_input_that_the_model_cannot_take_is_refused():
     [
         (lambda content: content.update(model_type="llama"), "model_type 'sharp'"),
         (lambda content: content.pop("sharp"), "incomplete"),
-        (lambda content: content["sharp"].update(version=2), "version 2, this Sharp reads 1"),
+        (lambda content: content["sharp"].update(version=3), "version 3, this Sharp reads 2"),
         (lambda content: content["sharp"]["config"].update(colour="red"), "unknown configuration field 'colour'"),
         (lambda content: content["sharp"]["config"].update(norm="entmax"), "too many"),
         (lambda content: content["sharp"]["config"].update(layers=3), "lacks"),

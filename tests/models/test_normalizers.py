@@ -170,7 +170,16 @@ def test_adaptive_temperature_takes_other_polynomials():
 
 def test_registry_knows_every_norm_of_the_contract():
     assert set(NORMS) == {
-        *("softmax", "fixed-temperature", "adaptive-temperature", "ssmax", "assmax", "entmax", "sparsemax"),
+        *(
+            "softmax",
+            "fixed-temperature",
+            "adaptive-temperature",
+            "ssmax",
+            "ssmax-bias",
+            "assmax",
+            "entmax",
+            "sparsemax",
+        ),
         *("sentmax", "asentmax", "ssa", "sigmoid", "relu", "relu2"),
     }
     assert {norm.normalizer for norm in NORMS.values()} == set(NORMALIZERS)

@@ -2,7 +2,9 @@
 
 import json
 
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from sharp import LLM, SamplingParams
 from sharp.exporter.forms.contiguous.session import ContiguousSession
@@ -65,9 +67,20 @@ def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_ma
     offsets = [one.value for head in manifest.norm.heads for one in head.parameters if one.name == "log_length_offset"]
     assert offsets == [2, 40]
     # Query heads 0-2 read KV head 0, and 3-5 KV head 1; each cache is of one norm and one number of query heads.
-    assert manifest.cache.heads == (1, 1, 1, 1, 2, 1, 1, 2)
+    assert manifest.cache.heads == (1, 1, 1, 1, 2, 2, 2)
     (completion,) = LLM(out).generate([[5, 17, 30]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     assert len(completion.token_ids) == 8
+
+
+def test_heads_that_differ_in_b_and_n_only_are_one_node(checkpoint, sharp_export, norm_map, tmp_path):
+    text = "\n".join(f"[[norms]]\nheads = [{head}]\nnorm = 'ssa'\nssa_b = {0.5 + head}" for head in range(5))
+    options = ("--norm", "ssa", "--norm-map", norm_map(text), "--untrained-norm")
+    result = sharp_export(checkpoint("ssa"), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    model = onnx.load(tmp_path / "out" / "model.onnx")
+    (node,) = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    (params,) = [numpy_helper.to_array(one) for one in model.graph.initializer if one.name == node.input[9]]
+    assert params[:5, 0].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
 
 
 def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):

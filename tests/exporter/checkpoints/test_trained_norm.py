@@ -1,0 +1,119 @@
+"""`--trained-norm`: Hugging Face models that were trained with a norm, whose parameters have any names."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel
+from transformers.models.gpt2 import modeling_gpt2
+
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import read_manifest
+from tests.exporter.tiny_hugging_face import save, tiny
+
+LAYERS, HEADS = 2, 6
+B = torch.linspace(0.3, 2.0, LAYERS * HEADS).reshape(LAYERS, HEADS)
+N = torch.linspace(1.1, 2.5, LAYERS * HEADS).reshape(LAYERS, HEADS)
+SSA = {
+    "norm": "ssa",
+    "parameters": {
+        "b": {"name": "transformer.h.{layer}.attn.ssa_b", "transform": "exp"},
+        "n": "transformer.h.{layer}.attn.ssa_n",
+    },
+}
+
+
+def with_weights(folder, weights):
+    """`folder`, whose file of weights has others beside the model's."""
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **weights}, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def gpt2_with_ssa(tmp_path):
+    weights = {f"transformer.h.{layer}.attn.ssa_b": B[layer].log() for layer in range(LAYERS)}
+    weights |= {f"transformer.h.{layer}.attn.ssa_n": N[layer] for layer in range(LAYERS)}
+    return with_weights(save(tiny("gpt2"), tmp_path / "gpt2"), weights)
+
+
+def ssa_logits(model, ids):
+    """GPT-2 with SSA written out in its eager attention."""
+
+    def attention(module, query, key, value, _mask, scaling=None, **_rest):
+        z = (
+            query @ key.transpose(-1, -2) * module.scaling
+            if scaling is None
+            else query @ key.transpose(-1, -2) * scaling
+        )
+        b, n = (one[module.layer_idx][:, None, None] for one in (B, N))
+        scores = (1 + b * z.abs()) ** (torch.where(z < 0, -1.0, 1.0) * n)
+        scores = scores * torch.ones(z.shape[-2:]).tril()
+        return (scores / scores.sum(-1, keepdim=True) @ value).transpose(1, 2), None
+
+    modeling_gpt2.ALL_ATTENTION_FUNCTIONS.register("written_out", attention)
+    model.set_attn_implementation("written_out")
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def test_a_gpt2_with_learned_b_and_n_in_every_head(gpt2_with_ssa, sharp_export, tmp_path):
+    (tmp_path / "ssa.json").write_text(json.dumps(SSA))
+    source = read_source(gpt2_with_ssa, "ssa", trained_norm=tmp_path / "ssa.json")
+    assert source.trained
+    ids = torch.arange(3, 20)[None]
+    expected = ssa_logits(GPT2LMHeadModel.from_pretrained(gpt2_with_ssa), ids)
+    torch.testing.assert_close(source.model.own_logits(ids), expected, atol=1e-4, rtol=0)
+
+    result = sharp_export(gpt2_with_ssa, "--trained-norm", tmp_path / "ssa.json", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output  # verified against that
+    norm = read_manifest(tmp_path / "out").norm
+    assert (norm.name, norm.trained) == ("ssa", True)
+    model = onnx.load(tmp_path / "out" / "model.onnx")
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    stored = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    assert len(nodes) == LAYERS
+    for layer, node in enumerate(nodes):
+        np.testing.assert_allclose(stored[node.input[9]], torch.stack([B[layer], N[layer]], -1), rtol=1e-6)
+
+
+def test_the_file_may_be_an_entry_of_the_configuration(gpt2_with_ssa):
+    file = gpt2_with_ssa / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sharp_norm": SSA}))
+    assert read_source(gpt2_with_ssa, "ssa").trained
+
+
+def test_weights_that_look_like_a_norms_are_an_error(gpt2_with_ssa, sharp_export, tmp_path):
+    for options in (("--norm", "softmax"), ("--norm", "ssa", "--untrained-norm")):
+        result = sharp_export(gpt2_with_ssa, *options, "-o", tmp_path / "out")
+        assert result.exit_code == 2
+        message = " ".join(result.output.split())
+        assert "so it was not trained with softmax; say what they are with --trained-norm FILE" in message
+        assert "transformer.h.0.attn.ssa_b" in message
+    (tmp_path / "softmax.json").write_text(json.dumps({"norm": "softmax", "ignore": ["*.ssa_?"]}))
+    read_source(gpt2_with_ssa, "softmax", trained_norm=tmp_path / "softmax.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm": "sofmax"}, "norm 'sofmax' is not known"),
+        ({"norm": "entmax"}, "names the parameter 'b'; norm entmax has no parameters"),
+        ({"parameters": {"b": 1.0}}, "does not say the parameter 'n'; norm ssa has b, n"),
+        ({"parameters": {"b": 1.0, "n": "h.{layer}.n"}}, "names the weights 'h.0.n', which"),
+        ({"parameters": {"b": 1.0, "n": 0.5}}, "ssa has b above 0 and n of at least 1, but here b 1, n 0.5"),
+        ({"parameters": {"b": 1.0, "n": 1.5}}, "that the trained norm ssa does not name"),
+        ({"parameters": {"b": 1.0, "n": "transformer.h.{layer}.ln_1.weight"}}, "has shape [48], but must have [6]"),
+        ({"alfa": 2.0}, "alfa: Extra inputs are not permitted"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(gpt2_with_ssa, tmp_path, change, message):
+    (tmp_path / "ssa.json").write_text(json.dumps({**SSA, **change}))
+    with pytest.raises(InputError) as refused:
+        read_source(gpt2_with_ssa, "ssa", trained_norm=tmp_path / "ssa.json")
+    assert message in str(refused.value)
