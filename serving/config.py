@@ -245,6 +245,23 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class ApiConfig:
+    """What requests over HTTP may say."""
+
+    unknown_fields: Annotated[
+        str,
+        Setting(
+            "What happens to fields of requests that are not known here: an error, or they are left out as in vLLM and "
+            "the log names each once. A misspelt name of a known field is an error in all but ignore.",
+            choices=("error", "warn", "ignore"),
+        ),
+    ] = "warn"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
 class MetricsConfig:
     """What `/metrics` shows of attention.
 
@@ -300,3 +317,4 @@ class Settings:
     engine: EngineConfig
     metrics: MetricsConfig
     backend: BackendConfig
+    api: ApiConfig = ApiConfig()
