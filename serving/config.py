@@ -222,6 +222,14 @@ class EngineConfig:
     prefix_cache: Annotated[
         bool, Setting("Keep computed blocks for later prompts that start with the same tokens.")
     ] = True
+    json_whitespace: Annotated[
+        str,
+        Setting(
+            "Blanks in JSON that must match a schema and does not say it itself: none, or as many as the model writes, "
+            "which of small models can be blanks without end.",
+            choices=("compact", "flexible"),
+        ),
+    ] = "compact"
     max_waiting_requests: Annotated[
         int, Setting("Most sequences that wait; further requests are refused.", at_least=1, at_most=MOST)
     ] = 1024

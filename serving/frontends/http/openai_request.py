@@ -21,6 +21,7 @@ from sharp.serving.api.sampling_fields import (
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.http.conversation import Conversation
 from sharp.serving.frontends.http.foreign_fields import ForeignFields
+from sharp.serving.frontends.http.structured_outputs import StructuredFields
 from sharp.serving.frontends.http.tools import NamedTool, calls_only, calls_or_words
 from sharp.serving.text.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ class StreamOptions(StrictMessage):
     continuous_usage_stats: Flag = False
 
 
-class GenerationRequest(SamplingFields, ForeignFields):
+class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
     """The fields of both APIs: OpenAI's, vLLM's and ours."""
 
     model_config = ConfigDict(strict=True)
@@ -88,7 +89,16 @@ class GenerationRequest(SamplingFields, ForeignFields):
 
     def renamed(self, error: FieldError) -> FieldError:
         """An error about a field of `GenerateRequest`, under the name that the field has in this API."""
+        if self.guided is None and error.field.startswith("guided") and (names := self.structure_fields):
+            return _renamed(error, names[0])
         return error
+
+    def guide(self) -> Guided | None:
+        """What the completion must match."""
+        names = self.structure_fields
+        if self.guided is not None and names:
+            raise FieldError(names[0], f"{names[0]} and guided are both set; set one of them")
+        return self.structure() if names else super().guide()
 
 
 class CompletionRequest(GenerationRequest):
@@ -125,7 +135,7 @@ class CompletionRequest(GenerationRequest):
 
     def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
-        return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else error
+        return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else super().renamed(error)
 
     def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
         """The prompt whose completion stands between `prompt` and `suffix`."""
@@ -153,20 +163,12 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs if self.echo else None
 
 
-class ResponseFormat(StrictMessage):
-    """The format of the completion."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-
-
 class ChatRequest(GenerationRequest, Conversation):
     """The body of `/v1/chat/completions`."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     parallel_tool_calls: Flag = True
     modalities: list[str] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
@@ -209,35 +211,26 @@ class ChatRequest(GenerationRequest, Conversation):
         """See `GenerationRequest`."""
         if self.top_logprobs is not None and error.field == "logprobs":
             return _renamed(error, "top_logprobs")
-        if self.guided is not None or not error.field.startswith("guided"):
-            return error
-        if self.callable:
+        if self.guided is None and error.field.startswith("guided") and self.callable:
             what = "required" if self._must_call else "strict"
             return FieldError("tools", f"tools cannot be {what}: {error}")
-        return _renamed(error, "response_format")
+        return super().renamed(error)
 
     def guide(self) -> Guided | None:
-        """What the completion must match: `guided`, OpenAI's own `response_format`, or calls of tools alone."""
-        form = self.response_format
+        """What the completion must match: what its fields say, or calls of tools alone."""
         tools = self.callable
-        if tools and (self.guided is not None or (form is not None and form.type != "text")):
-            raise FieldError("tools", "tools and response_format are both set; that needs tool_choice none")
+        if tools and (names := ["guided"] if self.guided is not None else self.structure_fields):
+            raise FieldError("tools", f"tools and {names[0]} are both set; that needs tool_choice none")
         if tools and self._must_call:
             one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
             return calls_only(tools, several=not one)
         if any(tool.function.strict for tool in tools):
             return calls_or_words(tools, several=self.parallel_tool_calls)
-        if form is None or form.type == "text":
-            return super().guide()
-        if self.guided is not None:
-            raise FieldError("response_format", "response_format and guided are both set; set one of them")
-        if form.type == "json_object":
-            return Guided(json={"type": "object"})
-        schema = (form.json_schema or {}).get("schema")
-        if schema is None:
-            raise FieldError("response_format", "response_format.json_schema has no schema")
-        return Guided(json=schema)
+        return super().guide()
 
 
 def _renamed(error: FieldError, field: str) -> FieldError:
-    return FieldError(field, str(error).replace(error.field, field, 1))
+    # guided.json is guided_json, or the json of structured_outputs.
+    inner = error.field.partition(".")[2]
+    name = f"{field}.{inner}" if field == "structured_outputs" and inner else field
+    return FieldError(field, str(error).replace(error.field, name, 1))
