@@ -222,6 +222,14 @@ class EngineConfig:
     prefix_cache: Annotated[
         bool, Setting("Keep computed blocks for later prompts that start with the same tokens.")
     ] = True
+    json_whitespace: Annotated[
+        str,
+        Setting(
+            "Blanks in JSON that must match a schema and does not say it itself: none, or as many as the model writes, "
+            "which of small models can be blanks without end.",
+            choices=("compact", "flexible"),
+        ),
+    ] = "compact"
     max_waiting_requests: Annotated[
         int, Setting("Most sequences that wait; further requests are refused.", at_least=1, at_most=MOST)
     ] = 1024
@@ -242,6 +250,23 @@ class EngineConfig:
         # A prompt must progress even while all other sequences decode.
         if self.max_batch_tokens < self.max_sequences:
             raise InputError(f"max_batch_tokens is {self.max_batch_tokens}; it must be at least {self.max_sequences}")
+
+
+@dataclass(frozen=True)
+class ApiConfig:
+    """What requests over HTTP may say."""
+
+    unknown_fields: Annotated[
+        str,
+        Setting(
+            "What happens to fields of requests that are not known here: an error, or they are left out as in vLLM and "
+            "the log names each once. A misspelt name of a known field is an error in all but ignore.",
+            choices=("error", "warn", "ignore"),
+        ),
+    ] = "warn"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True)
@@ -300,3 +325,4 @@ class Settings:
     engine: EngineConfig
     metrics: MetricsConfig
     backend: BackendConfig
+    api: ApiConfig = ApiConfig()

@@ -22,7 +22,7 @@ def new_request_id() -> str:
 class GenerateRequest:
     """A request for `params.n` completions of one prompt.
 
-    Frontends, clients and `LLM` make it; `ModelFolder.prepare` checks it and fills in the last three attributes, which
+    Frontends, clients and `LLM` make it; `ModelFolder.prepare` checks it and fills in the last four attributes, which
     the engine reads.
 
     Attributes:
@@ -34,9 +34,13 @@ class GenerateRequest:
         priority: requests of a lower number go first and are preempted last; equal ones go by arrival.
         cache_salt: the prefix cache is shared only by requests of the same salt.
         special_tokens: add the tokenizer's special tokens to a text; false for the output of a chat template.
+        truncate_prompt_tokens: keep so many tokens of a prompt that is longer; -1 is what the context has room for,
+            None keeps all.
+        truncate_right: keep the first of them, not the last.
         prompt_ids: the prompt's token ids.
         max_new_tokens: most tokens to generate; at most `params.max_tokens`, and what the context has room for.
         guide: `params.guided`, compiled; every sequence follows a copy.
+        bad_word_ids: `params.bad_words` as tokens.
     """
 
     prompt: Prompt
@@ -47,6 +51,9 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str = ""
     special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    truncate_right: bool = False
     prompt_ids: tuple[int, ...] = ()
     max_new_tokens: int = 0
     guide: "Guide | None" = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()

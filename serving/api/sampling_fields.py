@@ -1,5 +1,7 @@
 """`SamplingFields`: the parameters of a request that comes as JSON, or as names with values."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import (
@@ -18,10 +20,11 @@ from sharp.serving.api.guided import Guided
 from sharp.serving.api.sampling_params import SamplingParams
 
 MOST_ERRORS = 1000
+LONGEST_NAME, NEAR = 64, 0.85  # of a field that may be misspelt, and how near it is to another
 SAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "seed", "n", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "time_limit_ms"),
-    "include_stop_str_in_output",
+    *("include_stop_str_in_output", "allowed_token_ids", "bad_words", "skip_special_tokens"),
 )
 
 
@@ -95,6 +98,9 @@ class SamplingFields(StrictMessage):
     stop: Annotated[str | Annotated[list[str], FAIL_FAST] | None, one_of("a text or a list of texts")] = None
     stop_token_ids: Annotated[list[WholeNumber], FAIL_FAST] | None = None
     include_stop_str_in_output: bool | None = None
+    allowed_token_ids: Annotated[list[WholeNumber], FAIL_FAST] | None = None
+    bad_words: Annotated[list[str], FAIL_FAST] | None = None
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     time_limit_ms: WholeNumber | None = None
     guided: GuidedFields | None = None
@@ -138,12 +144,25 @@ class SamplingFields(StrictMessage):
         return Guided(json=self.guided.json_, regex=self.guided.regex, grammar=self.guided.grammar)
 
 
-def first_error(error: ValidationError) -> FieldError:
-    """The first thing that pydantic found, in a sentence."""
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The one of the `known` names that somebody who wrote `name` most likely meant; None if none is near."""
+    if len(name) > LONGEST_NAME:
+        return None
+    near = get_close_matches(name.lower(), known, n=1, cutoff=NEAR)
+    return near[0] if near else None
+
+
+def first_error(error: ValidationError, known: Iterable[str] = (), *, unknown: bool = True) -> FieldError:
+    """The first thing that pydantic found, in a sentence; `known` are the fields there are.
+
+    It is none of a field that is not known, unless `unknown` errors count.
+    """
     if error.error_count() > MOST_ERRORS:  # to tell them takes seconds, in which nothing else runs
         return FieldError("body", f"the body has {error.error_count()} fields or entries that cannot be used")
-    first = error.errors(include_url=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_input=False)
+    first = next((one for one in errors if unknown or one["type"] != "extra_forbidden"), errors[0])
     path = ".".join(str(part) for part in first["loc"])
     field = str(first["loc"][0]) if first["loc"] else "body"
     what = "is not known here" if first["type"] == "extra_forbidden" else f"cannot be used: {first['msg']}"
-    return FieldError(field, f"{path or 'the body'} {what}")
+    near = misspelt(field, known) if first["type"] == "extra_forbidden" and path == field else None
+    return FieldError(field, f"{path or 'the body'} {what}" + (f"; did you mean {near}?" if near else ""))

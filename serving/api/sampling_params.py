@@ -14,6 +14,9 @@ MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKENS = 65536
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARACTERS = 256
 
 
 class NotGiven:
@@ -59,6 +62,9 @@ class SamplingParams:
             the model's logits before anything above changed them; None is off, 0 is the generated tokens only.
         prompt_logprobs: the same for the prompt's tokens.
         guided: the completion must match this schema, expression or grammar.
+        allowed_token_ids: only these tokens may be generated; empty is all.
+        bad_words: texts that no completion has, as the tokenizer writes them with and without a blank before them.
+        skip_special_tokens: the text shows no special tokens.
 
     None is the default of every field. A temperature, top_k, top_p, min_p or repetition_penalty that is not given is
     the model's own where its checkpoint came with one (in `generation_config.json`).
@@ -87,6 +93,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     guided: Guided | None = None
     include_stop_str_in_output: bool = False
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -95,9 +104,10 @@ class SamplingParams:
         # Lists, mappings and one string for `stop` are what people write; the type that crosses threads holds tuples.
         bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
         self._make_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        self._make_tuple("stop_token_ids", self.stop_token_ids)
+        for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
+            self._make_tuple(name, getattr(self, name))
         self._make_tuple("logit_bias", bias, _pair)
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise FieldError(name, f"{name} is {getattr(self, name)!r}; it must be true or false")
         if not isinstance(self.guided, Guided | None):
@@ -121,12 +131,19 @@ class SamplingParams:
         for token, value in self.logit_bias:
             _check("logit_bias", token, 0, INT32_MAX)
             _check("logit_bias", value, -100, 100, whole=False)
-        for token in self.stop_token_ids:
-            _check("stop_token_ids", token, 0, INT32_MAX)
+        _check_count("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name):
+                _check(name, token, 0, INT32_MAX)
         _check_count("stop", self.stop, MAX_STOP_STRINGS)
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise FieldError("stop", f"stop has {string!r}; each stop string must have at least one character")
+        _check_count("bad_words", self.bad_words, MAX_BAD_WORDS)
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD_CHARACTERS:
+                limit = f"each must be a text of at most {MAX_BAD_WORD_CHARACTERS} characters, and no blanks alone"
+                raise FieldError("bad_words", f"bad_words has {word!r:.80}; {limit}")
 
     def _make_tuple(self, name: str, values: Iterable[Any], entry: Callable[[Any], Any] = lambda value: value) -> None:
         try:

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # As many as take hardly longer than one, as the weights are read anyway; of a GPU it was not measured.
 PREFILL_CHUNK_TOKENS = {"cpu": 64, "cuda": 512}
+ALL_MASKED = "no token may follow: guided, allowed_token_ids, bad_words and min_tokens leave none"
 
 
 @dataclass
@@ -309,7 +310,7 @@ class Engine:
         if guide and guide.error:
             return InputError(f"the completion cannot follow guided: {guide.error}")
         if masks_all(SamplingRow(sequence), self._manifest.vocab_size):
-            return InputError("min_tokens is not reached, and every token that may follow ends the completion")
+            return InputError(ALL_MASKED)
         self._finite.add(False)
         self.blocks.unregister(sequence.number)  # who shares them would fail as well
         return EngineError("the model gave logits that are not finite for this request")

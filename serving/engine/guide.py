@@ -21,6 +21,7 @@ from sharp.serving.engine.guide_worker import make_matcher, make_vocabulary
 from sharp.serving.text.tokenizer import Tokenizer
 
 LONGEST_ERROR = 300
+LAYOUT = "x-guidance"  # the library's own key of a schema
 COMPILED_GUIDES = 64
 COMPILED_BYTES = 256 * 2**20
 GUIDE_BYTES = 2**30  # of all guides of running and waiting requests
@@ -97,8 +98,10 @@ class Guide:
 class GuideCompiler:
     """Makes guides for a model. Safe to share between threads; the engine's thread must not wait for it."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None, *, compact: bool = True) -> None:
+        """JSON is `compact`, without blanks, unless its schema says otherwise."""
         self._manifest = manifest
+        self._compact = compact
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
@@ -161,6 +164,8 @@ class GuideCompiler:
         """The guide or its error in a sentence, and the guide's bytes."""
         vocabulary, trial = self._loaded()
         text = "\n".join([guided.text, *mark_rules(guided.marks, self._tags)])
+        if self._compact and guided.kind == "json":
+            text = compact_schema(text)
         outcome = trial.run(guided.kind, text)
         if outcome.error:
             return _sentence(outcome.error), 0
@@ -181,6 +186,16 @@ class GuideCompiler:
                         self._tags[token["content"]] = token_id
                 self._vocabulary, self._trial = vocabulary, GuideTrial(file, manifest.vocab_size, ends)
             return self._vocabulary, self._trial
+
+
+def compact_schema(text: str) -> str:
+    """A JSON schema that asks for no blanks, unless it says otherwise; what is no schema as it is."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return text  # the library says what is wrong
+    schema = {} if schema is True else schema
+    return json.dumps({LAYOUT: {"whitespace_flexible": False}, **schema}) if isinstance(schema, dict) else text
 
 
 def mark_rules(marks: Sequence[str], tags: Mapping[str, int]) -> list[str]:

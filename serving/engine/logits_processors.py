@@ -1,4 +1,4 @@
-"""Logits processors: guided masks, `min_tokens`, `logit_bias` and penalties, applied before sampling."""
+"""Logits processors: masks (guided, allowed tokens, bad words, `min_tokens`), `logit_bias` and penalties."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -29,7 +29,8 @@ class SamplingRow:
 def changes_logits(row: SamplingRow) -> bool:
     """Whether `apply` changes the logits of a row."""
     sampling, params = row.sequence.sampling, row.sequence.request.params
-    return bool(sampling.guide or sampling.counts or params.logit_bias or row.below_min_tokens)
+    masked = sampling.guide or sampling.allowed is not None or params.bad_words or row.below_min_tokens
+    return bool(masked or sampling.counts or params.logit_bias)
 
 
 def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
@@ -40,8 +41,13 @@ def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
     for index, row in enumerate(rows):
         if guide := row.sequence.sampling.guide:
             np.copyto(logits[index], -np.inf, where=~guide.allowed(logits.shape[1], row.draft))
-    indices, tokens, _ = _entries(rows, _early_stops)
-    logits[indices, tokens] = -np.inf
+        if (allowed := row.sequence.sampling.allowed) is not None:
+            kept = logits[index, allowed]
+            logits[index] = -np.inf
+            logits[index, allowed] = kept
+    for masked in (_early_stops, _bad_words):
+        indices, tokens, _ = _entries(rows, masked)
+        logits[indices, tokens] = -np.inf
     indices, tokens, values = _entries(rows, _bias)
     np.add.at(logits, (indices, tokens), values[:, 0])
     indices, tokens, values = _entries(rows, _penalties)
@@ -53,13 +59,16 @@ def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
 
 
 def masks_all(row: SamplingRow, vocab_size: int) -> bool:
-    """Whether `apply` masks every token of a row: all that the guide allows would end the sequence too early."""
-    early = _early_stops(row)
-    if early is None:
-        return False
-    guide = row.sequence.sampling.guide
+    """Whether `apply` masks every token of a row."""
+    guide, own = row.sequence.sampling.guide, row.sequence.sampling.allowed
     allowed = guide.allowed(vocab_size, row.draft) if guide else np.ones(vocab_size, np.bool_)
-    allowed[early[0]] = False
+    if own is not None:
+        kept = np.zeros(vocab_size, np.bool_)
+        kept[own] = allowed[own]
+        allowed = kept
+    for masked in (_early_stops(row), _bad_words(row)):
+        if masked is not None:
+            allowed[masked[0]] = False
     return not allowed.any()
 
 
@@ -73,6 +82,16 @@ def _early_stops(row: SamplingRow) -> Entries | None:
         return None
     tokens = np.fromiter(row.sequence.stop.token_ids, np.int64)
     return tokens, np.empty((len(tokens), 1), np.float32)
+
+
+def _bad_words(row: SamplingRow) -> Entries | None:
+    """The tokens that would complete a text that must not come."""
+    sequence = row.sequence
+    if not (words := sequence.request.bad_word_ids):
+        return None
+    past = (*sequence.token_ids[len(sequence.request.prompt_ids) :], *row.draft)
+    last = [word[-1] for word in words if past[max(0, len(past) - len(word) + 1) :] == word[:-1] or len(word) == 1]
+    return (np.array(last, np.int64), np.empty((len(last), 1), np.float32)) if last else None
 
 
 def _bias(row: SamplingRow) -> Entries | None:

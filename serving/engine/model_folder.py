@@ -86,7 +86,14 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)
         longest = min(longest, limits.context)
     sampling = manifest.sampling.model_dump(exclude_none=True)
-    folder = ModelFolder(manifest, tokenizer, blocks, GuideCompiler(manifest, tokenizer), longest, sampling)
+    folder = ModelFolder(
+        manifest,
+        tokenizer,
+        blocks,
+        GuideCompiler(manifest, tokenizer, compact=engine.json_whitespace == "compact"),
+        longest,
+        sampling,
+    )
     made = Engine(loaded, manifest, tokenizer, blocks, engine)
     check_first_token(loaded, manifest)
     return folder, loaded, made

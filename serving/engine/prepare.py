@@ -1,6 +1,7 @@
 """`prepare_request`: tokenizes a request and checks it against the model, before the engine sees it."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sharp.plugins.manifest import Manifest
@@ -38,6 +39,8 @@ def prepare_request(
     if isinstance(prompt, str):
         _check_start(prompt, manifest, tokenizer, context_limit)
         prompt = tokenize(prompt, manifest, tokenizer, special_tokens=request.special_tokens)
+    if request.truncate_prompt_tokens is not None:
+        prompt = _truncated(prompt, request, params.max_tokens, context_limit)
     try:
         room = _room(len(prompt), params, context_limit, manifest)  # first: a message may hold millions of them
         prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
@@ -59,6 +62,7 @@ def prepare_request(
         prompt_ids=prompt_ids,
         max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         guide=guides.compile(params.guided) if params.guided else None,
+        bad_word_ids=_bad_word_ids(params.bad_words, manifest, tokenizer),
     )
 
 
@@ -76,10 +80,40 @@ def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Man
     return room
 
 
+def _truncated(prompt: Sequence[int], request: GenerateRequest, max_tokens: int | None, limit: int) -> Sequence[int]:
+    """As much of a prompt as the request says."""
+    kept = request.truncate_prompt_tokens
+    room = limit - (1 if max_tokens is None else min(max_tokens, limit - 1))
+    if not isinstance(kept, int) or kept < -1 or kept == 0:
+        message = f"truncate_prompt_tokens is {kept!r}; it must be -1 or a whole number of at least 1"
+        raise FieldError("truncate_prompt_tokens", message)
+    if kept == -1:
+        kept = room
+    return prompt[:kept] if request.truncate_right else prompt[max(0, len(prompt) - kept) :]
+
+
+def _bad_word_ids(words: Sequence[str], manifest: Manifest, tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each text at the start of a text and inside one, where a blank is a part of the first token."""
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        at_start, inside = (
+            tuple(tokenize(start + word.lstrip(), manifest, tokenizer, special_tokens=False)) for start in ("", " ")
+        )
+        found.append(at_start)
+        # A blank that is a token of its own is not forbidden: the word after it is, by the first of the two.
+        if inside[:1] != at_start[:1] and len(inside) == len(at_start):
+            found.append(inside)
+    return tuple(ids for ids in found if ids)
+
+
 def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None and params.stop:
         raise FieldError("stop", f"stop strings need text, and {manifest.name} has no tokenizer; use stop_token_ids")
+    if tokenizer is None and params.bad_words:
+        message = f"bad_words need text, and {manifest.name} has no tokenizer; use logit_bias"
+        raise FieldError("bad_words", message)
     check_token_ids("stop_token_ids", params.stop_token_ids, manifest)
+    check_token_ids("allowed_token_ids", params.allowed_token_ids, manifest)
     check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], manifest)
 
 

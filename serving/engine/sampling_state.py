@@ -14,6 +14,7 @@ class SamplingState:
     Attributes:
         counts: the sequence's tokens, if it has penalties.
         guide: the sequence's position in its grammar, if it has one.
+        allowed: int64 [tokens], the only ones that may be generated, if not all may.
     """
 
     def __init__(self, request: GenerateRequest, index: int) -> None:
@@ -25,6 +26,7 @@ class SamplingState:
         self._uniforms: deque[float] = deque()  # of the next tokens
         self.counts = TokenCounts(request.prompt_ids) if params.has_penalties else None
         self.guide = request.guide.copy() if request.guide else None
+        self.allowed = np.array(params.allowed_token_ids, np.int64) if params.allowed_token_ids else None
 
     def uniform(self, ahead: int) -> float:
         """The random number in [0, 1) of the token that follows `ahead` draft tokens."""

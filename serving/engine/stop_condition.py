@@ -25,7 +25,8 @@ class StopCondition:
         # Decoding leaves out special tokens, so a stop string that is one is found by its id.
         self._special = tokenizer.special_tokens(params.stop) if tokenizer and params.stop else {}
         self._include_stop = params.include_stop_str_in_output
-        self._detokenizer = Detokenizer(tokenizer, last_prompt_token) if tokenizer else None
+        shown = not params.skip_special_tokens
+        self._detokenizer = Detokenizer(tokenizer, last_prompt_token, special_tokens=shown) if tokenizer else None
         self._strings = StopStrings(params.stop, shown=params.include_stop_str_in_output)
 
     def push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | int | None]:

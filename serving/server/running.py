@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sharp.serving.config import Settings
+from sharp.serving.config import ApiConfig, Settings
 from sharp.serving.engine.model_folder import ModelFolder, load_model_folder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
@@ -29,6 +29,7 @@ class RunningModel:
         service: accepts requests.
         info: the response of GetServerInfo.
         metrics: of this model, among those of the server.
+        api: what requests over HTTP may say.
     """
 
     model: ModelFolder
@@ -37,6 +38,7 @@ class RunningModel:
     service: GenerationService
     info: control_pb2.GetServerInfoResponse
     metrics: ModelMetrics
+    api: ApiConfig
 
 
 @asynccontextmanager
@@ -94,7 +96,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     )
     thread.start()
     try:
-        yield RunningModel(model, template, thread, service, info, model_metrics)
+        yield RunningModel(model, template, thread, service, info, model_metrics, settings.api)
     finally:
         # Not in the event loop: the last step may take a while, and delivers its events to this loop.
         await asyncio.to_thread(thread.stop)

@@ -17,7 +17,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model
 from pydantic.fields import FieldInfo
 
 from sharp.serving.api.errors import InputError
-from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, Settings, TlsConfig
+from sharp.serving.config import (
+    ApiConfig,
+    BackendConfig,
+    EngineConfig,
+    MetricsConfig,
+    ServerConfig,
+    Settings,
+    TlsConfig,
+)
 from sharp.serving.setting import Setting, settings_of
 
 logger = logging.getLogger(__name__)
@@ -25,7 +33,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "SHARP_"
 CONFIG_VARIABLE = "SHARP_CONFIG"
 OTHER_VARIABLES = {CONFIG_VARIABLE, "SHARP_TOKEN", "SHARP_LIBRARY_FOLDER", "SHARP_ISA"}  # clients, the kernel library
-COMPONENTS = (ServerConfig, TlsConfig, BackendConfig, EngineConfig, MetricsConfig)
+COMPONENTS = (ServerConfig, TlsConfig, ApiConfig, BackendConfig, EngineConfig, MetricsConfig)
 
 
 @dataclass(frozen=True)
@@ -149,4 +157,5 @@ def _configuration(values: BaseModel) -> Settings:
     server: ServerConfig = component(ServerConfig)
     if "tls_cert" in values.model_dump(exclude_none=True):
         server = replace(server, tls=component(TlsConfig))
-    return Settings(server, component(EngineConfig), component(MetricsConfig), component(BackendConfig))
+    others = (component(kind) for kind in (EngineConfig, MetricsConfig, BackendConfig, ApiConfig))
+    return Settings(server, *others)

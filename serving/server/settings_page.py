@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, TlsConfig
+from sharp.serving.config import ApiConfig, BackendConfig, EngineConfig, MetricsConfig, ServerConfig, TlsConfig
 from sharp.serving.server.settings import COMPONENTS, CONFIG_VARIABLE, SERVER_SETTINGS, ServerSetting
 
 TITLES = {
     ServerConfig: "Server",
     TlsConfig: "TLS",
+    ApiConfig: "HTTP API",
     BackendConfig: "Backend",
     EngineConfig: "Engine",
     MetricsConfig: "Attention metrics",

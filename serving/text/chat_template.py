@@ -117,6 +117,10 @@ class ChatTemplate:
             raise FieldError("messages", f"{what} do not fit the model's chat template: {error}") from error
         return _until_mark(text, last["content"]) if continue_final_message else text
 
+    def known(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the variables that the template reads."""
+        return {name: value for name, value in variables.items() if name in self._variables}
+
     def _render(self, name: str, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
         return self._process.render(name, {"add_generation_prompt": True, **values, "messages": messages})
 

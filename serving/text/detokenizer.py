@@ -15,9 +15,10 @@ class Detokenizer:
     that is not to be shown, the last of a prompt: some decoders leave out the space that a text begins with.
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: int | None = None) -> None:
-        """The first token follows `before`."""
+    def __init__(self, tokenizer: Tokenizer, before: int | None = None, *, special_tokens: bool = False) -> None:
+        """The first token follows `before`. Special tokens have a text where it shall have them."""
         self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
         self._before = before
         self._shown: list[int] = []
         self._pending: list[int] = []
@@ -25,7 +26,7 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Add a token; return the text that became certain, often empty."""
         if self._before is not None:
-            whole = INCOMPLETE not in self._tokenizer.decode([self._before])  # else it is not known what it shows
+            whole = INCOMPLETE not in self._decode([self._before])  # else it is not known what it shows
             self._shown = [self._before] if whole else []
             self._before = None
         self._pending.append(token_id)
@@ -42,18 +43,21 @@ class Detokenizer:
         return text
 
     def _pending_text(self) -> str:
-        alone = len(self._shown) == 1  # as a rule, and decoding takes longer than looking
-        before = self._tokenizer.decode_one(self._shown[0]) if alone else self._tokenizer.decode(self._shown)
-        return self._tokenizer.decode(self._shown + self._pending)[len(before) :]
+        alone = len(self._shown) == 1 and not self._special_tokens  # as a rule; decoding takes longer than looking
+        before = self._tokenizer.decode_one(self._shown[0]) if alone else self._decode(self._shown)
+        return self._decode(self._shown + self._pending)[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, special_tokens=self._special_tokens)
 
     def _give_up_on_bytes(self) -> str:
         """Show a long run of bytes that are no character, or decoding it would take ever longer."""
         whole = self._pending_text()
         for cut in range(len(self._pending) - LONGEST_CHARACTER, len(self._pending) - 2 * LONGEST_CHARACTER, -1):
             head, tail = self._pending[:cut], self._pending[cut:]
-            text = self._tokenizer.decode(self._shown + head)[len(self._tokenizer.decode(self._shown)) :]
+            text = self._decode(self._shown + head)[len(self._decode(self._shown)) :]
             # A cut inside a character would show it as two broken ones.
-            if text + self._tokenizer.decode(head + tail)[len(self._tokenizer.decode(head)) :] == whole:
+            if text + self._decode(head + tail)[len(self._decode(head)) :] == whole:
                 self._shown, self._pending = head, tail
                 return text
         return ""

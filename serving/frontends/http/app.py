@@ -14,11 +14,12 @@ from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
 from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.errors import error_body, error_response
-from sharp.serving.frontends.http.generation import Generation
+from sharp.serving.frontends.http.generation import Endpoint, Generation
 from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, TokenizerRequest, tokenization
+from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.server.running import RunningModel
 from sharp.serving.server.tokens import Tokens
@@ -30,7 +31,9 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
     service, template = running.service, running.template
     max_body_bytes = most_request_bytes(service.model.context_limit, max_body_bytes)
     live = LiveState(running.model, metrics, running.metrics)
-    name, texts = service.model.manifest.name, TokenTexts(service.model.tokenizer)
+    name = service.model.manifest.name
+    fields = UnknownFields(running.api.unknown_fields)
+    endpoint = Endpoint(service, template, TokenTexts(service.model.tokenizer), fields, max_body_bytes)
     entry = {
         "id": name,
         "object": "model",
@@ -75,10 +78,10 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
         return JSONResponse(error_body(InputError(sentence))[1], status, getattr(error, "headers", None))
 
     def generation(path: str, kind: type[CompletionRequest] | type[ChatRequest]) -> Route:
-        return Route(path, Generation(service, kind, template, texts, max_body_bytes), methods=["POST"])
+        return Route(path, Generation(endpoint, kind), methods=["POST"])
 
     def question(path: str, kind: type[TokenizerRequest]) -> Route:
-        return Route(path, tokenization(kind, service, template, max_body_bytes), methods=["POST"])
+        return Route(path, tokenization(endpoint, kind), methods=["POST"])
 
     return Starlette(
         routes=[

@@ -1,17 +1,12 @@
 """The body of a request."""
 
-from typing import TypeVar
-
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from sharp.serving.api.errors import SharpError
-from sharp.serving.api.sampling_fields import StrictMessage, first_error
 from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.errors import TooLargeError
 
 MOST_DISCARDED = 2**24  # bytes
-Body = TypeVar("Body", bound=StrictMessage)
 
 
 async def read_body(request: Request, limit: int, held: Held) -> None:
@@ -40,15 +35,3 @@ async def read_body(request: Request, limit: int, held: Held) -> None:
                 if size > MOST_DISCARDED:
                     break
         raise
-
-
-def parse(kind: type[Body], body: bytes) -> Body:
-    """The checked body of a request.
-
-    Raises:
-        FieldError: a field is missing, unknown, or of another type.
-    """
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise first_error(error) from error

@@ -14,6 +14,8 @@ from sharp.serving.text.chat_template import ChatTemplate
 class TextPart(StrictMessage):
     """A part of a message; other parts than text are not supported."""
 
+    model_config = ConfigDict(extra="ignore")  # such as cache_control: no text, and one of several types has no warning
+
     type: Literal["text"]
     text: str
 
@@ -73,6 +75,11 @@ class Conversation(StrictMessage):
     continue_final_message: Flag = False
 
     @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the template gets if it knows it."""
+        return {}
+
+    @property
     def callable(self) -> list[Tool]:
         """The tools that the completion may call."""
         return callable_tools(self.tools or (), self.tool_choice)
@@ -89,7 +96,7 @@ class Conversation(StrictMessage):
         return template.render(
             [message.for_template() for message in self.messages],
             [tool.model_dump(exclude_none=True) for tool in self.callable],
-            variables=self.chat_template_kwargs or {},
+            variables={**template.known(self.template_variables), **(self.chat_template_kwargs or {})},
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )

@@ -4,20 +4,31 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
 from sharp.serving.api.request import Prompt
-from sharp.serving.api.sampling_fields import FAIL_FAST, Flag, SamplingFields, StrictMessage, one_of
+from sharp.serving.api.sampling_fields import (
+    FAIL_FAST,
+    NULL_IS_UNSET,
+    Flag,
+    SamplingFields,
+    StrictMessage,
+    WholeNumber,
+    one_of,
+)
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.http.conversation import Conversation
+from sharp.serving.frontends.http.foreign_fields import ForeignFields
+from sharp.serving.frontends.http.structured_outputs import StructuredFields
 from sharp.serving.frontends.http.tools import NamedTool, calls_only, calls_or_words
 from sharp.serving.text.tokenizer import Tokenizer
 
 # Where OpenAI's API has a limit of its own when the client says none.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 256  # in one request
+MAX_REQUEST_ID = 256  # characters
 # The tokens of fill-in-the-middle models: before the prompt, before the suffix, and before what is between.
 FILL_MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -29,29 +40,31 @@ FILL_MARKS = (
 class StreamOptions(StrictMessage):
     """What a stream carries besides the text."""
 
-    include_usage: Flag = False
+    include_usage: bool | None = None
     include_obfuscation: Flag = False
+    continuous_usage_stats: Flag = False
 
 
-class GenerationRequest(SamplingFields):
-    """The fields of both APIs: OpenAI's, ours, and at the end those that mean something to OpenAI's servers only."""
+class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
+    """The fields of both APIs: OpenAI's, vLLM's and ours."""
 
     model_config = ConfigDict(strict=True)
 
-    model: str
+    model: Annotated[str, NULL_IS_UNSET] = ""
     stream: Flag = False
     stream_options: StreamOptions | None = None
     return_token_ids: Flag = False
     attention_stats: Flag = False
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    request_id: Annotated[str, NULL_IS_UNSET, Field(max_length=MAX_REQUEST_ID)] = ""
+    truncate_prompt_tokens: WholeNumber | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: Flag = False
 
     def params(self) -> SamplingParams:
         """See `SamplingFields`."""
+        self.check_supported()
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
         return super().params()
@@ -59,11 +72,33 @@ class GenerationRequest(SamplingFields):
     @property
     def counts_stream(self) -> bool:
         """Whether the last chunk of a stream has the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        options = self.stream_options
+        if options is None:
+            return False
+        return options.continuous_usage_stats if options.include_usage is None else options.include_usage
+
+    @property
+    def counts_chunks(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.counts_stream and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether a prompt gets the tokenizer's special tokens."""
+        return True if self.add_special_tokens is None else self.add_special_tokens
 
     def renamed(self, error: FieldError) -> FieldError:
         """An error about a field of `GenerateRequest`, under the name that the field has in this API."""
+        if self.guided is None and error.field.startswith("guided") and (names := self.structure_fields):
+            return _renamed(error, names[0])
         return error
+
+    def guide(self) -> Guided | None:
+        """What the completion must match."""
+        names = self.structure_fields
+        if self.guided is not None and names:
+            raise FieldError(names[0], f"{names[0]} and guided are both set; set one of them")
+        return self.structure() if names else super().guide()
 
 
 class CompletionRequest(GenerationRequest):
@@ -77,14 +112,13 @@ class CompletionRequest(GenerationRequest):
         one_of("a text, a list of token ids, or a list of texts or of such lists"),
     ]
     logprobs: int | None = None
-    best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
 
     def prompts(self, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
         """The prompts; the choices of each follow those of the one before."""
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise FieldError("best_of", f"best_of is {self.best_of}; only the value of n is supported")
+        if isinstance(self.best_of, int) and self.best_of < (self.n or 1):
+            raise FieldError("best_of", f"best_of is {self.best_of}; it must be at least n, which is {self.n or 1}")
         if self.echo and tokenizer is None:
             raise FieldError("echo", "echo is true, and the model has no tokenizer to write the prompt with")
         if self.suffix:
@@ -101,7 +135,7 @@ class CompletionRequest(GenerationRequest):
 
     def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
-        return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else error
+        return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else super().renamed(error)
 
     def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
         """The prompt whose completion stands between `prompt` and `suffix`."""
@@ -129,22 +163,27 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs if self.echo else None
 
 
-class ResponseFormat(StrictMessage):
-    """The format of the completion."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-
-
 class ChatRequest(GenerationRequest, Conversation):
     """The body of `/v1/chat/completions`."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     parallel_tool_calls: Flag = True
     modalities: list[str] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Not by default: the template has written them."""
+        return bool(self.add_special_tokens)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the template gets if it knows it."""
+        offered = {"reasoning_effort": self.reasoning_effort, "documents": self.documents}
+        return {name: value for name, value in offered.items() if value is not None}
 
     def params(self) -> SamplingParams:
         """See `SamplingFields`."""
@@ -172,35 +211,26 @@ class ChatRequest(GenerationRequest, Conversation):
         """See `GenerationRequest`."""
         if self.top_logprobs is not None and error.field == "logprobs":
             return _renamed(error, "top_logprobs")
-        if self.guided is not None or not error.field.startswith("guided"):
-            return error
-        if self.callable:
+        if self.guided is None and error.field.startswith("guided") and self.callable:
             what = "required" if self._must_call else "strict"
             return FieldError("tools", f"tools cannot be {what}: {error}")
-        return _renamed(error, "response_format")
+        return super().renamed(error)
 
     def guide(self) -> Guided | None:
-        """What the completion must match: `guided`, OpenAI's own `response_format`, or calls of tools alone."""
-        form = self.response_format
+        """What the completion must match: what its fields say, or calls of tools alone."""
         tools = self.callable
-        if tools and (self.guided is not None or (form is not None and form.type != "text")):
-            raise FieldError("tools", "tools and response_format are both set; that needs tool_choice none")
+        if tools and (names := ["guided"] if self.guided is not None else self.structure_fields):
+            raise FieldError("tools", f"tools and {names[0]} are both set; that needs tool_choice none")
         if tools and self._must_call:
             one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
             return calls_only(tools, several=not one)
         if any(tool.function.strict for tool in tools):
             return calls_or_words(tools, several=self.parallel_tool_calls)
-        if form is None or form.type == "text":
-            return super().guide()
-        if self.guided is not None:
-            raise FieldError("response_format", "response_format and guided are both set; set one of them")
-        if form.type == "json_object":
-            return Guided(json={"type": "object"})
-        schema = (form.json_schema or {}).get("schema")
-        if schema is None:
-            raise FieldError("response_format", "response_format.json_schema has no schema")
-        return Guided(json=schema)
+        return super().guide()
 
 
 def _renamed(error: FieldError, field: str) -> FieldError:
-    return FieldError(field, str(error).replace(error.field, field, 1))
+    # guided.json is guided_json, or the json of structured_outputs.
+    inner = error.field.partition(".")[2]
+    name = f"{field}.{inner}" if field == "structured_outputs" and inner else field
+    return FieldError(field, str(error).replace(error.field, name, 1))

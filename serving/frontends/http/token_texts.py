@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -48,6 +49,12 @@ class TokenTexts:
     @cached_property
     def _parts(self) -> Mapping[int, bytes] | None:
         return None if self._tokenizer is None else parts_of_characters(json.loads(self._tokenizer.to_json()))
+
+    def named_by_ids(self) -> "TokenTexts":
+        """The same with names such as token_id:97."""
+        named = copy(self)
+        named.of = lambda token_id: replace(self.of(token_id), text=(name := f"token_id:{token_id}"), name=name)
+        return named
 
     def _read(self, token_id: int) -> TokenText:
         if self._tokenizer is None:

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
 from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.frontends.http.body import parse, read_body
+from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
-from sharp.serving.frontends.service import GenerationService
+from sharp.serving.frontends.http.generation import Endpoint
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 from sharp.serving.text.chat_template import ChatTemplate
@@ -97,25 +97,24 @@ def most_tokens(context_limit: int) -> int:
     return max(MOST_TOKENS, context_limit)
 
 
-def tokenization(
-    kind: type[TokenizerRequest], service: GenerationService, template: ChatTemplate | None, max_body_bytes: int
-) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint for requests of a kind."""
+def tokenization(endpoint: Endpoint, kind: type[TokenizerRequest]) -> Callable[[Request], Awaitable[Response]]:
+    """The route for requests of a kind."""
+    service, template = endpoint.service, endpoint.template
 
     def respond(body: bytes) -> Response:
-        request = parse(kind, body)
+        request = endpoint.fields.parse(kind, body)
         service.check_model(request.model)
         # Not Python's own encoder: of a million tokens it would keep the interpreter's lock for half a second.
         return Response(to_json(request.respond(service.model, template)), media_type="application/json")
 
-    async def endpoint(request: Request) -> Response:
+    async def route(request: Request) -> Response:
         logged = refusals_logged(Call("http", dict(request.headers)), service.model.manifest.name)
         with logged, service.buffers.hold() as held:
             try:
-                await read_body(request, kind.most_bytes(max_body_bytes, service.model.context_limit), held)
+                await read_body(request, kind.most_bytes(endpoint.max_body_bytes, service.model.context_limit), held)
             except ClientDisconnect:
                 return Response()  # nobody reads it
             # A long text takes a while, and the loop serves everyone.
             return await service.parsing.run(lambda: respond(held.take()))
 
-    return endpoint
+    return route

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
@@ -37,6 +37,8 @@ class Tool(StrictMessage):
 
 class FunctionName(StrictMessage):
     """The name of a function."""
+
+    model_config = ConfigDict(extra="ignore")
 
     name: str
 

@@ -62,7 +62,7 @@ def read_request(request: messages.ModelInferRequest) -> InferenceRequest:
         given = json.loads(str(inputs.get(SAMPLING_PARAMETERS) or "{}"))
         fields = SamplingFields.model_validate({**given, **parameters})
     except ValidationError as error:
-        raise first_error(error) from error
+        raise first_error(error, SamplingFields.model_fields) from error
     except (ValueError, TypeError, RecursionError) as error:
         message = f"input {SAMPLING_PARAMETERS!r} must be a JSON object: {error}"
         raise FieldError(SAMPLING_PARAMETERS, message) from error

@@ -232,8 +232,8 @@ def test_a_request_whose_text_cannot_be_made_fails_alone(start_engine, monkeypat
     running.add("bad", b"a", 3)
     decode = Tokenizer.decode
 
-    def break_on_c(self, token_ids):
-        return decode(self, token_ids) if ord("c") not in token_ids else 1 / 0
+    def break_on_c(self, token_ids, **fields):
+        return decode(self, token_ids, **fields) if ord("c") not in token_ids else 1 / 0
 
     monkeypatch.setattr(Tokenizer, "decode", break_on_c)
     running.run()

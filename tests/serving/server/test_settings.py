@@ -86,6 +86,7 @@ def test_the_reference_page_is_current():
 
 VALUES = {bool: False, int: 77, float: 0.5, str: "x", Path: Path("x")}
 CHOSEN = {"device": "cuda", "attention_metrics": "layer", "log_format": "json", "max_buffered_bytes": 2**21}
+CHOSEN |= {"unknown_fields": "error", "json_whitespace": "flexible"}
 
 
 @pytest.mark.parametrize("setting", SERVER_SETTINGS, ids=lambda setting: setting.name)

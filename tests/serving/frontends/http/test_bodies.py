@@ -14,7 +14,7 @@ from sharp.serving.config import MIB
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends import service
 from sharp.serving.frontends.buffers import BASE_BYTES, BYTES_PER_TOKEN, Buffers, most_request_bytes
-from sharp.serving.frontends.http import generation
+from sharp.serving.frontends.http import unknown_fields
 from tests.serving.conftest import MAX_CONTEXT, wait_for
 
 LIMIT = BASE_BYTES + BYTES_PER_TOKEN * MAX_CONTEXT
@@ -96,14 +96,14 @@ def test_unfinished_bodies_are_bounded_in_sum(start, buffers):
 def test_what_waits_to_be_read_is_bounded_and_the_rest_is_told_to_come_back(start, monkeypatch):
     monkeypatch.setattr(service, "PARSING_THREADS", 1)
     monkeypatch.setattr(service, "MOST_WAITING", 2)
-    free, entered, parse = threading.Event(), threading.Semaphore(0), generation.parse
+    free, entered, parse = threading.Event(), threading.Semaphore(0), unknown_fields.UnknownFields.parse
 
     def slow(*given):
         entered.release()
         assert free.wait(20)
         return parse(*given)
 
-    monkeypatch.setattr(generation, "parse", slow)
+    monkeypatch.setattr(unknown_fields.UnknownFields, "parse", slow)
     started, statuses = start(), []
     askers = [threading.Thread(target=lambda: statuses.append(complete(started))) for _ in range(6)]
     for asker in askers:

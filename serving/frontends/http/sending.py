@@ -1,0 +1,196 @@
+"""Writing responses, whole and as streams, as their events come."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from sharp.serving.api.completion import Completion, CompletionBuilder
+from sharp.serving.api.errors import SharpError, UnavailableError
+from sharp.serving.api.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
+from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.http.errors import error_body
+from sharp.serving.frontends.http.openai_request import GenerationRequest
+from sharp.serving.frontends.http.openai_response import ResponseBuilder, usage_of
+from sharp.serving.frontends.service import EventStream
+
+CUT_SHORT = "the server ended or the request was aborted before the completion was done; ask again"
+RETRY_SECONDS = 1  # after that response; another server may take it at once
+BODY_LEVELS = 5  # body, choices, choice, logprobs, their lists
+PIECE_BYTES = 2**16  # handed over at once; the next waits until the client has taken what was before
+SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+async def completions(streams: list[EventStream]) -> list[Completion]:
+    """The completions of all requests, each with its others."""
+    builders = [CompletionBuilder(stream.request.params) for stream in streams]
+    async with aclosing(_merged(streams)) as events:
+        async for number, event in events:
+            builders[number].add(event)
+    return [builder.build() for builder in builders]
+
+
+async def send_whole(
+    response: ResponseBuilder, completions: list[Completion], trace: Mapping[str, str], send: Send
+) -> None:
+    """A response in one body. One with many logprobs takes seconds to write, and the event loop serves everyone."""
+    body = await asyncio.to_thread(lambda: _json(response.whole(completions)).encode())
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **trace}
+    await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
+    await _send_pieces(send, body)
+    await send({"type": "http.response.body", "more_body": False})
+
+
+async def send_stream(
+    request: GenerationRequest,
+    params: SamplingParams,
+    response: ResponseBuilder,
+    streams: list[EventStream],
+    send: Send,
+) -> None:
+    """A response as server-sent events."""
+    await send({"type": "http.response.start", "status": 200, "headers": _raw({**SSE_HEADERS, **streams[0].headers})})
+    try:
+        usages: dict[int, Usage] = {}
+        running = RunningUsage(streams, params.n) if request.counts_chunks else None
+        async with aclosing(_merged(streams)) as events:
+            async for number, event in events:
+                first = number * params.n
+                chunks: list[dict[str, Any]] = []
+                if isinstance(event, PromptComputed):
+                    large = bool(event.logprobs) or request.return_token_ids
+                    for choice in range(first, first + params.n):
+                        await _send_start(send, response, choice, number, event, running, large=large)
+                elif isinstance(event, Delta):
+                    chunks = response.delta(first + event.index, event)
+                    if running is not None:
+                        running.add(first + event.index, event)
+                elif isinstance(event, Finished):
+                    usages[first + event.index] = event.usage
+                    chunks = response.finished(first + event.index, event)
+                for chunk in chunks:
+                    await _send_data(send, chunk if running is None else running.in_chunk(chunk))
+        if request.counts_stream:
+            prompts = [usages[number * params.n] for number in range(len(streams))]
+            await _send_data(send, response.usage(usage_of(prompts, usages.values())))
+    except SharpError as error:  # the status is sent already
+        await _send_data(send, error_body(error)[1])
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+class RunningUsage:
+    """The usage so far in every chunk: vLLM's `continuous_usage_stats`."""
+
+    def __init__(self, streams: list[EventStream], n: int) -> None:
+        self._prompts = [len(stream.request.prompt_ids) for stream in streams]
+        self._n = n
+        self._generated: Counter[int] = Counter()
+
+    def add(self, choice: int, event: Delta) -> None:
+        """Count the tokens of a choice."""
+        self._generated[choice] += len(event.token_ids)
+
+    def in_chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """The chunk with the tokens of its choice and of that one's prompt."""
+        choice = chunk["choices"][0]["index"]
+        prompt, generated = self._prompts[choice // self._n], self._generated[choice]
+        usage = {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+        return {**chunk, "usage": usage}
+
+
+async def _send_start(
+    send: Send,
+    response: ResponseBuilder,
+    choice: int,
+    prompt: int,
+    event: PromptComputed,
+    running: "RunningUsage | None",
+    *,
+    large: bool,
+) -> None:
+    if not large:
+        for chunk in response.start(choice, prompt, event.logprobs):
+            await _send_data(send, chunk if running is None else running.in_chunk(chunk))
+        return
+    # The logprobs of a whole prompt take a while to write.
+    for chunk in await asyncio.to_thread(response.start, choice, prompt, event.logprobs):
+        await _send_text(send, await asyncio.to_thread(_json, chunk))
+
+
+async def _send_data(send: Send, data: dict[str, Any]) -> None:
+    await _send_text(send, _json(data, 0))
+
+
+async def _send_text(send: Send, text: str) -> None:
+    await _send_pieces(send, f"data: {text}\n\n".encode())
+
+
+async def _send_pieces(send: Send, body: bytes) -> None:
+    for start in range(0, len(body), PIECE_BYTES):
+        await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def _json(value: Any, levels: int = BODY_LEVELS) -> str:
+    """Compact JSON.
+
+    So many `levels` are written part by part: inside one call of the encoder no other thread runs, and of a large body
+    that call would take as long as many steps.
+    """
+    if levels and isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_json(one, levels - 1)}" for name, one in value.items()) + "}"
+    if levels and isinstance(value, list):
+        return "[" + ",".join(_json(one, levels - 1) for one in value) + "]"
+    return json.dumps(value, separators=(",", ":"))
+
+
+async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    """(number of the stream, event) of all streams as they come.
+
+    Raises:
+        UnavailableError: a completion was cancelled; OpenAI's API has no other way to say so.
+    """
+
+    async def following(stream: EventStream) -> Event | None:
+        return await anext(stream, None)
+
+    pending = {asyncio.ensure_future(following(stream)): number for number, stream in enumerate(streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = pending.pop(task)
+                if event := task.result():
+                    if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
+                        raise UnavailableError(CUT_SHORT, RETRY_SECONDS)
+                    pending[asyncio.ensure_future(following(streams[number]))] = number
+                    yield number, event
+    finally:
+        for task in pending:
+            task.cancel()
+
+
+async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, and cancel it when the client goes. The body must have been read."""
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(disconnected())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        # What the request ran is ended when this returns; its error was raised above.
+        await asyncio.gather(*tasks, return_exceptions=True)
