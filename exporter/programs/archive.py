@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 
 import sharp.models.normalized_attention
 import sharp.plugins.ops.torch_op  # noqa: F401 - both register ops that a program may call
-from sharp.exporter.programs.program import SUBGRAPH_CALLS
+from sharp.exporter.programs.flat_graph import SUBGRAPH_CALLS
 from sharp.plugins.errors import InputError
 
 ONE_TENSOR = 2**40  # bytes

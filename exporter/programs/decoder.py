@@ -5,13 +5,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.programs.attention import PRODUCTS
 from sharp.exporter.programs.heads import Attention
+from sharp.exporter.programs.nodes import arguments_of, name_of
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, after, find_tables
-from sharp.exporter.programs.program import Program, Replacement, Values, arguments_of, name_of
+from sharp.exporter.programs.program import Program, Replacement, Values
 from sharp.exporter.programs.sizes import Roles, shape_of
 from sharp.exporter.programs.token_mixing import check_tokenwise, pass_through
+from sharp.exporter.programs.written_out import PRODUCTS
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
 from sharp.plugins.manifest import PositionScheme

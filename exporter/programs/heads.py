@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.attention import AttentionCall, find_attention
+from sharp.exporter.programs.attention import find_attention
+from sharp.exporter.programs.calls import AttentionCall
 from sharp.exporter.programs.masks import Logits, examine, find_masks
 from sharp.exporter.programs.program import Program, Replacement
 from sharp.exporter.programs.sizes import Roles, draw

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.attention import AttentionCall
-from sharp.exporter.programs.program import Program, ProgramInput, ancestors
-from sharp.exporter.programs.sizes import Roles, draw
+from sharp.exporter.programs.calls import AttentionCall
+from sharp.exporter.programs.logits import given_at, logits_of, mask_inputs
+from sharp.exporter.programs.nodes import ancestors
+from sharp.exporter.programs.program import Program, ProgramInput
+from sharp.exporter.programs.sizes import Roles
 from sharp.plugins.errors import InputError
 
 MASKED = -5e3  # a logit below is no weight; masks are -10000, -1e9, the least float, or -inf
@@ -40,17 +42,6 @@ class Logits:
     slopes: Tensor | None
     shifted: bool
     masks: tuple[ProgramInput, ...]
-
-
-def mask_inputs(program: Program, call: AttentionCall) -> tuple[ProgramInput, ...]:
-    """The inputs that the mask and the bias of an attention are made of."""
-    sources = [call.arguments["attn_mask"] if call.product is None else call.logits]
-    until = frozenset() if call.product is None else frozenset({call.product})
-    found: set[Node] = set()
-    for source in sources:
-        if source is not None:
-            found |= ancestors(source, through_sizes=False, until=until)
-    return tuple(port for port in program.inputs if port.node in found and not port.holds_positions)
 
 
 def find_masks(program: Program, roles: Roles, calls: list[AttentionCall]) -> dict[str, float]:
@@ -84,7 +75,7 @@ def find_masks(program: Program, roles: Roles, calls: list[AttentionCall]) -> di
 
 
 def _visible_keys(program: Program, roles: Roles, call: AttentionCall) -> int:
-    given = _given(program, roles, 2, SIZES[0], padded=False)
+    given = given_at(program, roles, 2, SIZES[0], padded=False)
     return int((logits_of(program, call, given, 0.0) > MASKED).sum())
 
 
@@ -98,7 +89,7 @@ def examine(program: Program, roles: Roles, call: AttentionCall, longest: int) -
     found: Logits | None = None
     sizes = SIZES if roles.length is not None else (SIZES[0],)
     for length in sizes:
-        given = _given(program, roles, 2, length, padded=False)
+        given = given_at(program, roles, 2, length, padded=False)
         one = _at_size(program, call, given, masks)
         _check_same(call, found, one)
         found = one
@@ -110,7 +101,7 @@ def examine(program: Program, roles: Roles, call: AttentionCall, longest: int) -
     if roles.length is None or (call.product is None and call.arguments["attn_mask"] is None):
         return found
     for length in _long_sizes(program, call, found.heads, longest):
-        base = logits_of(program, call, _given(program, roles, 1, length, padded=False), 0.0)
+        base = logits_of(program, call, given_at(program, roles, 1, length, padded=False), 0.0)
         causal, window = _shape_of_mask(call, base > MASKED)
         slopes, shifted = _slopes(call, base)
         if causal != found.causal:
@@ -138,78 +129,6 @@ def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int)
             f"of {most}; give --max-context of at most that many"
         )
     return sorted({min(longest, 200), *needed})
-
-
-def _given(program: Program, roles: Roles, batch: int, length: int, *, padded: bool) -> dict[Node, Tensor]:
-    made = draw(program, roles, batch, length, torch.Generator().manual_seed(length), padded=padded)
-    return {port.node: tensor for port, tensor in zip(program.inputs, made, strict=True)}
-
-
-def logits_of(program: Program, call: AttentionCall, given: Mapping[Node, Tensor], products: Tensor | float) -> Tensor:
-    """f(products) [batch, heads, queries, keys]; a number stands for products that all are that number."""
-    query, key = _shapes(program, call, given)
-    shape = (query[0], query[1], query[2], key[2])
-    z = products if isinstance(products, Tensor) else torch.full(shape, products, dtype=torch.float64)
-    if call.product is None:
-        return _fused_logits(program, call, given, z, query[3])
-    assert call.logits is not None
-    folded = _fold(z, call.product, query[1])
-    try:
-        value: Tensor = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
-    except RuntimeError:  # it meets weights there, which are of float32
-        value = program.evaluate({**given, call.product: folded.float()}, [call.logits])[call.logits]
-    logits: Tensor = _unfold(value, shape).double()
-    return logits
-
-
-def _shapes(program: Program, call: AttentionCall, given: Mapping[Node, Tensor]) -> tuple[torch.Size, torch.Size]:
-    """Of query and key [batch, heads, tokens, dim]; on a device without memory, as only sizes matter."""
-    query, key = (
-        operand.arrange(torch.empty(program.shape_at(operand.node, given), device="meta"))
-        for operand in (call.query, call.key)
-    )
-    return query.shape, key.shape
-
-
-def _fold(z: Tensor, product: Node, heads: int) -> Tensor:
-    """[batch, heads, queries, keys] in the shape of the product's node."""
-    rank = product.meta["val"].dim()
-    if rank == 5:
-        return z.unflatten(1, (int(product.meta["val"].shape[1]), -1))
-    if rank == 3:
-        return z.squeeze(1) if heads == 1 else z.flatten(0, 1)
-    return z
-
-
-def _unfold(value: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    return value.expand(shape) if value.dim() == 4 else value.reshape(shape)
-
-
-def _fused_logits(
-    program: Program, call: AttentionCall, given: Mapping[Node, Tensor], z: Tensor, head_dim: int
-) -> Tensor:
-    arguments = call.arguments
-    scale = arguments.get("scale")
-    cap = arguments.get("softcap")
-    logits: Tensor = z * (head_dim**-0.5 if scale is None else scale)
-    if cap:
-        logits = cap * torch.tanh(logits / cap)
-    if call.by_name and (arguments["causal"] or arguments["window"] >= 0):
-        distance = torch.arange(z.shape[-1]) - torch.arange(z.shape[-2])[:, None]
-        visible = distance <= 0
-        if arguments["window"] >= 0:
-            visible = visible & (distance > -arguments["window"])
-        logits = logits.masked_fill(~visible, -torch.inf)
-    if arguments.get("is_causal"):
-        visible = torch.ones(z.shape[-2:], dtype=torch.bool).tril()
-        logits = logits.masked_fill(~visible, -torch.inf)
-    mask = arguments["attn_mask"]
-    if mask is not None:
-        value: Tensor = program.evaluate(given, [mask])[mask]
-        if value.dim() == 3:  # of a call without heads
-            value = value.unsqueeze(1)
-        logits = logits.masked_fill(~value, -torch.inf) if value.dtype == torch.bool else logits + value.double()
-    return logits
 
 
 def _at_size(
@@ -322,8 +241,8 @@ def _check_slopes(call: AttentionCall, before: Tensor | None, now: Tensor | None
 
 def _check_padding(program: Program, roles: Roles, call: AttentionCall, length: int) -> None:
     """With padding the visible keys are those of before that are no padding."""
-    whole = logits_of(program, call, _given(program, roles, 3, length, padded=False), 0.0) > MASKED
-    given = _given(program, roles, 3, length, padded=True)
+    whole = logits_of(program, call, given_at(program, roles, 3, length, padded=False), 0.0) > MASKED
+    given = given_at(program, roles, 3, length, padded=True)
     padded = logits_of(program, call, given, 0.0) > MASKED
     seen = torch.ones(padded.shape[0], 1, 1, padded.shape[-1], dtype=torch.bool)
     for port in mask_inputs(program, call):

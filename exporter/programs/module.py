@@ -17,7 +17,7 @@ from sharp.exporter.export import Export, ExportSettings
 from sharp.exporter.export import export as export_source
 from sharp.exporter.graph.graph_options import GraphOptions
 from sharp.exporter.programs.archive import quiet
-from sharp.exporter.programs.program import where_in
+from sharp.exporter.programs.nodes import where_in
 from sharp.exporter.programs.reading import ProgramOptions
 from sharp.plugins.errors import InputError, VerificationError
 from sharp.plugins.manifest import Target

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.program import Program, Replacement, is_size, where
+from sharp.exporter.programs.nodes import is_size, where
+from sharp.exporter.programs.program import Program, Replacement
 from sharp.plugins.errors import InputError
 
 SHORT, LONG = 7, 12

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 
+from sharp.exporter.programs.flat_graph import flattened, writes
+from sharp.exporter.programs.nodes import is_size, name_of, where
 from sharp.plugins.errors import InputError
 
-SUBGRAPH_CALLS = {  # operators that run a graph of their own in a mode that means nothing here, and where it stands
-    "wrap_with_set_grad_enabled": 1,
-    "wrap_with_autocast": 4,
-}
 MOST_LENGTH = 2**24
 POSITIONS = ("position_ids", "positions", "input_pos", "position", "pos", "cache_position")  # names of inputs
 
@@ -58,9 +55,9 @@ class Program(nn.Module):
 
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
-        if _writes(exported):
+        if writes(exported):
             exported = exported.run_decompositions({})  # nothing is left that writes in place
-        self.graph, self.attributes = _flat(exported)
+        self.graph, self.attributes = flattened(exported)
         self.tensors: dict[Node, str] = {}  # placeholder -> attribute that holds its tensor
         self.names: dict[str, str] = {}  # name in the module -> attribute
         self.aliases: dict[str, str] = {}  # dimension -> the one that it is the same as
@@ -227,54 +224,6 @@ class Program(nn.Module):
         return digest.hexdigest()
 
 
-def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] = frozenset()) -> set[Node]:
-    """What `node` is computed from, itself included; not what only a size is taken of, unless `through_sizes`."""
-    found: set[Node] = set()
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        if one in found:
-            continue
-        found.add(one)
-        if one in until or (not through_sizes and is_size(one)):
-            continue
-        waiting.extend(one.all_input_nodes)
-    return found
-
-
-def is_size(node: Node) -> bool:
-    """It is the size of a tensor, which says nothing of what is in the tensor."""
-    return str(node.target).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.size"))
-
-
-def name_of(node: Node) -> str:
-    """The operator without its overload: `softmax`."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.rpartition("::")[2]
-    return str(getattr(node.target, "__name__", node.target))
-
-
-def arguments_of(node: Node) -> dict[str, Any]:
-    """The arguments of a call by their names, with defaults."""
-    schema = node.target._schema  # type: ignore[union-attr]  # of an operator of torch
-    given = {one.name: value for one, value in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
-    return {
-        one.name: given.get(one.name, one.default_value if one.has_default_value() else None)
-        for one in schema.arguments
-    }
-
-
-def where(node: Node) -> str:
-    """Where the node comes from in the user's module, for a message."""
-    trace = node.meta.get("stack_trace") or ""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)', trace)
-    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
-    if not own:
-        return f"node {node.name}"
-    file, line, _, code = own[-1]
-    return f"node {node.name}, {file.rpartition('/')[2]} line {line}: {code.strip()[:100]}"
-
-
 def _call(node: Node, values: Values, wide: bool) -> Any:
     def value_of(argument: Any) -> Any:
         if isinstance(argument, Node):
@@ -307,63 +256,3 @@ def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
         else:
             raise InputError(f"a dimension of its input {name} is {size}; export it with one that varies by itself")
     return tuple(found)
-
-
-def _writes(exported: ExportedProgram) -> bool:
-    """An operator of the program changes its arguments."""
-    graphs = (module.graph for module in exported.graph_module.modules() if isinstance(module, GraphModule))
-    targets = (node.target for graph in graphs for node in graph.nodes)
-    return any(isinstance(one, torch._ops.OpOverload) and one._schema.is_mutable for one in targets)
-
-
-def _flat(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
-    """The program's graph with the graphs of `SUBGRAPH_CALLS` in place of their calls, and the attributes it reads."""
-    module, graph = exported.graph_module, Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    attributes = _attributes(module, module.graph)
-    while calls := [node for node in graph.nodes if node.op == "call_function" and name_of(node) in SUBGRAPH_CALLS]:
-        for number, node in enumerate(calls):
-            at = SUBGRAPH_CALLS[name_of(node)]
-            name = str(node.args[at].target)
-            body = attributes[name]
-            placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
-            inner: dict[Node, Node] = dict(zip(placeholders, node.args[at + 1 :], strict=True))
-            with graph.inserting_before(node):
-                returned = graph.graph_copy(body.graph, inner)
-            for one in body.graph.nodes:
-                if one.op == "get_attr":
-                    inner[one].target = f"{name}.{number}.{one.target}"
-            found = _attributes(body, body.graph)
-            attributes |= {f"{name}.{number}.{target}": value for target, value in found.items()}
-            if not isinstance(returned, list | tuple):
-                node.replace_all_uses_with(returned)
-            else:
-                for user in list(node.users):
-                    user.replace_all_uses_with(returned[user.args[1]])
-                    graph.erase_node(user)
-            graph.erase_node(node)
-    return graph, attributes
-
-
-def _attributes(module: nn.Module, graph: Graph) -> dict[str, Any]:
-    """What the nodes of `graph` read of `module`."""
-    found: dict[str, Any] = {}
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            value: Any = module
-            for name in str(node.target).split("."):
-                value = getattr(value, name)
-            found[str(node.target)] = value
-    return found
-
-
-def where_in(error: BaseException) -> str:
-    """Where in the user's code an error was raised, for a message; empty where that is not known."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.name == "forward" and "/torch/" not in frame.filename
-    ]
-    if not frames:
-        return ""
-    return f" at {frames[-1].filename.rpartition('/')[2]} line {frames[-1].lineno}"

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.program import Program, ProgramInput, arguments_of, name_of
+from sharp.exporter.programs.nodes import arguments_of, name_of
+from sharp.exporter.programs.program import Program, ProgramInput
 
 LOOKED_THROUGH = ("view", "reshape", "to", "_to_copy", "clone", "contiguous", "unsqueeze", "clamp", "slice")
 

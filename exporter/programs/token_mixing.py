@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.program import Values, where
+from sharp.exporter.programs.nodes import where
+from sharp.exporter.programs.program import Values
 from sharp.plugins.errors import InputError
 
 SHORT, LONG, CHANGED = 7, 12, 5

@@ -1,0 +1,68 @@
+"""One attention of a graph: its query, key, value and result, and how each is laid out there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from sharp.exporter.programs.nodes import where
+
+Arrange = Callable[[Tensor], Tensor]
+
+
+def same(tensor: Tensor) -> Tensor:
+    """[batch, heads, tokens, dim] already."""
+    return tensor
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A node, and how its value becomes [batch, heads, tokens, dim]."""
+
+    node: Node
+    arrange: Arrange = same
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention of a graph.
+
+    `result` is the node whose value the op's output takes, after `restore`. Of attention that is written out, `product`
+    is the node of query times key and `logits` what goes into the softmax.
+    """
+
+    result: Node
+    query: Operand
+    key: Operand
+    value: Operand
+    restore: Arrange = same
+    product: Node | None = None
+    logits: Node | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)  # of a call by name
+
+    @property
+    def by_name(self) -> bool:
+        """It is a call of Sharp's own op."""
+        return "normalizer" in self.arguments
+
+    @property
+    def where(self) -> str:
+        """The place in the user's module."""
+        return where(self.result)
+
+
+def rank(node: Node) -> int:
+    """The number of dimensions."""
+    return int(node.meta["val"].dim())
+
+
+def one_head(tensor: Tensor) -> Tensor:
+    """[batch, tokens, dim] -> [batch, 1, tokens, dim]."""
+    return tensor.unsqueeze(1)
+
+
+def no_head(tensor: Tensor) -> Tensor:
+    """The way back."""
+    return tensor.squeeze(1)

@@ -1,0 +1,63 @@
+"""One graph of a program: those that it runs as subgraphs in the place of their calls."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from sharp.exporter.programs.nodes import name_of
+
+SUBGRAPH_CALLS = {  # operators that run a graph of their own in a mode that means nothing here, and where it stands
+    "wrap_with_set_grad_enabled": 1,
+    "wrap_with_autocast": 4,
+}
+
+
+def writes(exported: ExportedProgram) -> bool:
+    """An operator of the program changes its arguments."""
+    graphs = (module.graph for module in exported.graph_module.modules() if isinstance(module, GraphModule))
+    targets = (node.target for graph in graphs for node in graph.nodes)
+    return any(isinstance(one, torch._ops.OpOverload) and one._schema.is_mutable for one in targets)
+
+
+def flattened(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
+    """The program's graph with the graphs of `SUBGRAPH_CALLS` in place of their calls, and the attributes it reads."""
+    module, graph = exported.graph_module, Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    attributes = _attributes(module, module.graph)
+    while calls := [node for node in graph.nodes if node.op == "call_function" and name_of(node) in SUBGRAPH_CALLS]:
+        for number, node in enumerate(calls):
+            at = SUBGRAPH_CALLS[name_of(node)]
+            name = str(node.args[at].target)
+            body = attributes[name]
+            placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
+            inner: dict[Node, Node] = dict(zip(placeholders, node.args[at + 1 :], strict=True))
+            with graph.inserting_before(node):
+                returned = graph.graph_copy(body.graph, inner)
+            for one in body.graph.nodes:
+                if one.op == "get_attr":
+                    inner[one].target = f"{name}.{number}.{one.target}"
+            found = _attributes(body, body.graph)
+            attributes |= {f"{name}.{number}.{target}": value for target, value in found.items()}
+            if not isinstance(returned, list | tuple):
+                node.replace_all_uses_with(returned)
+            else:
+                for user in list(node.users):
+                    user.replace_all_uses_with(returned[user.args[1]])
+                    graph.erase_node(user)
+            graph.erase_node(node)
+    return graph, attributes
+
+
+def _attributes(module: nn.Module, graph: Graph) -> dict[str, Any]:
+    """What the nodes of `graph` read of `module`."""
+    found: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value: Any = module
+            for name in str(node.target).split("."):
+                value = getattr(value, name)
+            found[str(node.target)] = value
+    return found
