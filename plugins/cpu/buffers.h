@@ -7,6 +7,7 @@
 
 #include "aligned.h"
 #include "finish.h"
+#include "screen.h"
 #include "tile.h"
 
 namespace sharp::cpu {
@@ -15,7 +16,8 @@ namespace sharp::cpu {
 class TileBuffers {
  public:
   // Allocates when the last tile needed less. The logits of a row lie one after another over all parts.
-  void reset(const Tile& tile, const std::vector<KeyRange>& ranges, int64_t value_dim, const Loops& loops) {
+  void reset(const Problem& problem, const Tile& tile, const std::vector<KeyRange>& ranges, const Loops& loops) {
+    const int64_t value_dim = problem.value_dim;
     const int64_t rows = tile.rows(), count = static_cast<int64_t>(ranges.size());
     const int64_t span = (tile.key_end - tile.key_begin + kChunkKeys - 1) / kChunkKeys * kChunkKeys;
     grow(states_, states_size_, rows * count);
@@ -24,14 +26,20 @@ class TileBuffers {
     grow(output_, output_size_, output_size * count);
     if (loops.keeps_logits()) grow(logits_, logits_size_, rows * span);
     if (loops.selects()) grow(keys_, keys_size_, rows * span);
+    const bool screened = is_screened(problem, tile), lowest = screened && problem.stats != nullptr;
+    const int64_t strips = span / kStripKeys;
+    if (screened) grow(highest_bounds_, highest_bounds_size_, rows * strips);
+    if (lowest) grow(lowest_bounds_, lowest_bounds_size_, rows * strips);
     span_ = span;
     parts_.clear();
     for (int64_t index = 0; index < count; ++index) {
       const int64_t offset = ranges[index].begin - tile.key_begin;
       float* logits = loops.keeps_logits() ? logits_.get() + offset : nullptr;
       int32_t* keys = loops.selects() ? keys_.get() + offset : nullptr;
-      parts_.push_back(
-          {ranges[index], states_.get() + index * rows, output_.get() + index * output_size, logits, span, keys});
+      float* highest = screened ? highest_bounds_.get() + offset / kStripKeys : nullptr;
+      float* least = lowest ? lowest_bounds_.get() + offset / kStripKeys : nullptr;
+      parts_.push_back({ranges[index], states_.get() + index * rows, output_.get() + index * output_size, logits, span,
+                        keys, highest, least, strips});
       start_part(parts_.back(), rows, value_dim);
     }
   }
@@ -49,9 +57,10 @@ class TileBuffers {
   }
 
   AlignedArray<RowState> states_;
-  AlignedArray<float> output_, logits_;
+  AlignedArray<float> output_, logits_, highest_bounds_, lowest_bounds_;
   AlignedArray<int32_t> keys_;
   int64_t states_size_ = 0, output_size_ = 0, logits_size_ = 0, keys_size_ = 0, span_ = 0;
+  int64_t highest_bounds_size_ = 0, lowest_bounds_size_ = 0;
   std::vector<Part> parts_;
 };
 
@@ -63,6 +72,8 @@ struct ThreadBuffers {
     if (packs(problem) || problem.block_size % 16 != 0)
       packed_keys = aligned_array<float>(problem.head_dim * kChunkKeys);
     if (packs(problem)) packed_values = aligned_array<float>(kChunkKeys * problem.value_dim);
+    if (problem.key_screen != nullptr)
+      query_integers = aligned_array<int16_t>(kScreenedRows * 4 * screen_quads(problem));
     if (problem.cache_type != CacheType::kBfloat16 && problem.cache_type != CacheType::kInt8) return;
     const int64_t channels = (problem.head_dim + kBfloatItems - 1) / kBfloatItems * kBfloatItems;
     query_parts = aligned_array<Bfloat16>(kQueryParts * kMaxTileRows * channels);
@@ -73,12 +84,13 @@ struct ThreadBuffers {
 
   static bool packs(const Problem& problem) { return problem.cache_type != CacheType::kFloat32; }
   Scratch scratch() const {
-    return {query.get(),       weights.get(),      packed_keys.get(), packed_values.get(),
-            query_parts.get(), weight_parts.get(), key_tiles.get(),   value_tiles.get()};
+    return {query.get(),        weights.get(),   packed_keys.get(), packed_values.get(), query_parts.get(),
+            weight_parts.get(), key_tiles.get(), value_tiles.get(), query_integers.get()};
   }
 
   AlignedArray<float> query, weights, packed_keys, packed_values;
   AlignedArray<Bfloat16> query_parts, weight_parts, key_tiles, value_tiles;
+  AlignedArray<int16_t> query_integers;
   TileBuffers tile;
 };
 

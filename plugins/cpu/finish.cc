@@ -47,6 +47,8 @@ void start_part(const Part& part, int64_t rows, int64_t value_dim) {
   RowState empty{};
   empty.shift = empty.highest = -kInfinity;
   empty.lowest = kInfinity;
+  empty.highest_lower = -kInfinity;
+  empty.lowest_upper = kInfinity;
   empty.inverse_temperature = 1.0f;
   std::fill_n(empty.highest_lanes, kStateLanes, -kInfinity);
   std::fill_n(empty.lowest_lanes, kStateLanes, kInfinity);

@@ -1,6 +1,7 @@
 // The attention loops of every normalizer. A loop knows no more of a normalizer than its template parameter says.
 #pragma once
 
+#include "screened.h"
 #include "selected.h"
 #include "stored.h"
 #include "stream.h"
@@ -9,17 +10,17 @@ namespace sharp::cpu::SHARP_ISA {
 
 template <typename Normalizer>
 constexpr Loops streamed() {
-  return {stream<Normalizer>, nullptr, nullptr, nullptr};
+  return {stream<Normalizer>, nullptr, nullptr, nullptr, nullptr, nullptr};
 }
 
 template <typename Normalizer>
 constexpr Loops stored() {
-  return {nullptr, score_part, weigh_part<Normalizer>, nullptr};
+  return {nullptr, score_part, weigh_part<Normalizer>, nullptr, nullptr, nullptr};
 }
 
 template <Power kPower>
 constexpr Loops selected() {
-  return {nullptr, select_part, nullptr, resolve_row<kPower>};
+  return {nullptr, select_part, nullptr, resolve_row<kPower>, bound_part, select_doubtful};
 }
 
 // Alpha 1.5 and 2 need no power function.

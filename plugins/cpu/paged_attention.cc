@@ -8,6 +8,7 @@
 #include "isa.h"
 #include "plan.h"
 #include "reach.h"
+#include "screen.h"
 #include "store.h"
 #include "temperature.h"
 
@@ -26,10 +27,15 @@ void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, con
 
 // Returns whether its output is finite.
 bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
-  buffers.tile.reset(work.tile, work.parts, problem.value_dim, loops);
+  buffers.tile.reset(problem, work.tile, work.parts, loops);
   const Part& part = buffers.tile.part(0);
   if (loops.keeps_logits()) {
-    loops.score(problem, work.tile, part, buffers.scratch());
+    if (is_screened(problem, work.tile)) {
+      loops.bound(problem, work.tile, part, buffers.scratch());
+      loops.score_doubtful(problem, work.tile, part, buffers.scratch());
+    } else {
+      loops.score(problem, work.tile, part, buffers.scratch());
+    }
     for (int64_t row = 0; row < work.tile.rows(); ++row) solve_row(problem, loops, work.tile, buffers.tile, row);
     if (!loops.selects()) loops.weigh(problem, work.tile, part, buffers.scratch());
   } else {
@@ -73,7 +79,7 @@ class Attention {
       }
       split_.push_back({&work, std::make_unique<TileBuffers>()});
       TileBuffers* buffers = split_.back().buffers.get();
-      buffers->reset(work.tile, work.parts, problem.value_dim, loops_);
+      buffers->reset(problem, work.tile, work.parts, loops_);
       for (int64_t part = 0; part < buffers->count(); ++part) tasks_.push_back({&work, buffers, part});
     }
   }
@@ -81,10 +87,13 @@ class Attention {
   void run() {
     for_tasks([&](const Task& task, ThreadBuffers& buffers) {
       if (task.split == nullptr) return attend_whole_tile(problem_, loops_, *task.work, buffers);
-      const auto first_pass = loops_.keeps_logits() ? loops_.score : loops_.stream;
+      const auto first_pass = is_screened(problem_, task.work->tile) ? loops_.bound
+                              : loops_.keeps_logits()                ? loops_.score
+                                                                     : loops_.stream;
       first_pass(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
     });
     if (split_.empty()) return;
+    score_doubtful();
     if (loops_.selects())
       parallel_for_(static_cast<int64_t>(split_.size()) * kMaxTileRows, [&](int64_t index) {
         const Split& split = split_[index / kMaxTileRows];
@@ -118,6 +127,21 @@ class Attention {
     const Work* work;
     std::unique_ptr<TileBuffers> buffers;
   };
+
+  // The second pass over the keys of split tiles that are screened.
+  void score_doubtful() {
+    bool any = false;
+    for (const Split& split : split_) {
+      if (!is_screened(problem_, split.work->tile)) continue;
+      any = true;
+      merge_bounds(split.buffers->parts(), split.buffers->count(), split.work->tile.rows());
+    }
+    if (!any) return;
+    for_tasks([&](const Task& task, ThreadBuffers& buffers) {
+      if (task.split != nullptr && is_screened(problem_, task.work->tile))
+        loops_.score_doubtful(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
+    });
+  }
 
   template <typename Body>
   void for_tasks(Body body) {

@@ -37,6 +37,8 @@ struct Problem {
   CacheType cache_type;
   float* key_scale;             // [blocks, kv_heads], int8 only: a key is scale * number
   float* value_scale;           // [blocks, kv_heads], int8 only
+  int8_t* key_screen;           // [blocks, kv_heads, screen_bytes()] or null; see screen.h
+  const float* key_shift;       // [kv_heads, head_dim], what the screen has taken off the keys; or null: nothing
   const int32_t* slot_mapping;  // [tokens]
   const int32_t* block_table;   // [sequences, max_blocks]
   const int32_t* query_start;   // [sequences + 1]

@@ -39,29 +39,37 @@ inline int64_t keep_lanes(uint64_t bits, Vec logits, VecInt keys, float* logits_
 #endif
 }
 
-// The logits of the part's keys that may get a weight into part.logits, their positions into part.keys_of_logits.
+// Takes the logits of one row and 64 keys, in four strips that begin at `begins`: what may get a weight goes into
+// part.logits, its position into part.keys_of_logits.
+inline void select_row(const Problem& problem, const Part& part, int64_t index, const int64_t* begins, uint64_t visible,
+                       const float* logits) {
+  VecInt numbers{};
+  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+  RowState& state = part.states[index];
+  observe_highest(logits, state);
+  if (problem.stats != nullptr) observe_lowest(logits, visible, state);
+  state.highest = maximum_of(load(state.highest_lanes));
+  const float floor = selection_floor(problem, state);
+  const int64_t row = index * part.logits_stride;
+  for (int v = 0; v < kChunkVectors; ++v) {
+    const Vec z = load(logits + v * kLanes);
+    const uint64_t kept = mask_of(~(z <= floor)) & visible >> (v * kLanes);
+    if (kept == 0) continue;
+    const int64_t to = row + state.selected;
+    const int64_t first = begins[v * kLanes / 16] + v * kLanes % 16;
+    state.selected +=
+        keep_lanes(kept, z, numbers + static_cast<int32_t>(first), part.logits + to, part.keys_of_logits + to);
+  }
+}
+
+// Selects of all keys of the part.
 inline void select_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
-  const bool collect = problem.stats != nullptr;
-  VecInt numbers{};
-  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
   const auto row_done = [&](int64_t index, int64_t begin, uint64_t visible, const float* logits) {
-    RowState& state = part.states[index];
-    state.visible += __builtin_popcountll(visible);
-    observe_highest(logits, state);
-    if (collect) observe_lowest(logits, visible, state);
-    state.highest = maximum_of(load(state.highest_lanes));
-    const float floor = selection_floor(problem, state);
-    const int64_t row = index * part.logits_stride;
-    for (int v = 0; v < kChunkVectors; ++v) {
-      const Vec z = load(logits + v * kLanes);
-      const uint64_t kept = mask_of(~(z <= floor)) & visible >> (v * kLanes);
-      if (kept == 0) continue;
-      const int64_t to = row + state.selected;
-      state.selected += keep_lanes(kept, z, numbers + static_cast<int32_t>(begin + v * kLanes), part.logits + to,
-                                   part.keys_of_logits + to);
-    }
+    part.states[index].visible += __builtin_popcountll(visible);
+    const int64_t begins[] = {begin, begin + 16, begin + 32, begin + 48};
+    select_row(problem, part, index, begins, visible, logits);
   };
   BfloatProducts products(problem, tile, scratch);
   walk_keys<Ahead::kKeys>(problem, tile, part, scratch, products, rows, row_done, [](const Chunk&, uint64_t) {});

@@ -1,8 +1,11 @@
 #include "store.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "half.h"
+#include "quantize.h"
+#include "screen.h"
 
 namespace sharp::cpu {
 namespace {
@@ -13,8 +16,9 @@ void convert(float from, float& to) { to = from; }
 void convert(float from, Float16& to) { to = to_float16(from); }
 void convert(float from, Bfloat16& to) { to = to_bfloat16(from); }
 
+// `stored` [head_dim] is room for a key as the cache holds it.
 template <typename Element>
-void store_token(const Problem& problem, int64_t token) {
+void store_token(const Problem& problem, int64_t token, float* stored) {
   const int64_t slot = problem.slot_mapping[token];
   if (slot < 0) return;
   const int64_t block = slot / problem.block_size, offset = slot % problem.block_size;
@@ -27,15 +31,11 @@ void store_token(const Problem& problem, int64_t token) {
     for (int64_t channel = 0; channel < problem.head_dim; ++channel)
       convert(key[channel], column[channel * problem.block_size]);
     for (int64_t channel = 0; channel < problem.value_dim; ++channel) convert(value[channel], row[channel]);
+    if (problem.key_screen == nullptr) continue;
+    for (int64_t channel = 0; channel < problem.head_dim; ++channel)
+      stored[channel] = to_float(column[channel * problem.block_size]);
+    screen_key(problem, head, to, offset, stored);
   }
-}
-
-// Rounded to even; of a NaN the scale tells. Loops over it become vector instructions; with nearbyint they would not.
-int8_t quantize(float value, float inverse) {
-  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer
-  const float scaled = value * inverse, upper = scaled > 127.0f ? 127.0f : scaled;
-  const float bounded = upper < -127.0f ? -127.0f : upper;
-  return static_cast<int8_t>(static_cast<int32_t>((bounded == bounded ? bounded : 0.0f) + kRounder - kRounder));
 }
 
 // The largest magnitude; NaN if there is one.
@@ -96,7 +96,8 @@ template <typename Element>
 void store_elements(const Problem& problem, const ParallelFor& parallel_for) {
   parallel_for((problem.tokens + kStoreTokens - 1) / kStoreTokens, [&](int64_t task) {
     const int64_t end = std::min((task + 1) * kStoreTokens, problem.tokens);
-    for (int64_t token = task * kStoreTokens; token < end; ++token) store_token<Element>(problem, token);
+    std::vector<float> stored(problem.key_screen == nullptr ? 0 : problem.head_dim);
+    for (int64_t token = task * kStoreTokens; token < end; ++token) store_token<Element>(problem, token, stored.data());
   });
 }
 

@@ -66,6 +66,8 @@ struct RowState {
   int64_t visible;
   int64_t support;   // keys of weight > 0; only when statistics are collected
   int64_t selected;  // selected form: logits kept
+  // Screened keys: each has an interval that its logit lies in. The largest lower and the smallest upper end.
+  float highest_lower, lowest_upper;
 };
 
 // The keys [begin, end) of a tile with their results; a tile that is not split has one part.
@@ -76,6 +78,10 @@ struct Part {
   float* logits;     // stored and selected form: row 0 at `keys.begin`
   int64_t logits_stride;
   int32_t* keys_of_logits;  // selected form: the key of each logit, laid out like `logits`
+  // Screened keys: of every 16 keys the largest upper end and, for statistics, the smallest lower end. Row 0 at
+  // `keys.begin`; null where the tile is not screened.
+  float *highest_bounds, *lowest_bounds;
+  int64_t bounds_stride;
 };
 
 // Buffers of the thread that runs a part.
@@ -85,19 +91,24 @@ struct Scratch {
   float* packed_keys;    // [head_dim, kChunkKeys]; null if keys are always read where they lie
   float* packed_values;  // [kChunkKeys, value_dim]; null for a float32 cache
   // For the products in bfloat16, with head_dim rounded up to kBfloatItems; null unless a cache has bfloat16 or int8.
-  Bfloat16* query_parts;   // [kQueryParts, kMaxTileRows, head_dim]
-  Bfloat16* weight_parts;  // [kWeightParts, kMaxTileRows, kChunkKeys]
-  Bfloat16* key_tiles;     // [kChunkKeys / 16, head_dim / 32, 16, 16, 2]: 16 keys, 32 channels in pairs
-  Bfloat16* value_tiles;   // [kChunkKeys / 32, value_dim / 16, 16, 16, 2]: 32 keys in pairs, 16 channels
+  Bfloat16* query_parts;    // [kQueryParts, kMaxTileRows, head_dim]
+  Bfloat16* weight_parts;   // [kWeightParts, kMaxTileRows, kChunkKeys]
+  Bfloat16* key_tiles;      // [kChunkKeys / 16, head_dim / 32, 16, 16, 2]: 16 keys, 32 channels in pairs
+  Bfloat16* value_tiles;    // [kChunkKeys / 32, value_dim / 16, 16, 16, 2]: 32 keys in pairs, 16 channels
+  int16_t* query_integers;  // [kScreenedRows, head_dim rounded up to 4]; null without a key screen
 };
 
 // The attention loops of one normalizer, compiled for one instruction set, in one of three forms: `stream` alone;
-// `score`, then a temperature for every row, then `weigh`; or `score`, then `resolve` for every row.
+// `score`, then a temperature for every row, then `weigh`; or `score`, then `resolve` for every row. Where keys are
+// screened, `bound` and `score_doubtful` stand in the place of that `score`, with the bounds of all parts merged
+// between.
 struct Loops {
   void (*stream)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*score)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*weigh)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*resolve)(const Problem&, const Tile&, const Part* parts, int64_t count, int64_t row);
+  void (*bound)(const Problem&, const Tile&, const Part&, const Scratch&);
+  void (*score_doubtful)(const Problem&, const Tile&, const Part&, const Scratch&);
 
   [[gnu::always_inline]] bool keeps_logits() const { return score != nullptr; }
   [[gnu::always_inline]] bool selects() const { return resolve != nullptr; }

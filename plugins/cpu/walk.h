@@ -22,8 +22,10 @@ inline void rows_of(const Problem& problem, const Tile& tile, Row* rows) {
   for (int64_t index = 0; index < tile.rows(); ++index) rows[index] = row_of(problem, tile, index);
 }
 
-// Soft cap and position bias of the logits of one row and chunk, in place; keys that are not visible become -inf.
-inline void shape_logits(const Problem& problem, const Row& row, int64_t begin, uint64_t visible, float* logits) {
+// Soft cap and position bias of the logits of one row and 64 keys, in place; keys that are not visible become -inf. The
+// keys are four strips of 16 that begin at `begins`.
+inline void shape_logits(const Problem& problem, const Row& row, const int64_t* begins, uint64_t visible,
+                         float* logits) {
   const float cap = problem.attributes.softcap;
   if (cap > 0)
     for (int v = 0; v < kChunkVectors; ++v)
@@ -31,7 +33,8 @@ inline void shape_logits(const Problem& problem, const Row& row, int64_t begin, 
   const float slope = problem.alibi_slopes == nullptr ? 0.0f : problem.alibi_slopes[row.head];
   if (slope != 0)
     for (int v = 0; v < kChunkVectors; ++v) {
-      const Vec distance = lane_numbers() + static_cast<float>(begin + v * kLanes - row.position);
+      const int64_t first = begins[v * kLanes / 16] + v * kLanes % 16;
+      const Vec distance = lane_numbers() + static_cast<float>(first - row.position);
       store(logits + v * kLanes, load(logits + v * kLanes) - absolute(distance) * slope);
     }
   if (~visible != 0)
@@ -164,7 +167,8 @@ void walk_keys(const Problem& problem, const Tile& tile, const Part& part, const
         continue;
       }
       seen |= visible;
-      shape_logits(problem, rows[index], begin, visible, logits);
+      const int64_t begins[] = {begin, begin + 16, begin + 32, begin + 48};
+      shape_logits(problem, rows[index], begins, visible, logits);
       row_done(index, begin, visible, logits);
     }
     chunk_done(chunk, seen);

@@ -8,7 +8,7 @@ from onnx import helper
 
 from sharp.plugins.doctor.case import Case
 from sharp.plugins.ops.function_body import attach_function
-from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, BESIDE_CACHE, DOMAIN, INPUTS, OUTPUTS, VERSION
+from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, OUTPUTS, SCALES, VERSION
 
 
 def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -> onnx.ModelProto:
@@ -16,7 +16,7 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
 
     `flag_as_int32` gives `collect_stats` the type that our TensorRT plugin takes.
     """
-    beside = [name for name in BESIDE_CACHE if name in case.inputs]
+    beside = [name for name in SCALES if name in case.inputs]
     names = [*(name if name in case.inputs else "" for name in INPUTS), *beside]
     attributes: dict[str, Any] = {**ATTRIBUTE_DEFAULTS, **case.attributes, "normalizer": case.normalizer}
     node = helper.make_node(

@@ -47,9 +47,11 @@ struct CudaPagedAttentionKernel {
     const cpu::Problem problem = read_shapes(context, attributes.values, types.cache_type());
     SharpPagedAttention call = call_of(problem, types, context);
     const SharpStream stream = stream_of(context);
-    set_caches(context, types, call, [&](void* to, const void* from, int64_t bytes) {
+    const auto copy = [&](void* to, const void* from, int64_t bytes) {
       library.check(library.copy(to, from, bytes, stream));
-    });
+    };
+    set_caches(context, types, call, copy);
+    key_screen_of(context, copy);  // not written, so no kernel may use it afterwards: the server gives an empty one
     call.output = output_of(context, kOutput, {call.tokens, call.q_heads, call.value_dim});
     call.stats = static_cast<float*>(output_of(context, kStats, {call.tokens, call.q_heads, 4}));
     if (call.tokens == 0) return;

@@ -1,13 +1,17 @@
 #include "inputs.h"
 
+#include <cmath>
 #include <limits>
 #include <string>
 
+#include "screen.h"
+
 namespace sharp::ort {
 
-const char* const kInputNames[kInputCount] = {
-    "query",       "key",          "value",       "key_cache",    "value_cache",   "slot_mapping", "block_table",
-    "query_start", "context_lens", "head_params", "alibi_slopes", "collect_stats", "key_scale",    "value_scale"};
+const char* const kInputNames[kInputCount] = {"query",        "key",          "value",        "key_cache",
+                                              "value_cache",  "slot_mapping", "block_table",  "query_start",
+                                              "context_lens", "head_params",  "alibi_slopes", "collect_stats",
+                                              "key_scale",    "value_scale",  "key_screen",   "key_shift"};
 
 namespace {
 
@@ -119,6 +123,15 @@ void check_head_params(const cpu::Problem& problem) {
   }
 }
 
+void check_key_shift(const cpu::Problem& problem) {
+  if (problem.key_shift == nullptr) return;
+  for (int64_t index = 0; index < problem.kv_heads * problem.head_dim; ++index)
+    if (!(std::fabs(problem.key_shift[index]) < 1e9f))
+      throw InputError("key_shift[" + std::to_string(index / problem.head_dim) + "][" +
+                       std::to_string(index % problem.head_dim) + "] is " + std::to_string(problem.key_shift[index]) +
+                       "; it must be a number between -1e9 and 1e9");
+}
+
 }  // namespace
 
 bool is_given(const Ort::KernelContext& context, Input input) { return Tensor(context, input).given(); }
@@ -171,6 +184,16 @@ cpu::Problem read_shapes(const Ort::KernelContext& context, const cpu::Attribute
     else if (scale.given())
       scale.fail("must be left out; only an int8 cache has scales");
   }
+  const Tensor key_screen(context, kKeyScreen), key_shift(context, kKeyShift);
+  if (key_screen.given()) {
+    if (cache_type == cpu::CacheType::kInt8) key_screen.fail("must be left out; an int8 cache has no key screen");
+    key_screen.expect_shape({problem.blocks, problem.kv_heads, cpu::screen_bytes(problem)},
+                            "[blocks, kv_heads, block_size * (head_dim rounded up to 4, and 8)]");
+    if (key_shift.given()) {
+      key_shift.expect_shape({problem.kv_heads, problem.head_dim}, "[kv_heads, head_dim]");
+      problem.key_shift = key_shift.floats();
+    }
+  }
   problem.slot_mapping = slot_mapping.ints();
   problem.block_table = block_table.ints();
   problem.query_start = query_start.ints();
@@ -190,6 +213,7 @@ cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attribute
                          cpu::CacheType cache_type) {
   const cpu::Problem problem = read_shapes(context, attributes, cache_type);
   check_head_params(problem);
+  check_key_shift(problem);
   check_slots(problem);
   check_sequences(problem);
   return problem;

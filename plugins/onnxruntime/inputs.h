@@ -30,9 +30,20 @@ enum Input {
   kCollectStats,
   kKeyScale,
   kValueScale,
+  kKeyScreen,
+  kKeyShift,
   kInputCount
 };
-enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kKeyScaleOut, kValueScaleOut, kOutputCount };
+enum Output {
+  kOutput,
+  kKeyCacheOut,
+  kValueCacheOut,
+  kStats,
+  kKeyScaleOut,
+  kValueScaleOut,
+  kKeyScreenOut,
+  kOutputCount
+};
 
 extern const char* const kInputNames[kInputCount];
 
@@ -48,8 +59,9 @@ void read_attributes(const Ort::ConstKernelInfo& info, NodeAttributes& attribute
 // Whether an input is given: of those that may be left out, an empty one is not.
 bool is_given(const Ort::KernelContext& context, Input input);
 
-// Checks the shape of every input against every other and fills all of the problem but the caches, their scales,
-// `output` and `stats`, which are outputs, and query, key and value, which may have to be converted. Throws InputError.
+// Checks the shape of every input against every other and fills all of the problem but the caches, their scales and
+// screen, `output` and `stats`, which are outputs, and query, key and value, which may have to be converted. Throws
+// InputError.
 cpu::Problem read_shapes(const Ort::KernelContext& context, const cpu::Attributes& attributes,
                          cpu::CacheType cache_type);
 

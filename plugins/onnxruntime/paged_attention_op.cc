@@ -39,13 +39,15 @@ struct PagedAttentionKernel {
     problem.query = query.get();
     problem.key = key.get();
     problem.value = value.get();
-    set_caches(context, types, problem, [&](void* to, const void* from, int64_t bytes) {
+    const auto copy = [&](void* to, const void* from, int64_t bytes) {
       parallel((bytes + kCopyBytes - 1) / kCopyBytes, [&](int64_t task) {
         const int64_t begin = task * kCopyBytes;
         std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
                     std::min(kCopyBytes, bytes - begin));
       });
-    });
+    };
+    set_caches(context, types, problem, copy);
+    problem.key_screen = key_screen_of(context, copy);
     FloatOutput output(output_of(context, kOutput, {problem.tokens, problem.q_heads, problem.value_dim}),
                        problem.tokens * problem.q_heads * problem.value_dim, types.compute);
     problem.output = output.get();

@@ -21,7 +21,8 @@ struct PagedAttentionSchema : CustomOp<Op, Kernel> {
   static constexpr InPlace kInPlace[] = {{kKeyCache, kKeyCacheOut},
                                          {kValueCache, kValueCacheOut},
                                          {kKeyScale, kKeyScaleOut},
-                                         {kValueScale, kValueScaleOut}};
+                                         {kValueScale, kValueScaleOut},
+                                         {kKeyScreen, kKeyScreenOut}};
 
   size_t GetInputTypeCount() const { return kInputCount; }
   size_t GetOutputTypeCount() const { return kOutputCount; }
@@ -30,10 +31,12 @@ struct PagedAttentionSchema : CustomOp<Op, Kernel> {
     if (index == kCollectStats) return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
     if (index >= kSlotMapping && index <= kContextLens) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
     if (index == kKeyCache || index == kValueCache) return this->types.cache;
+    if (index == kKeyScreen) return kInt8;
     return index <= kValue ? this->types.compute : kFloat32;
   }
   ONNXTensorElementDataType GetOutputType(size_t index) const {
     if (index == kKeyCacheOut || index == kValueCacheOut) return this->types.cache;
+    if (index == kKeyScreenOut) return kInt8;
     return index == kOutput ? this->types.compute : kFloat32;
   }
 
@@ -71,6 +74,18 @@ void set_caches(const Ort::KernelContext& context, ElementTypes types, Problem& 
   if (types.cache != kInt8) return;
   problem.key_scale = static_cast<float*>(updated(context, kKeyScale, kKeyScaleOut, sizeof(float), copy));
   problem.value_scale = static_cast<float*>(updated(context, kValueScale, kValueScaleOut, sizeof(float), copy));
+}
+
+// The key screen with its output, null where there is none or an empty one.
+template <typename Copy>
+int8_t* key_screen_of(const Ort::KernelContext& context, const Copy& copy) {
+  if (is_given(context, kKeyScreen)) return static_cast<int8_t*>(updated(context, kKeyScreen, kKeyScreenOut, 1, copy));
+  if (context.GetInputCount() > kKeyScreen) {
+    const Ort::ConstValue value = context.GetInput(kKeyScreen);
+    if (static_cast<const OrtValue*>(value) != nullptr)
+      output_of(context, kKeyScreenOut, value.GetTensorTypeAndShapeInfo().GetShape());
+  }
+  return nullptr;
 }
 
 // The op on the CPU.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.plugins.ops.key_screen import store_screen
 from sharp.plugins.ops.normalizers import Normalizer, RowStatistics, normalize
 
 Floats = NDArray[np.floating]
@@ -15,7 +16,7 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class AttentionOutput:
-    """The op's outputs, in the shapes of `schema.OUTPUTS`; the scales only with an int8 cache."""
+    """The op's outputs, in the shapes of `schema.OUTPUTS`; the scales only with an int8 cache, the screen if given."""
 
     output: Floats
     key_cache: Floats
@@ -23,6 +24,7 @@ class AttentionOutput:
     stats: Floats
     key_scale: Floats | None = None
     value_scale: Floats | None = None
+    key_screen: NDArray[np.int8] | None = None
 
 
 def store(key: Floats, value: Floats, key_cache: Floats, value_cache: Floats, slot_mapping: Ints) -> None:
@@ -142,6 +144,8 @@ def paged_attention(
     collect_stats: bool = False,
     key_scale: Floats | None = None,
     value_scale: Floats | None = None,
+    key_screen: NDArray[np.int8] | None = None,
+    key_shift: Floats | None = None,
     *,
     normalizer: Normalizer,
     scale: float,
@@ -153,7 +157,8 @@ def paged_attention(
 
     Shapes are those of `schema`; the inputs stay as they are and the results are float64, after what the caches' dtype
     rounds away. A query sees only what the block table maps, so a token that is not stored (slot -1) is seen as what
-    its slot already held. An int8 cache needs `key_scale` and `value_scale`, float32.
+    its slot already held. An int8 cache needs `key_scale` and `value_scale`, float32. `key_screen` is brought up to
+    date and otherwise changes nothing.
     """
     tokens, q_heads, _ = query.shape
     group = q_heads // key.shape[1]
@@ -168,6 +173,9 @@ def paged_attention(
         value_cache = stored_values * value_scale.astype(np.float64)[:, :, None, None]
     else:
         store(key, value, stored_keys, stored_values, slot_mapping)
+        if key_screen is not None:
+            key_screen = key_screen.copy()
+            store_screen(stored_keys, key_screen, key_shift, slot_mapping)
         key_cache, value_cache = stored_keys.astype(np.float64), stored_values.astype(np.float64)
     output = np.zeros((tokens, q_heads, value.shape[2]))
     stats = np.zeros((tokens, q_heads, 4))
@@ -193,4 +201,4 @@ def paged_attention(
                 if collect_stats:
                     stats[token, head] = astuple(statistics)
     stored = [array.astype(np.float64) for array in (stored_keys, stored_values)]
-    return AttentionOutput(output, stored[0], stored[1], stats, key_scale, value_scale)
+    return AttentionOutput(output, stored[0], stored[1], stats, key_scale, value_scale, key_screen)

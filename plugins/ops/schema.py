@@ -47,8 +47,8 @@ class Parameter:
 class OpDefinition:
     """An op of the domain; every op has the attributes above.
 
-    `beside` are optional inputs that only kernels know, not the function body: they follow `inputs`, and follow
-    `outputs` with "_out" behind their names.
+    `beside` are auxiliary cache tensors, optional inputs that follow `inputs`, and follow `outputs` with "_out" behind
+    their names. `constants` are optional inputs that come last.
     """
 
     name: str
@@ -56,6 +56,7 @@ class OpDefinition:
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
     beside: tuple[Parameter, ...] = ()
+    constants: tuple[Parameter, ...] = ()
 
     @property
     def required_inputs(self) -> int:
@@ -112,6 +113,15 @@ PAGED_ATTENTION = OpDefinition(
     beside=(
         Parameter("key_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a key is scale * integer"),
         Parameter("value_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a value is scale * integer"),
+        Parameter(
+            "key_screen",
+            "tensor(int8)",
+            "[blocks, kv_heads, block_size * (head_dim rounded up to 4, and 8)] for entmax over a cache of floats: the "
+            "keys in 8 bits, by which kernels leave out what surely has weight 0; zeros: not known",
+        ),
+    ),
+    constants=(
+        Parameter("key_shift", "tensor(float)", "[kv_heads, head_dim], what key_screen has taken off the keys"),
     ),
 )
 
@@ -168,6 +178,8 @@ OPS = (PAGED_ATTENTION, ATTENTION)
 INPUTS = PAGED_ATTENTION.input_names
 OUTPUTS = PAGED_ATTENTION.output_names
 BESIDE_CACHE = tuple(parameter.name for parameter in PAGED_ATTENTION.beside)
+CONSTANTS = tuple(parameter.name for parameter in PAGED_ATTENTION.constants)
+SCALES = ("key_scale", "value_scale")  # of an int8 cache
 
 ABSENT = {"tensor(int32)": "ai.sharp.absent.int32", "C": "ai.sharp.absent", "tensor(float)": "ai.sharp.absent"}
 """By type, the initializer [0] for an optional input that is left out; every kernel takes an empty tensor as absent."""
@@ -199,7 +211,9 @@ def _schema(definition: OpDefinition) -> defs.OpSchema:
             param_option=option.Optional if parameter.optional else option.Single,
         )
 
-    beside = [replace(parameter, optional=True) for parameter in definition.beside]
+    beside, constants = (
+        [replace(parameter, optional=True) for parameter in part] for part in (definition.beside, definition.constants)
+    )
     attribute = defs.OpSchema.Attribute
     required = [
         attribute("normalizer", defs.OpSchema.AttrType.STRING, " | ".join(NORMALIZERS)),
@@ -210,7 +224,7 @@ def _schema(definition: OpDefinition) -> defs.OpSchema:
         DOMAIN,
         VERSION,
         definition.doc,
-        inputs=[formal(parameter) for parameter in (*definition.inputs, *beside)],
+        inputs=[formal(parameter) for parameter in (*definition.inputs, *beside, *constants)],
         outputs=[
             *(formal(parameter) for parameter in definition.outputs),
             *(formal(replace(parameter, name=f"{parameter.name}_out")) for parameter in beside),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sharp.plugins.ops.schema import BESIDE_CACHE
+from sharp.plugins.ops.schema import SCALES
 from tests.full.triton.memory_check import MemoryCheck
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Case
@@ -169,7 +169,7 @@ def run(
         results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
     assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
     found = {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}
-    return found | {name: tensors[name].numpy() for name in BESIDE_CACHE if name in tensors}
+    return found | {name: tensors[name].numpy() for name in SCALES if name in tensors}
 
 
 def run_attention(

@@ -13,7 +13,7 @@ from sharp.plugins import library_path
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import AttentionOutput, paged_attention
-from sharp.plugins.ops.schema import BESIDE_CACHE, DOMAIN, INPUTS, NORMALIZERS, OUTPUTS, VERSION
+from sharp.plugins.ops.schema import DOMAIN, INPUTS, NORMALIZERS, OUTPUTS, SCALES, VERSION
 
 FLOATS = ("query", "key", "value", "key_cache", "value_cache", "head_params", "alibi_slopes")
 SHAPES = {
@@ -158,7 +158,7 @@ def int8_case(case: Case) -> Case:
     """The case with its caches quantized, a scale for each block and head; what is not used holds any integers."""
     generator = np.random.default_rng(1)
     inputs = dict(case.inputs)
-    for name, scale_name in zip(("key_cache", "value_cache"), BESIDE_CACHE, strict=True):
+    for name, scale_name in zip(("key_cache", "value_cache"), SCALES, strict=True):
         numbers = np.nan_to_num(inputs[name], nan=9.0)
         scale = (np.abs(numbers).max((2, 3)).clip(1e-6) / 127 * generator.uniform(0.5, 1.0, numbers.shape[:2])).astype(
             np.float32

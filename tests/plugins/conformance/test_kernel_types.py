@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import BESIDE_CACHE, NORMALIZERS, OUTPUTS
+from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS, SCALES
 from tests.plugins.conformance.cases import (
     Case,
     Shape,
@@ -24,7 +24,7 @@ from tests.plugins.conformance.cases import (
 )
 
 CACHES = ("key_cache", "value_cache")
-BESIDE_OUT = tuple(f"{name}_out" for name in BESIDE_CACHE)
+BESIDE_OUT = tuple(f"{name}_out" for name in SCALES)
 COMPUTED = ("query", "key", "value")
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 ONNX_TYPES = {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
@@ -205,13 +205,13 @@ def test_a_number_that_an_int8_cache_cannot_hold_spoils_its_block(name: str, num
 
 
 def int8_model(case: Case) -> onnx.ModelProto:
-    inputs = {name: array for name, array in case.inputs.items() if name not in BESIDE_CACHE}
+    inputs = {name: array for name, array in case.inputs.items() if name not in SCALES}
     model = make_model(replace(case, inputs=inputs))
     del model.functions[:]
     node = model.graph.node[0]
-    node.input.extend(BESIDE_CACHE)
-    node.output.extend(f"{name}_out" for name in BESIDE_CACHE)
-    for name in BESIDE_CACHE:
+    node.input.extend(SCALES)
+    node.output.extend(f"{name}_out" for name in SCALES)
+    for name in SCALES:
         model.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
         model.graph.output.append(helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.FLOAT, None))
     for value in (*model.graph.input, *model.graph.output):

@@ -1,0 +1,117 @@
+// Products of integer queries with the integers of a key screen: 16 keys, exact.
+#pragma once
+
+#include "screen.h"
+#include "vector.h"
+
+namespace sharp::cpu::SHARP_ISA {
+
+#if defined(__AVX512BW__)
+
+constexpr int kScreenRows = 6;  // rows that share each load
+
+inline __m512i add_products(__m512i sums, __m512i keys, __m512i query) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpwssd_epi32(sums, keys, query);
+#else
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(keys, query));
+#endif
+}
+
+// One sum of each pair of neighbours, in 8 lanes.
+inline __m256i sum_pairs(__m512i sums) {
+  return _mm512_cvtepi64_epi32(_mm512_add_epi32(sums, _mm512_srli_epi64(sums, 32)));
+}
+
+// integers: quads of channels `stride` bytes apart, 4 bytes for each key. query: `query_stride` from row to row.
+// products [kRows, 16].
+template <int kRows>
+void screen_products(const int8_t* integers, int64_t stride, int64_t quads, const int16_t* query, int64_t query_stride,
+                     float* products) {
+  __m512i sums[kRows][2];
+  for (int row = 0; row < kRows; ++row) sums[row][0] = sums[row][1] = _mm512_setzero_si512();
+  for (int64_t quad = 0; quad < quads; ++quad) {
+    const __m256i* from = reinterpret_cast<const __m256i*>(integers + quad * stride);
+    const __m512i low = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from));
+    const __m512i high = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + 1));
+    for (int row = 0; row < kRows; ++row) {
+      int64_t four;
+      __builtin_memcpy(&four, query + row * query_stride + quad * 4, sizeof four);
+      const __m512i q = _mm512_set1_epi64(four);
+      sums[row][0] = add_products(sums[row][0], low, q);
+      sums[row][1] = add_products(sums[row][1], high, q);
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    const __m512i all = _mm512_inserti64x4(_mm512_castsi256_si512(sum_pairs(sums[row][0])), sum_pairs(sums[row][1]), 1);
+    _mm512_storeu_ps(products + row * kStripKeys, _mm512_cvtepi32_ps(all));
+  }
+}
+
+#elif defined(__AVX2__)
+
+constexpr int kScreenRows = 3;
+
+template <int kRows>
+void screen_products(const int8_t* integers, int64_t stride, int64_t quads, const int16_t* query, int64_t query_stride,
+                     float* products) {
+  __m256i sums[kRows][4];
+  for (int row = 0; row < kRows; ++row)
+    for (int four = 0; four < 4; ++four) sums[row][four] = _mm256_setzero_si256();
+  for (int64_t quad = 0; quad < quads; ++quad) {
+    const __m128i* from = reinterpret_cast<const __m128i*>(integers + quad * stride);
+    __m256i q[kRows];
+    for (int row = 0; row < kRows; ++row) {
+      int64_t channels;
+      __builtin_memcpy(&channels, query + row * query_stride + quad * 4, sizeof channels);
+      q[row] = _mm256_set1_epi64x(channels);
+    }
+    for (int four = 0; four < 4; ++four) {
+      const __m256i keys = _mm256_cvtepi8_epi16(_mm_loadu_si128(from + four));
+      for (int row = 0; row < kRows; ++row)
+        sums[row][four] = _mm256_add_epi32(sums[row][four], _mm256_madd_epi16(keys, q[row]));
+    }
+  }
+  for (int row = 0; row < kRows; ++row)
+    for (int half = 0; half < 2; ++half) {
+      // Pairs of the two halves of both registers: keys 0, 1, 4, 5, 2, 3, 6, 7.
+      const __m256i pairs = _mm256_hadd_epi32(sums[row][2 * half], sums[row][2 * half + 1]);
+      const __m256i in_order = _mm256_permute4x64_epi64(pairs, 0b11011000);
+      _mm256_storeu_ps(products + row * kStripKeys + half * 8, _mm256_cvtepi32_ps(in_order));
+    }
+}
+
+#else
+
+constexpr int kScreenRows = 3;
+
+template <int kRows>
+void screen_products(const int8_t* integers, int64_t stride, int64_t quads, const int16_t* query, int64_t query_stride,
+                     float* products) {
+  for (int row = 0; row < kRows; ++row) {
+    int32_t sums[kStripKeys] = {};
+    for (int64_t quad = 0; quad < quads; ++quad) {
+      const int8_t* keys = integers + quad * stride;
+      const int16_t* q = query + row * query_stride + quad * 4;
+      for (int key = 0; key < kStripKeys; ++key)
+        sums[key] +=
+            keys[4 * key] * q[0] + keys[4 * key + 1] * q[1] + keys[4 * key + 2] * q[2] + keys[4 * key + 3] * q[3];
+    }
+    for (int key = 0; key < kStripKeys; ++key) products[row * kStripKeys + key] = static_cast<float>(sums[key]);
+  }
+}
+
+#endif
+
+using ScreenProducts = void (*)(const int8_t*, int64_t, int64_t, const int16_t*, int64_t, float*);
+
+#if defined(__AVX512BW__)
+inline constexpr ScreenProducts kScreenProducts[kScreenRows] = {screen_products<1>, screen_products<2>,
+                                                                screen_products<3>, screen_products<4>,
+                                                                screen_products<5>, screen_products<6>};
+#else
+inline constexpr ScreenProducts kScreenProducts[kScreenRows] = {screen_products<1>, screen_products<2>,
+                                                                screen_products<3>};
+#endif
+
+}  // namespace sharp::cpu::SHARP_ISA

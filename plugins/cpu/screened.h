@@ -1,0 +1,290 @@
+// The two passes over screened keys. The first finds an interval for every logit from the screen alone; the second
+// computes the logits of the keys whose upper end is not below the largest lower end less 1 / (alpha - 1), as the
+// ordinary loop does, and leaves the others out. plugins/ops/key_screen.py has the proof.
+#pragma once
+
+#include "screen_products.h"
+#include "selected.h"
+
+namespace sharp::cpu::SHARP_ISA {
+
+// A row's logits by the screen: with m the integers of query and key, z = m . n * scale * factor + constant, give or
+// take distance * of_distance + scale * of_scale + always.
+struct BoundedRow {
+  float factor, constant, of_distance, of_scale, always, slope;
+};
+
+// The interval of a query, `integers` [4 * quads] and the numbers of its row. `query` is scaled.
+inline BoundedRow bound_row(const Problem& problem, const Row& row, const float* query, int16_t* integers) {
+  const int64_t channels = problem.head_dim, padded = 4 * screen_quads(problem);
+  for (int64_t channel = 0; channel < padded; ++channel) integers[channel] = 0;
+  const float slope = problem.alibi_slopes == nullptr ? 0.0f : problem.alibi_slopes[row.head];
+  double square = 0, product = 0, shift_square = 0;
+  float largest = 0;
+  const float* shift =
+      problem.key_shift == nullptr ? nullptr : problem.key_shift + row.head / problem.group() * channels;
+  for (int64_t channel = 0; channel < channels; ++channel) {
+    square += static_cast<double>(query[channel]) * query[channel];
+    largest = larger(largest, __builtin_fabsf(query[channel]));
+    if (shift == nullptr) continue;
+    product += static_cast<double>(query[channel]) * shift[channel];
+    shift_square += static_cast<double>(shift[channel]) * shift[channel];
+  }
+  // All keys are in doubt.
+  if (!(square < kLongest * kLongest) || !(__builtin_fabsf(slope) < 0x1p60f)) return {0, 0, kInfinity, 0, 0, slope};
+  // Sums of products of 16 and 8 bits must fit 32.
+  const double most = smaller(32767.0, (2147483647.0 - 1) / (127.0 * static_cast<double>(padded)));
+  const double length = __builtin_sqrt(square);
+  const float step =
+      largest < 0x1p-100f ? 0.0f : static_cast<float>(largest / static_cast<double>(static_cast<int>(most)));
+  double rest_square = 0;
+  for (int64_t channel = 0; channel < channels; ++channel) {
+    const double number = step > 0 ? query[channel] / static_cast<double>(step) : 0;
+    const double bounded = number > most ? most : number < -most ? -most : number;
+    const auto integer = static_cast<int16_t>(bounded < 0 ? bounded - 0.5 : bounded + 0.5);
+    integers[channel] = integer;
+    const double rest = query[channel] - static_cast<double>(step) * integer;
+    rest_square += rest * rest;
+  }
+  constexpr double kUp = 1 + 0x1p-20;
+  // Of every product that is summed up, in the ordinary loop and here: roundings of its terms and of the sum.
+  const double rounding = static_cast<double>(channels + 32) * 0x1p-24;
+  const double longest = 127 * __builtin_sqrt(static_cast<double>(padded));  // integers of a key
+  return {step,
+          static_cast<float>(product),
+          static_cast<float>(length * (1 + rounding) * kUp) + 0x1p-100f,
+          static_cast<float>(longest * (__builtin_sqrt(rest_square) + rounding * length) * kUp),
+          static_cast<float>(rounding * length * __builtin_sqrt(shift_square) * kUp) + 0x1p-100f,
+          slope};
+}
+
+// The strips of a part, one after the other, as indexes of blocks * heads and offsets.
+class StripWalk {
+ public:
+  StripWalk(const Problem& problem, const Tile& tile, int64_t begin)
+      : problem_(problem),
+        kv_head_(tile.kv_head),
+        blocks_(problem.block_table + tile.sequence * problem.max_blocks + begin / problem.block_size),
+        offset_(begin % problem.block_size) {}
+  Strip here() const { return {*blocks_ < 0 ? -1 : *blocks_ * problem_.kv_heads + kv_head_, offset_}; }
+  void advance() {
+    offset_ += kStripKeys;
+    if (offset_ < problem_.block_size) return;
+    offset_ = 0;
+    ++blocks_;
+  }
+
+ private:
+  const Problem& problem_;
+  int64_t kv_head_;
+  const int32_t* blocks_;
+  int64_t offset_;
+};
+
+inline void fetch_screen(const Problem& problem, Strip strip) {
+  if (strip.block < 0) return;
+  const ScreenBlock screen = screen_block(problem, strip.block);
+  const int64_t stride = 4 * problem.block_size, quads = screen_quads(problem);
+  for (int64_t quad = 0; quad < quads; ++quad) __builtin_prefetch(screen.integers + quad * stride + strip.offset * 4);
+  __builtin_prefetch(screen.scale + strip.offset);
+  __builtin_prefetch(screen.distance + strip.offset);
+}
+
+struct Interval {
+  Vec lower, upper;
+};
+
+// What `shape_logits` does to a logit, to the ends of its interval; `first` is the key of lane 0.
+inline void shape_interval(const Problem& problem, const Row& row, float slope, int64_t first, Vec width,
+                           Interval& ends) {
+  const float cap = problem.attributes.softcap;
+  if (cap > 0) {
+    // tanh_of is off by a few units in the last place. Nothing bounds a logit that may be NaN.
+    const Vec margin = splat(cap * 0x1p-19f);
+    const Vec upper = tanh_of(ends.upper * (1.0f / cap)) * cap + margin;
+    ends.lower = tanh_of(ends.lower * (1.0f / cap)) * cap - margin;
+    ends.upper = select(width < kInfinity, upper, splat(kInfinity));
+    ends.lower = select(width < kInfinity, ends.lower, splat(-kInfinity));
+  }
+  if (slope != 0) {
+    const Vec bias = absolute(lane_numbers() + static_cast<float>(first - row.position)) * slope;
+    const Vec margin = absolute(bias) * 0x1p-21f;
+    ends.lower -= bias + margin;
+    ends.upper -= bias - margin;
+  }
+}
+
+// First pass: the ends of intervals into part.highest_bounds and lowest_bounds, and into the states; counts the keys.
+inline void bound_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  constexpr int kVectors = kStripKeys / kLanes, kAhead = 2;
+  const int64_t count = tile.rows(), quads = screen_quads(problem),
+                strips = (part.keys.end - part.keys.begin + kStripKeys - 1) / kStripKeys;
+  Row rows[kMaxTileRows];
+  rows_of(problem, tile, rows);
+  gather_query(problem, tile, rows, scratch.query);
+  BoundedRow bounded[kScreenedRows];
+  for (int64_t row = 0; row < count; ++row)
+    bounded[row] =
+        bound_row(problem, rows[row], scratch.query + row * problem.head_dim, scratch.query_integers + row * 4 * quads);
+  const bool collect = part.lowest_bounds != nullptr, shaped = problem.attributes.softcap > 0;
+  Vec highest_lower[kScreenedRows], lowest_upper[kScreenedRows];
+  for (int64_t row = 0; row < count; ++row) {
+    highest_lower[row] = splat(-kInfinity);
+    lowest_upper[row] = splat(kInfinity);
+  }
+  StripWalk walk(problem, tile, part.keys.begin), ahead = walk;
+  for (int64_t strip = 0; strip < kAhead && strip < strips; ++strip, ahead.advance())
+    fetch_screen(problem, ahead.here());
+  for (int64_t strip = 0; strip < strips; ++strip, walk.advance()) {
+    if (strip + kAhead < strips) {
+      fetch_screen(problem, ahead.here());
+      ahead.advance();
+    }
+    const auto [block, offset] = walk.here();
+    const int64_t begin = part.keys.begin + strip * kStripKeys;
+    const uint64_t mapped = block < 0 ? 0 : bits_in({begin, smaller(begin + kStripKeys, part.keys.end)}, begin);
+    alignas(64) float products[kScreenedRows * kStripKeys];
+    Vec scales[kVectors], distances[kVectors];
+    if (mapped != 0) {
+      const ScreenBlock screen = screen_block(problem, block);
+      for (int64_t row = 0; row < count; row += kScreenRows)
+        kScreenProducts[smaller<int64_t>(count - row, kScreenRows) - 1](
+            screen.integers + offset * 4, 4 * problem.block_size, quads, scratch.query_integers + row * 4 * quads,
+            4 * quads, products + row * kStripKeys);
+      for (int v = 0; v < kVectors; ++v) {
+        scales[v] = load(screen.scale + offset + v * kLanes);
+        const Vec distance = load(screen.distance + offset + v * kLanes);
+        distances[v] = select(distance == 0.0f, splat(kInfinity), distance);
+      }
+    }
+    for (int64_t row = 0; row < count; ++row) {
+      const uint64_t visible = bits_in(rows[row].visible, begin) & mapped;
+      float& highest = part.highest_bounds[row * part.bounds_stride + strip];
+      if (visible == 0) {
+        highest = -kInfinity;
+        if (collect) part.lowest_bounds[row * part.bounds_stride + strip] = kInfinity;
+        continue;
+      }
+      part.states[row].visible += __builtin_popcountll(visible);
+      const BoundedRow& by = bounded[row];
+      Vec top = splat(-kInfinity), bottom = splat(kInfinity);
+      for (int v = 0; v < kVectors; ++v) {
+        const Vec z = load(products + row * kStripKeys + v * kLanes) * (scales[v] * by.factor) + by.constant;
+        const Vec width = distances[v] * by.of_distance + (scales[v] * by.of_scale + by.always);
+        Interval ends{z - width, z + width};
+        if (shaped || by.slope != 0) shape_interval(problem, rows[row], by.slope, begin + v * kLanes, width, ends);
+        if (visible != 0xffff) {
+          const VecInt seen = lanes_of(visible >> (v * kLanes));
+          ends = {select(seen, ends.lower, splat(-kInfinity)), select(seen, ends.upper, splat(-kInfinity))};
+        }
+        highest_lower[row] = maximum(ends.lower, highest_lower[row]);
+        top = maximum(ends.upper, top);
+        if (!collect) continue;
+        // A key that is not seen has the interval [-inf, -inf].
+        const VecInt seen = ends.upper > -kInfinity;
+        lowest_upper[row] = minimum(select(seen, ends.upper, splat(kInfinity)), lowest_upper[row]);
+        bottom = minimum(select(seen, ends.lower, splat(kInfinity)), bottom);
+      }
+      highest = maximum_of(top);
+      if (collect) part.lowest_bounds[row * part.bounds_stride + strip] = minimum_of(bottom);
+    }
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    part.states[row].highest_lower = maximum_of(highest_lower[row]);
+    part.states[row].lowest_upper = minimum_of(lowest_upper[row]);
+  }
+}
+
+// Which strips of a part a second pass must read: those that hold the largest logit, a weight or, for statistics, the
+// smallest logit of any row.
+class Doubtful {
+ public:
+  Doubtful(const Problem& problem, const Tile& tile, const Part& part) : part_(part), rows_(tile.rows()) {
+    const float width = 1.0f / (problem.attributes.alpha - 1.0f);
+    for (int64_t row = 0; row < rows_; ++row) {
+      const float lower = part.states[row].highest_lower;
+      // Four times the slack of `selection_floor`, which the largest logit gives.
+      floors_[row] = lower - width - (__builtin_fabsf(lower) + width) * 0x1p-20f;
+    }
+  }
+  bool operator()(int64_t strip) const {
+    bool found = false;
+    for (int64_t row = 0; row < rows_; ++row) {
+      const int64_t index = row * part_.bounds_stride + strip;
+      // A part without a finite bound has a floor of -inf or NaN: what is visible is in doubt.
+      found |= part_.highest_bounds[index] > -kInfinity && !(part_.highest_bounds[index] <= floors_[row]);
+      found |= part_.lowest_bounds != nullptr && part_.lowest_bounds[index] < kInfinity &&
+               part_.lowest_bounds[index] <= part_.states[row].lowest_upper;
+    }
+    return found;
+  }
+
+ private:
+  const Part& part_;
+  int64_t rows_;
+  float floors_[kScreenedRows];
+};
+
+// Up to four strips anywhere in a part, as the loops read 64 keys.
+struct StripGroup {
+  int count = 0;
+  int64_t begins[kChunkKeys / kStripKeys] = {};
+  const void* keys[kChunkKeys / kStripKeys] = {};
+};
+
+inline void select_group(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch,
+                         const Row* rows, const StripGroup& group, const StripGroup& next) {
+  KeyPanel panel{problem.cache_type, problem.block_size, {}, {1, 1, 1, 1}, next.count > 0, {}};
+  uint64_t mapped = 0;
+  for (int strip = 0; strip < kChunkKeys / kStripKeys; ++strip) {
+    panel.strips[strip] = group.keys[strip < group.count ? strip : 0];
+    panel.ahead[strip] = next.keys[strip < next.count ? strip : 0];
+  }
+  score(scratch.query, tile.rows(), problem.head_dim, panel, scratch.weights);
+  for (int strip = 0; strip < group.count; ++strip)
+    mapped |= bits_in({0, part.keys.end - group.begins[strip]}, 0) % (1 << kStripKeys) << (strip * kStripKeys);
+  for (int64_t index = 0; index < tile.rows(); ++index) {
+    uint64_t visible = 0;
+    for (int strip = 0; strip < group.count; ++strip)
+      visible |= bits_in(rows[index].visible, group.begins[strip]) % (1 << kStripKeys) << (strip * kStripKeys);
+    visible &= mapped;
+    if (visible == 0) continue;
+    float* logits = scratch.weights + index * kChunkKeys;
+    shape_logits(problem, rows[index], group.begins, visible, logits);
+    select_row(problem, part, index, group.begins, visible, logits);
+  }
+}
+
+// Second pass: selects of the keys in doubt.
+inline void select_doubtful(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  const int64_t strips = (part.keys.end - part.keys.begin + kStripKeys - 1) / kStripKeys;
+  const Doubtful doubtful(problem, tile, part);
+  int64_t read = 0;
+  for (int64_t strip = 0; strip < strips; ++strip) read += doubtful(strip);
+  if (read * kReadAllDenominator > strips * kReadAllNumerator) {
+    for (int64_t row = 0; row < tile.rows(); ++row) part.states[row].visible = 0;  // they are counted once more
+    return select_part(problem, tile, part, scratch);
+  }
+  Row rows[kMaxTileRows];
+  rows_of(problem, tile, rows);
+  gather_query(problem, tile, rows, scratch.query);
+  StripGroup groups[2];
+  StripWalk walk(problem, tile, part.keys.begin);
+  for (int64_t strip = 0; strip < strips; ++strip, walk.advance()) {
+    if (!doubtful(strip)) continue;
+    const auto [block, offset] = walk.here();
+    StripGroup& filled = groups[1];
+    filled.begins[filled.count] = part.keys.begin + strip * kStripKeys;
+    filled.keys[filled.count++] = key_at(problem, block, offset);
+    if (filled.count < kChunkKeys / kStripKeys) continue;
+    if (groups[0].count > 0) select_group(problem, tile, part, scratch, rows, groups[0], filled);
+    groups[0] = filled;
+    filled = {};
+  }
+  for (const StripGroup& group : groups)
+    if (group.count > 0)
+      select_group(problem, tile, part, scratch, rows, group, &group == groups ? groups[1] : StripGroup{});
+  for (int64_t index = 0; index < tile.rows(); ++index) settle<false>(part.states[index]);
+}
+
+}  // namespace sharp::cpu::SHARP_ISA

@@ -1,0 +1,201 @@
+"""Keys that the screen leaves out have no weight: with it the kernel gives what it gives without, bit for bit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharp.plugins.ops.key_screen import in_doubt, intervals, pack, screen_bytes, screen_of, unpack
+from sharp.plugins.ops.normalizers import entmax
+from sharp.plugins.ops.reference import AttentionOutput
+from tests import instruction_sets
+from tests.plugins.conformance.cases import Case, Shape, assert_agrees, run_reference
+from tests.plugins.conformance.screened import LONG, TYPES, run, screened_case, with_screen
+
+DECODE = Shape(sequences=((2000, 1),), kv_heads=1, group=3, head_dim=64, value_dim=16)
+
+
+def assert_same(actual: AttentionOutput, expected: AttentionOutput) -> None:
+    for name in ("output", "key_cache", "value_cache", "stats"):
+        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
+
+
+def assert_same_as_without(case: Case, dtype: str = "float32") -> AttentionOutput:
+    with_it = run(case, dtype)
+    assert_same(with_it, run(case, dtype, screen=False))
+    silent = case.with_inputs(collect_stats=np.array(False))
+    assert_same(run(silent, dtype), run(silent, dtype, screen=False))
+    return with_it
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("options", [{}, {"softcap": 8.0}, {"alibi": True}, {"window": 1500}, {"causal": 0}])
+def test_long_contexts(options: dict[str, float], alpha: float) -> None:
+    case = screened_case(alpha=alpha, **options)  # type: ignore[arg-type]
+    result = assert_same_as_without(case)
+    assert_agrees(result, run_reference(case), case, tolerance=5e-5 if alpha <= 2 else 5e-4)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 21])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_shapes_of_heads(head_dim: int, group: int) -> None:
+    shape = replace(LONG, sequences=((1100, 1), (600, 2)), head_dim=head_dim, group=group, value_dim=head_dim)
+    assert_same_as_without(screened_case(shape))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("block_size", [16, 32, 64, 24])
+def test_types_and_blocks(dtype: str, block_size: int) -> None:
+    case = with_screen(screened_case(replace(LONG, block_size=block_size, holes=True, drop_slots=True)), dtype)
+    result = assert_same_as_without(case, dtype)
+    assert_agrees(result, run_reference(case), case, tolerance=5e-5)
+
+
+@given(
+    context=st.integers(0, 1400),
+    new=st.integers(1, 9),
+    group=st.sampled_from((1, 2, 3, 4)),
+    head_dim=st.sampled_from((5, 16, 64)),
+    seed=st.integers(0, 2**20),
+    integers=st.booleans(),
+    holes=st.booleans(),
+    scale=st.sampled_from((0.05, 0.3, 2.0, 256.0)),
+    alpha=st.sampled_from((1.2, 1.5, 2.0)),
+)
+def test_random_calls(
+    context: int,
+    new: int,
+    group: int,
+    head_dim: int,
+    seed: int,
+    integers: bool,
+    holes: bool,
+    scale: float,
+    alpha: float,
+) -> None:
+    # Equal logits, all keys with a weight, one key alone: by scale and whole numbers.
+    shape = Shape(((context, new),), 1, group, head_dim, 8, integers=integers, holes=holes)
+    case = screened_case(shape, seed, shift=bool(seed % 2), alpha=alpha, scale=scale)
+    assert_same_as_without(case)
+
+
+def spoilt(case: Case, number: float, channel: int = 3, key: int = 777) -> Case:
+    """One key of the past has `number` in a channel."""
+    cache = case.inputs["key_cache"].copy()
+    cache[case.inputs["block_table"][0, key // 16], :, channel, key % 16] = number
+    return with_screen(case.with_inputs(key_cache=cache))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e30, -3e38, 1e-42, 1e19])
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_key_with_any_number_in_it(number: float, softcap: float) -> None:
+    assert_same_as_without(spoilt(screened_case(DECODE, softcap=softcap), number))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e20, 3e38, 1e-42])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_query_with_any_number_in_it(number: float) -> None:
+    case = screened_case(replace(DECODE, sequences=((2000, 2),)))
+    query = case.inputs["query"].copy()
+    query[0, 1, 5] = number
+    assert_same_as_without(case.with_inputs(query=query))
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-41, 1e-20, 1e12])
+def test_keys_of_any_length(factor: float) -> None:
+    case = screened_case(DECODE, shift=False)
+    short = case.with_inputs(key_cache=case.inputs["key_cache"] * np.float32(factor))
+    assert_same_as_without(with_screen(short, shift=False))
+    assert_same_as_without(with_screen(short))
+
+
+def test_a_key_that_the_screen_leaves_out_is_not_read() -> None:
+    case = screened_case(DECODE, scale=2.0)
+    cache = case.inputs["key_cache"].copy()
+    keys = cache[case.inputs["block_table"][0, :125], 0].swapaxes(1, 2).reshape(-1, 64)  # [2000, 64]
+    logits = 2.0 * keys @ case.inputs["query"][0].T
+    logits = logits.reshape(125, -1).max(1)
+    far = np.flatnonzero(logits < logits.max() - 20)[:10]  # blocks without a key that has a weight
+    assert len(far)
+    cache[case.inputs["block_table"][0, far]] = np.nan
+    assert_same(run(case.with_inputs(collect_stats=np.array(False), key_cache=cache)), _with_cache(case, cache))
+
+
+def _with_cache(case: Case, cache: np.ndarray) -> AttentionOutput:
+    """The result over the case's own keys, but with `cache` in the place of what the call gives back."""
+    result = run(case.with_inputs(collect_stats=np.array(False)), screen=False)
+    slot = int(case.inputs["slot_mapping"][0])
+    held = cache.copy()
+    held[slot // 16, :, :, slot % 16] = case.inputs["key"][0]
+    return replace(result, key_cache=held)
+
+
+def test_an_empty_screen_says_nothing() -> None:
+    case = screened_case()
+    empty = np.zeros_like(case.inputs["key_screen"])
+    assert_same(run(case.with_inputs(key_screen=empty)), run(case, screen=False))
+    none = np.zeros((0, *empty.shape[1:]), np.int8)
+    assert_same(run(case.with_inputs(key_screen=none)), run(case, screen=False))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("head_dim", [16, 21])
+def test_the_screen_is_written_with_the_keys(dtype: str, head_dim: int) -> None:
+    shape = Shape(((0, 40), (30, 1), (17, 2)), head_dim=head_dim, drop_slots=True)
+    case = with_screen(screened_case(shape), dtype)
+    actual, expected = run(case, dtype).key_screen, run_reference(case).key_screen
+    assert actual is not None
+    assert expected is not None
+    found, right = (unpack(screen, head_dim, 16) for screen in (actual, expected))
+    np.testing.assert_array_equal(found.integers, right.integers)
+    np.testing.assert_array_equal(found.scale, right.scale)
+    np.testing.assert_allclose(found.distance, right.distance, rtol=1e-6)
+
+
+@given(st.integers(0, 2**20), st.sampled_from((3, 16, 64)), st.sampled_from((1e-30, 1e-3, 1.0, 1e8)), st.booleans())
+def test_the_interval_holds_the_logit_and_leaves_out_no_weight(seed: int, size: int, factor: float, far: bool) -> None:
+    generator = np.random.default_rng(seed)
+    keys = (factor * generator.standard_normal((200, size))).astype(np.float32)
+    query = (generator.standard_normal(size) / factor).astype(np.float32)
+    shift = (factor * generator.standard_normal(size) * (30 if far else 0.1)).astype(np.float32)
+    keys += shift
+    lower, upper = intervals(query, screen_of(keys, shift), shift)
+    logits = keys.astype(np.float64) @ query.astype(np.float64)
+    assert (lower <= logits).all()
+    assert (logits <= upper).all()
+    for alpha in (1.2, 1.5, 2.0):
+        assert in_doubt(lower, upper, alpha)[entmax(logits, alpha) > 0].all()
+
+
+def test_a_screen_is_packed_and_unpacked() -> None:
+    keys = np.random.default_rng(0).standard_normal((3, 2, 16, 21)).astype(np.float32)
+    screen = screen_of(keys, np.zeros(21))
+    packed = pack(screen)
+    assert packed.shape == (3, 2, screen_bytes(21, 16))
+    for name, array in vars(unpack(packed, 21, 16)).items():
+        np.testing.assert_array_equal(array, getattr(screen, name))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"key_screen": np.zeros((9, 2, 7), np.int8)}, r"key_screen has shape .*; it must be \[blocks, kv_heads, "),
+        (
+            {"key_shift": np.zeros((2, 3), np.float32)},
+            r"key_shift has shape \[2, 3\]; it must be \[kv_heads, head_dim\]",
+        ),
+        ({"key_shift": np.full((2, 64), np.nan, np.float32)}, r"key_shift\[0\]\[0\] is nan; it must be a number"),
+    ],
+)
+def test_a_screen_that_does_not_fit_is_refused(changed: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        run(screened_case().with_inputs(**changed))
+
+
+@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
+def test_other_instruction_sets_agree_too(isa: str) -> None:
+    instruction_sets.check(isa, "-k", "not other_instruction_sets", Path(__file__))
