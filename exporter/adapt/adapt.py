@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ from sharp.models.device import choose_device
 from sharp.models.tasks.scoring import memory_of
 from sharp.plugins.errors import InputError, NotFoundError, SharpError
 
-LONG_SHARE = 0.25  # of the tokens of a run with `--stage long`
+LONG_SHARE = 0.5  # of the tokens, in longer sequences
+LONG = 4  # times the length of the others
 EVALUATIONS = 10  # of the held-out text while training
 Measured = dict[str, Any]
 
@@ -112,7 +114,7 @@ def adapt(
     config = student.decoder.config
     _check_memory(student, device)
     phase("Reading the text", 1)
-    long_length = config.max_context if settings.stage == "long" else 0
+    long_length = config.max_context if settings.stage == "long" else min(LONG * settings.length, config.max_context)
     least = max(settings.length, long_length) + 1
     text = read_text(settings.text, student.opened.tokenizer, config.vocab_size, least)
     unlike = _unlike_text(settings, student)
@@ -202,9 +204,10 @@ def _recipe(settings: AdaptSettings, student: Student, text: Text, long_length: 
     batch, length = settings.batch, settings.length
     tokens = settings.tokens
     if settings.budget is not None:
-        seconds = seconds_per_token(student, text.train, batch, length)
+        shapes = [(batch, length), (1, long_length)] if long_length > length else [(batch, length)]
+        seconds = fmean(seconds_per_token(student, text.train, *shape) for shape in shapes)
         tokens = min(tokens, int(settings.budget / seconds))
-    long_steps = max(1, round(tokens * LONG_SHARE / long_length)) if long_length else 0
+    long_steps = max(1, round(tokens * LONG_SHARE / long_length)) if long_length > length else 0
     short_steps = max(1, (tokens - long_steps * long_length) // (batch * length))
     return Recipe(short_steps + long_steps, length, batch, long_steps, long_length, settings.seed)
 
@@ -238,7 +241,9 @@ def _measure(
     needles: bool = True,
 ) -> Measured:
     context = student.decoder.config.max_context
-    longest = min(context, 4 * settings.length if recipe is None else max(4 * settings.length, recipe.long_length))
+    longest = min(
+        context, LONG * settings.length if recipe is None else max(LONG * settings.length, recipe.long_length)
+    )
     found: Measured = {"seconds": 0.0}
     began = time.monotonic()
     for name, tokens in (("held_out", text.held_out), ("unlike", unlike[1])):

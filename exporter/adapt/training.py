@@ -31,8 +31,8 @@ PROBE_STEPS = 2
 class Recipe:
     """How to train; a run is resumed only with the recipe that it was started with.
 
-    The first `steps` - `long_steps` steps read `batch` sequences of `length` tokens, the last ones a sequence of
-    `long_length`.
+    `long_steps` of the `steps` read one sequence of `long_length` tokens, the others `batch` sequences of `length`. The
+    long ones are spread evenly: at the end, where the learning rate is nearly 0, they would teach nothing.
     """
 
     steps: int
@@ -48,7 +48,8 @@ class Recipe:
 
     def shape_at(self, step: int) -> tuple[int, int]:
         """Sequences and tokens of a step."""
-        return (1, self.long_length) if step >= self.steps - self.long_steps else (self.batch, self.length)
+        before, after = (count * self.long_steps // self.steps for count in (step, step + 1))
+        return (1, self.long_length) if after > before else (self.batch, self.length)
 
     def rate_at(self, step: int) -> float:
         """The share of the learning rates: a linear warm-up times half a cosine."""

@@ -134,13 +134,19 @@ def test_a_run_with_other_settings_is_not_resumed(teacher, text: Path, tmp_path:
 def test_the_long_stage_ends_at_the_models_context(teacher, text: Path, tmp_path: Path) -> None:
     report = adapt(teacher(), settings(text, stage="long", tokens=24 * 16), tmp_path / "student")
     assert report is not None
-    assert (report["recipe"]["long_steps"], report["recipe"]["long_length"]) == (1, 128)
+    assert (report["recipe"]["long_steps"], report["recipe"]["long_length"]) == (2, 128)
+
+
+def test_half_of_the_tokens_are_in_sequences_of_four_times_the_length_spread_over_the_run() -> None:
+    recipe = training.Recipe(steps=10, length=24, batch=1, long_steps=2, long_length=96)
+    assert [recipe.shape_at(step)[1] for step in range(10)] == [24, 24, 24, 24, 96] * 2
+    assert recipe.tokens == 2 * 8 * 24 // 2 + 2 * 96
 
 
 def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "seconds_per_token", lambda *_: 0.5)
     report = adapt(teacher(), settings(text, budget=60.0, norm_options=NormOptions(alpha=1.7)), tmp_path / "student")
-    assert report is not None and report["recipe"]["steps"] == 5  # 120 tokens
+    assert report is not None and report["recipe"]["tokens"] == 120
     assert read_source(tmp_path / "student", "entmax").model.config.alpha == 1.7
 
 
