@@ -12,6 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 FILES = [
     *(HERE / "conformance" / f"test_kernel{suffix}.py" for suffix in ("", "_edges", "_reach", "_types")),
+    HERE / "conformance" / "test_key_screen.py",
     HERE / "test_sampling.py",
 ]
 # Of the types only what is arithmetic: one shape for each of the kernel's loops.

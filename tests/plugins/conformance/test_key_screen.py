@@ -1,7 +1,6 @@
 """Keys that the screen leaves out have no weight: with it the kernel gives what it gives without, bit for bit."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from sharp.plugins.ops.key_screen import in_doubt, intervals, pack, screen_bytes, screen_of, unpack
 from sharp.plugins.ops.normalizers import entmax
 from sharp.plugins.ops.reference import AttentionOutput
-from tests import instruction_sets
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, run_reference
 from tests.plugins.conformance.screened import LONG, TYPES, run, screened_case, with_screen
 
@@ -194,8 +192,3 @@ def test_a_screen_is_packed_and_unpacked() -> None:
 def test_a_screen_that_does_not_fit_is_refused(changed: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(Exception, match=message):
         run(screened_case().with_inputs(**changed))
-
-
-@pytest.mark.parametrize("isa", instruction_sets.OTHERS)
-def test_other_instruction_sets_agree_too(isa: str) -> None:
-    instruction_sets.check(isa, "-k", "not other_instruction_sets", Path(__file__))
