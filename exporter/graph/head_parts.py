@@ -8,11 +8,13 @@ once for each of their norms.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sharp.models.attention import HeadNorm
+from sharp.exporter.graph.op_attributes import op_attributes
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, HeadNorm, LayerOptions
 from sharp.models.config import SharpConfig
 
 
@@ -45,31 +47,82 @@ def split(config: SharpConfig, norms: Sequence[HeadNorm]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-# (number of the part, query, key, value, head_params, alibi_slopes, configuration) -> (output, statistics)
-AttendPart = Callable[[int, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, SharpConfig], tuple[Tensor, Tensor]]
+class Node(Protocol):
+    """The attention node of one part of a layer's heads."""
+
+    def __call__(
+        self,
+        layer: int,
+        part: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+        options: LayerOptions,
+        attributes: dict[str, Any],
+        /,
+    ) -> tuple[Tensor, Tensor]:
+        """Output and statistics, whose heads are axis 1 as those of query, key and value; `attributes` are the op's."""
+        ...
 
 
-def attend_in_parts(
-    parts: Sequence[Part],
-    heads: tuple[Tensor, Tensor, Tensor],
-    head_params: Tensor | None,
-    alibi_slopes: Tensor | None,
-    attend: AttendPart,
-) -> tuple[Tensor, Tensor]:
-    """Output and statistics of all query heads of a layer, whose axis is 1 in tensors and 0 in parameters.
+def attention_of_nodes(
+    parts_of: Callable[[int], Sequence[Part]],
+    node: Node,
+    stats: list[Tensor],
+    split: Callable[[Tensor], Tensor],
+    join: Callable[[Tensor], Tensor],
+) -> AttentionFunction:
+    """Attention of a traced model: a node for each part of a layer's heads, and the layer's statistics into `stats`.
 
-    `heads` are query, key and value.
+    `split` makes of query, key and value [batch, tokens, heads, dim] what the op takes, and `join` undoes it.
     """
-    query, key, value = heads
-    if len(parts) == 1:
-        return attend(0, query, key, value, head_params, alibi_slopes, parts[0].config)
-    found = []
-    for index, part in enumerate(parts):
-        q_heads, kv_heads = torch.tensor(part.q_heads), torch.tensor(part.kv_heads)
-        own = (query[:, q_heads], key[:, kv_heads], value[:, kv_heads])
-        params = head_params[q_heads] if head_params is not None and part.config.scheme.head_parameters else None
-        slopes = None if alibi_slopes is None else alibi_slopes[q_heads]
-        found.append(attend(index, *own, params, slopes, part.config))
+
+    def attend(
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
+        /,
+    ) -> Tensor:
+        parts = parts_of(layer)
+        heads = (split(query), split(key), split(value))
+        found = []
+        for index, part in enumerate(parts):
+            own = (*heads, head_params, alibi_slopes)
+            if len(parts) > 1:
+                own = _of(part, *own)
+            found.append(node(layer, index, *own, options, op_attributes(part.config, options)))
+        output, layer_stats = _in_order(parts, found) if len(parts) > 1 else found[0]
+        stats.append(layer_stats)
+        return join(output).to(query.dtype)
+
+    return attend
+
+
+def batched_attention(parts_of: Callable[[int], Sequence[Part]], node: Node, stats: list[Tensor]) -> AttentionFunction:
+    """The same for the op Attention: float32 [batch, heads, tokens, dim]."""
+    return attention_of_nodes(
+        parts_of, node, stats, lambda heads: heads.transpose(1, 2).float(), lambda output: output.transpose(1, 2)
+    )
+
+
+def _of(
+    part: Part, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, alibi_slopes: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """What the part's node takes of all heads."""
+    q_heads, kv_heads = torch.tensor(part.q_heads), torch.tensor(part.kv_heads)
+    params = head_params[q_heads] if head_params is not None and part.config.scheme.head_parameters else None
+    slopes = None if alibi_slopes is None else alibi_slopes[q_heads]
+    return query[:, q_heads], key[:, kv_heads], value[:, kv_heads], params, slopes
+
+
+def _in_order(parts: Sequence[Part], found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Output and statistics of all query heads."""
     placed = [head for part in parts for head in part.q_heads]
     order = torch.tensor([placed.index(head) for head in range(len(placed))])
     output, stats = (torch.cat(tensors, dim=1)[:, order] for tensors in zip(*found, strict=True))

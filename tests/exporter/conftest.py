@@ -8,9 +8,9 @@ from sharp.exporter.cli import export
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import SharpConfig
-from tests.exporting import one_registry
+from tests.exporting import one_registry, one_trace
 
-__all__ = ["one_registry"]
+__all__ = ["one_registry", "one_trace"]
 
 
 def tiny_model(norm: str, positions: str = "rope", **changes: object) -> SharpForCausalLM:

@@ -1,6 +1,6 @@
 """The table of docs/exporting.md of supported models, made from what a test run has just seen working.
 
-SHARP_UPDATE_TABLE=1 .venv/bin/python -m pytest tests/exporter/checkpoints/test_architectures.py
+SHARP_UPDATE_TABLE=1 .venv/bin/python -m pytest tests/full/exporter/test_every_architecture.py
 
 writes it; without the variable, the run fails where the page says something else.
 """

@@ -146,7 +146,7 @@ def hugging_face_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("norm", ["softmax", "adaptive-temperature"])  # others: test_architectures
+@pytest.mark.parametrize("norm", ["softmax", "adaptive-temperature"])
 def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
     result = sharp_export(hugging_face_folder, "--norm", norm, "--untrained-norm", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output

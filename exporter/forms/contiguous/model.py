@@ -4,17 +4,17 @@ Every layer has an input past and an output present, which is the past with the 
 tools read, under the names that they give it.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS
-from sharp.exporter.graph.head_parts import attend_in_parts
+from sharp.exporter.graph.head_parts import batched_attention
 from sharp.exporter.graph.lowering import Tracing
-from sharp.exporter.graph.op_attributes import op_attributes
-from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
-from sharp.models.config import SharpConfig
+from sharp.models.attention import LayerOptions
 from sharp.plugins.manifest import Port
 from sharp.plugins.ops.torch_attention import attention as attention_op
 
@@ -41,52 +41,29 @@ class ContiguousGraph(nn.Module):
         presents: list[Tensor] = []
         stats: list[Tensor] = []
 
-        def attend(
+        def node(
             layer: int,
+            part: int,
             query: Tensor,
             key: Tensor,
             value: Tensor,
             head_params: Tensor | None,
             alibi_slopes: Tensor | None,
-            options: LayerOptions = DEFAULT_OPTIONS,
-        ) -> Tensor:
-            first = self.decoder.first_cache(layer)
-
-            def attend_part(
-                part: int,
-                query: Tensor,
-                key: Tensor,
-                value: Tensor,
-                head_params: Tensor | None,
-                alibi_slopes: Tensor | None,
-                config: SharpConfig,
-            ) -> tuple[Tensor, Tensor]:
-                output: Tensor
-                part_stats: Tensor
-                output, present_key, present_value, part_stats = attention_op(
-                    query,
-                    key,
-                    value,
-                    pasts[2 * (first + part)],
-                    pasts[2 * (first + part) + 1],
-                    None,
-                    None,
-                    head_params,
-                    alibi_slopes,
-                    collect_stats,
-                    **op_attributes(config, options),
-                )
-                presents.extend((present_key, present_value))
-                return output, part_stats
-
-            # [batch, heads, tokens, dim]
-            heads = (query.transpose(1, 2).float(), key.transpose(1, 2).float(), value.transpose(1, 2).float())
-            output, layer_stats = attend_in_parts(
-                self.decoder.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
+            _: LayerOptions,
+            attributes: dict[str, Any],
+        ) -> tuple[Tensor, Tensor]:
+            first = 2 * (self.decoder.first_cache(layer) + part)
+            past_key, past_value = pasts[first : first + 2]
+            output: Tensor
+            part_stats: Tensor
+            output, present_key, present_value, part_stats = attention_op(
+                *(query, key, value, past_key, past_value, None, None, head_params, alibi_slopes, collect_stats),
+                **attributes,
             )
-            stats.append(layer_stats)
-            return output.transpose(1, 2).to(query.dtype)
+            presents.extend((present_key, present_value))
+            return output, part_stats
 
+        attend = batched_attention(self.decoder.layer_parts, node, stats)
         past = pasts[0].shape[2]
         positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         logits = self.decoder.logits(self.decoder.hidden_states(input_ids, positions, attend)).float()

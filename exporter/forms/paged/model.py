@@ -1,16 +1,16 @@
 """The paged form of a decoder (`--cache paged`): the module that torch.onnx.export sees."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.graph.graph_options import TORCH_DTYPES
-from sharp.exporter.graph.head_parts import attend_in_parts
+from sharp.exporter.graph.head_parts import attention_of_nodes
 from sharp.exporter.graph.lowering import Tracing
-from sharp.exporter.graph.op_attributes import op_attributes
-from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
-from sharp.models.config import SharpConfig
+from sharp.models.attention import LayerOptions
 from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.manifest import Cache
 from sharp.plugins.ops.torch_op import paged_attention
@@ -60,57 +60,33 @@ class PagedModel(nn.Module):
         caches: list[Tensor] = []
         stats: list[Tensor] = []
 
-        def attend(
+        def node(
             layer: int,
+            part: int,
             query: Tensor,
             key: Tensor,
             value: Tensor,
             head_params: Tensor | None,
             alibi_slopes: Tensor | None,
-            options: LayerOptions = DEFAULT_OPTIONS,
-        ) -> Tensor:
-            first = self.decoder.first_cache(layer)
-
-            def attend_part(
-                part: int,
-                query: Tensor,
-                key: Tensor,
-                value: Tensor,
-                head_params: Tensor | None,
-                alibi_slopes: Tensor | None,
-                config: SharpConfig,
-            ) -> tuple[Tensor, Tensor]:
-                output: Tensor
-                part_stats: Tensor
-                output, key_cache, value_cache, part_stats = paged_attention(
-                    query,
-                    key,
-                    value,
-                    key_caches[first + part],
-                    value_caches[first + part],
-                    slot_mapping,
-                    block_table,
-                    query_start,
-                    context_lens,
-                    head_params,
-                    alibi_slopes,
-                    collect_stats,
-                    **op_attributes(config, options),
-                )
-                caches.extend((key_cache, value_cache))
-                return output, part_stats
-
-            # The op takes a cache of another type with float32 queries only.
-            of_cache = query.dtype == key_caches[first].dtype
-            heads = (query[0], key[0], value[0])
-            if not of_cache:
-                heads = (query[0].float(), key[0].float(), value[0].float())
-            output, layer_stats = attend_in_parts(
-                self.decoder.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
+            _: LayerOptions,
+            attributes: dict[str, Any],
+        ) -> tuple[Tensor, Tensor]:
+            cache = self.decoder.first_cache(layer) + part
+            output: Tensor
+            part_stats: Tensor
+            output, key_cache, value_cache, part_stats = paged_attention(
+                *(query, key, value, key_caches[cache], value_caches[cache]),
+                *(slot_mapping, block_table, query_start, context_lens, head_params, alibi_slopes, collect_stats),
+                **attributes,
             )
-            stats.append(layer_stats)
-            return output[None].to(query.dtype)
+            caches.extend((key_cache, value_cache))
+            return output, part_stats
 
+        def packed(heads: Tensor) -> Tensor:
+            # The op takes a cache of another type with float32 queries only.
+            return heads[0] if heads.dtype == key_caches[0].dtype else heads[0].float()
+
+        attend = attention_of_nodes(self.decoder.layer_parts, node, stats, packed, lambda output: output[None])
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)
         logits = self.decoder.logits(hidden[0, logits_indices]).float()
         # [L, T, q_heads, 4]; torch.stack would be a node for every layer.

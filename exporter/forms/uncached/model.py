@@ -1,15 +1,15 @@
 """The form without a cache (`--cache none`): the module that torch.onnx.export sees."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.exporter.graph.head_parts import attend_in_parts
+from sharp.exporter.graph.head_parts import batched_attention
 from sharp.exporter.graph.lowering import Tracing
-from sharp.exporter.graph.op_attributes import op_attributes
-from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
-from sharp.models.config import SharpConfig
+from sharp.models.attention import LayerOptions
 from sharp.plugins.ops.torch_attention import attention as attention_op
 
 COLLECT_STATS = "collect_stats"
@@ -34,50 +34,26 @@ class UncachedGraph(nn.Module):
         total_lens = None if mask is None else mask.sum(-1).to(torch.int32)
         stats: list[Tensor] = []
 
-        def attend(
-            layer: int,
+        def node(
+            _layer: int,
+            _part: int,
             query: Tensor,
             key: Tensor,
             value: Tensor,
             head_params: Tensor | None,
             alibi_slopes: Tensor | None,
-            options: LayerOptions = DEFAULT_OPTIONS,
-        ) -> Tensor:
-
-            def attend_part(
-                _part: int,
-                query: Tensor,
-                key: Tensor,
-                value: Tensor,
-                head_params: Tensor | None,
-                alibi_slopes: Tensor | None,
-                config: SharpConfig,
-            ) -> tuple[Tensor, Tensor]:
-                output: Tensor
-                part_stats: Tensor
-                output, _, _, part_stats = attention_op(
-                    query,
-                    key,
-                    value,
-                    None,
-                    None,
-                    None,
-                    total_lens if options.total_lens is None else options.total_lens.to(torch.int32),
-                    head_params,
-                    alibi_slopes,
-                    collect_stats,
-                    **op_attributes(config, options),
-                )
-                return output, part_stats
-
-            # [batch, heads, tokens, dim]
-            heads = (query.transpose(1, 2).float(), key.transpose(1, 2).float(), value.transpose(1, 2).float())
-            output, layer_stats = attend_in_parts(
-                self.model.layer_parts(layer), heads, head_params, alibi_slopes, attend_part
+            options: LayerOptions,
+            attributes: dict[str, Any],
+        ) -> tuple[Tensor, Tensor]:
+            lens = total_lens if options.total_lens is None else options.total_lens.to(torch.int32)
+            output: Tensor
+            part_stats: Tensor
+            output, _, _, part_stats = attention_op(
+                *(query, key, value, None, None, None, lens, head_params, alibi_slopes, collect_stats), **attributes
             )
-            stats.append(layer_stats)
-            return output.transpose(1, 2).to(query.dtype)
+            return output, part_stats
 
+        attend = batched_attention(self.model.layer_parts, node, stats)
         output = self.model.compute(attend, *inputs).float()
         return output, torch.stack(stats)
 

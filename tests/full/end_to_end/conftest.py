@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export as command
-from tests.exporting import one_registry
+from tests.exporting import one_registry, one_trace
 
-__all__ = ["one_registry"]
+__all__ = ["one_registry", "one_trace"]
 
 
 @pytest.fixture(scope="session")
