@@ -27,7 +27,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
-import sharp.models.adapted_model  # noqa: F401 - registers adapted models too
+import sharp.models.adapted_model
+import sharp.models.trained_attention  # noqa: F401 - and the implementations of attention
 from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.models.byte_tokenizer import END_OF_TEXT, byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM

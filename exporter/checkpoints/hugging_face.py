@@ -38,6 +38,7 @@ from sharp.models.attention import EagerAttention
 from sharp.models.config import MOST_LAYERS, SharpConfig
 from sharp.models.normalizers import get_norm
 from sharp.models.safetensors_header import check_header
+from sharp.models.trained_attention import ENTRY
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme
 from sharp.plugins.tokenizer_trial import check_tokenizer_file
@@ -66,7 +67,7 @@ class OpenedModel:
         """The norm that it was trained with, where it is another than softmax."""
         if self.given is not None:
             return self.given
-        content = getattr(self.facts, "sharp", None)
+        content = getattr(self.facts, "sharp", None) or getattr(self.facts, ENTRY, None)
         return None if content is None else read_adapted_norm(content)
 
 
@@ -94,7 +95,7 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions, trained_norm:
         q_heads = _heads_of(path, opened.model).q_heads
         described, unused = attach_trained_norm(path, opened.model, q_heads, stored, opened.unused_weights)
         opened = replace(opened, given=described, unused_weights=unused)
-    elif names := look_like_a_norm(opened.unused_weights, find_attention(opened.model), []):
+    elif opened.unused_weights and (names := look_like_a_norm(opened.unused_weights, find_attention(opened.model), [])):
         raise InputError(
             f"{path} has weights that a {type(opened.model).__name__} has no place for and that look like those of a "
             f"norm ({len(names)}, the first is {names[0]}), so it was not trained with softmax; say what they are with "

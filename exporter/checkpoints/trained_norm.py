@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from sharp.models.adapted_model import MODEL_TYPE, AdaptedNorm, Positions, read_adapted_norm
 from sharp.models.normalizers import get_norm
+from sharp.models.trained_attention import ENTRY as ATTENTION_ENTRY
 from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_BYTES = 2**20
@@ -133,8 +134,10 @@ def stored_norm(path: Path) -> TrainedNorm | AdaptedNorm | None:
         return None
     if not isinstance(content, dict):
         return None
-    if content.get("model_type") == MODEL_TYPE or (content.get("sharp_attention") is not None):
-        return read_adapted_norm(content.get("sharp" if content.get("model_type") == MODEL_TYPE else "sharp_attention"))
+    if content.get("model_type") == MODEL_TYPE:
+        return read_adapted_norm(content.get("sharp"))
+    if (attention := content.get(ATTENTION_ENTRY)) is not None:
+        return read_adapted_norm(attention)
     if (entry := content.get(ENTRY)) is not None:
         return _validated(entry, f"the entry {ENTRY!r} of {path / 'config.json'}")
     return None

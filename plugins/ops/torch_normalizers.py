@@ -1,11 +1,22 @@
-"""The normalizers in plain torch, batched over rows with a visibility mask; float32 like every kernel."""
+"""The normalizers in PyTorch, differentiable, batched over rows with a visibility mask; float32 like every kernel.
 
-from collections.abc import Sequence
+A normalizer turns one row of logits z_1 .. z_n, one per visible key, into weights; keys that are not visible take no
+part at all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from sharp.plugins.ops.torch_entmax import entmax
+from sharp.plugins.errors import InputError
+from sharp.plugins.ops.attributes import ICML2025_COEFFICIENTS
+from sharp.plugins.ops.torch_entmax import entmax as torch_entmax
+
+DEFAULT_TEMPERATURE = ICML2025_COEFFICIENTS
+SPARSE = ("entmax", "relu", "relu2")
 
 
 def normalize(
@@ -17,59 +28,148 @@ def normalize(
     temperature_coefficients: Sequence[float],
     entropy_threshold: float,
 ) -> tuple[Tensor, Tensor]:
-    """Weights and statistics of every row.
-
-    Args:
-        logits: float32 [..., q_heads, queries, keys] after scale, soft cap and position bias.
-        visible: bool, broadcastable to `logits`.
-        normalizer: one of `schema.NORMALIZERS`.
-        head_params: float32 [q_heads, 2] (b, n) for ssa, else ignored.
-        alpha: of entmax.
-        temperature_coefficients: of adaptive_softmax, highest power first.
-        entropy_threshold: nats above which adaptive_softmax applies its polynomial.
+    """Weights and statistics of every row; arguments as for `attention_weights`.
 
     Returns:
         weights like `logits`, 0 where not visible, and the four statistics [..., q_heads, queries, 4].
     """
     visible = visible.expand_as(logits)
+    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
+    shown = logits.masked_fill(~visible, 0.0)
+    weights = NORMALIZERS[normalizer](shown, visible, options).masked_fill(~visible, 0.0)
     beta = torch.ones_like(logits[..., 0])
-    if normalizer == "ssa":
-        assert head_params is not None
-        b, n = head_params[:, 0, None, None], head_params[:, 1, None, None]
-        weights = _softmax(n * logits.sign() * torch.log1p(b * logits.abs()), visible)
-    elif normalizer == "entmax":
-        seen = visible.any(-1, keepdim=True)  # a row that sees nothing keeps finite logits, or its weights were NaN
-        weights = torch.where(visible, entmax(logits.masked_fill(~visible & seen, -torch.inf), alpha), 0.0)
-    elif normalizer == "sigmoid":
-        weights = torch.where(visible, logits.sigmoid(), 0.0)
-    elif normalizer in ("relu", "relu2"):
-        weights = torch.where(visible, logits.relu(), 0.0) ** (2 if normalizer == "relu2" else 1)
-    else:
-        weights = _softmax(logits, visible)
-        if normalizer == "adaptive_softmax":
-            beta = _inverse_temperature(_entropy(weights), temperature_coefficients, entropy_threshold)
-            weights = _softmax(beta[..., None] * logits, visible)
-    kept = weights != 0 if normalizer in ("entmax", "relu", "relu2") else visible
+    if normalizer == "adaptive_softmax":
+        beta = inverse_temperature(shown, visible, options).squeeze(-1)
+    kept = weights != 0 if normalizer in SPARSE else visible
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
-    stats = torch.stack([_entropy(weights), kept.sum(-1).float(), beta, spread], dim=-1)
+    stats = torch.stack([entropy(weights), kept.sum(-1).float(), beta, spread], dim=-1)
     return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
 
 
-def _softmax(logits: Tensor, visible: Tensor) -> Tensor:
-    weights = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)
-    # A row that sees nothing is 0 / 0 in softmax and 0 by our definition.
-    return torch.where(visible, weights, 0.0)
+def attention_weights(
+    normalizer: str,
+    logits: Tensor,
+    visible: Tensor,
+    *,
+    head_params: Tensor | None = None,
+    alpha: float = 1.5,
+    temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE,
+    entropy_threshold: float = 0.5,
+) -> Tensor:
+    """The attention weights of every query over its visible keys.
+
+    Args:
+        normalizer: a name of `NORMALIZERS`.
+        logits: [..., q_heads, queries, keys], after scale, soft cap and position bias.
+        visible: bool, broadcastable to `logits`; a key that is not visible gets weight 0 and influences no other.
+        head_params: [q_heads, P], for ssa the columns b and n.
+        alpha: entmax's alpha, above 1.
+        temperature_coefficients: adaptive_softmax's polynomial, highest power first.
+        entropy_threshold: adaptive_softmax leaves rows with an entropy up to this (in nats) as they are.
+
+    Returns:
+        Weights of the shape of `logits`, float32 (float64 for float64 logits). A row without visible key is all 0.
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    visible = visible.expand_as(logits)
+    logits = logits.masked_fill(~visible, 0.0)  # whatever stood there may be inf or nan, whose gradient would spread
+    weights = NORMALIZERS[normalizer](
+        logits, visible, Options(head_params, alpha, temperature_coefficients, entropy_threshold)
+    )
+    return weights.masked_fill(~visible, 0.0)
 
 
-def _entropy(weights: Tensor) -> Tensor:
-    """Nats of weights / sum weights, 0 when the sum is 0; [..., keys] -> [...]."""
+def entropy(weights: Tensor) -> Tensor:
+    """Entropy in nats of weights [..., keys] along the last axis, of w / sum w where they are not normalized."""
     total = weights.sum(-1, keepdim=True)
-    p = weights / torch.where(total == 0, 1.0, total)
-    return -torch.xlogy(p, p).sum(-1)
+    normalized: Tensor = weights / total.masked_fill(total == 0, 1)
+    return -torch.xlogy(normalized, normalized).sum(-1)
 
 
-def _inverse_temperature(entropy: Tensor, coefficients: Sequence[float], threshold: float) -> Tensor:
-    value = torch.zeros_like(entropy)
-    for coefficient in coefficients:
-        value = value * entropy + coefficient
-    return torch.where(entropy > threshold, value.clamp(min=1.0), 1.0)
+@dataclass(frozen=True)
+class Options:
+    """What the normalizers take besides logits and mask; see `attention_weights`."""
+
+    head_params: Tensor | None
+    alpha: float
+    temperature_coefficients: tuple[float, ...]
+    entropy_threshold: float
+
+
+def softmax(logits: Tensor, visible: Tensor, _options: Options) -> Tensor:
+    """w_j = e^z_j / sum_k e^z_k."""
+    return torch.softmax(skip_masked(logits, visible), dim=-1)
+
+
+def adaptive_softmax(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """Weights softmax(beta z); beta = max(poly(H), 1) where the plain softmax's entropy H is above threshold, else 1.
+
+    Velickovic et al. (ICML 2025), Fig. 4; poly is fitted to 1 / (the best temperature) as a function of H.
+    """
+    return softmax(inverse_temperature(logits, visible, options) * logits, visible, options)
+
+
+def inverse_temperature(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """Adaptive softmax's beta [..., 1]."""
+    plain = softmax(logits, visible, options)
+    # H = ln l - sum p z: unlike -sum p ln p it has a finite gradient where p is 0.
+    mean = (plain * logits.masked_fill(plain == 0, 0.0)).sum(-1, keepdim=True)
+    plain_entropy = torch.logsumexp(skip_masked(logits, visible), -1, keepdim=True) - mean
+    polynomial = torch.zeros_like(plain_entropy)
+    for coefficient in options.temperature_coefficients:
+        polynomial = polynomial * plain_entropy + coefficient
+    return torch.where(plain_entropy > options.entropy_threshold, polynomial.clamp(min=1.0), 1.0)
+
+
+def entmax(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """p_j = [(alpha - 1) z_j - tau]_+^(1 / (alpha - 1)), tau such that sum p = 1 (Peters et al. 2019).
+
+    alpha = 2 is sparsemax; alpha -> 1 is softmax.
+    """
+    return torch_entmax(skip_masked(logits, visible), options.alpha)
+
+
+def ssa(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """Scaled signed averaging, Eq. 5: w_j = (1 + b|z_j|)^(sgn(z_j) n) / sum_k (1 + b|z_k|)^(sgn(z_k) n).
+
+    Computed as softmax(t) with t = n sgn(z) ln(1 + b|z|), which cannot overflow. Unlike softmax it changes when all
+    logits move by the same amount, so nothing is subtracted before the transform.
+    """
+    if options.head_params is None:
+        raise InputError("normalizer ssa needs head_params [q_heads, 2] with the columns b and n")
+    b, n = options.head_params.to(logits.dtype)[:, None, None, :].unbind(-1)  # each [q_heads, 1, 1]
+    # Not torch.sign: with +1 at z = 0 the derivative there is n b, as it should be, and not 0.
+    sign = torch.where(logits < 0, -1.0, 1.0)
+    return torch.softmax(skip_masked(n * sign * torch.log1p(b * (sign * logits)), visible), dim=-1)
+
+
+def sigmoid(logits: Tensor, _visible: Tensor, _options: Options) -> Tensor:
+    """w_j = 1 / (1 + e^-z_j); the weights of a row do not add up to 1."""
+    return torch.sigmoid(logits)
+
+
+def relu(logits: Tensor, _visible: Tensor, _options: Options) -> Tensor:
+    """w_j = max(0, z_j); the weights of a row do not add up to 1."""
+    return functional.relu(logits)
+
+
+def relu2(logits: Tensor, _visible: Tensor, _options: Options) -> Tensor:
+    """w_j = max(0, z_j)^2; the weights of a row do not add up to 1."""
+    return functional.relu(logits).square()
+
+
+def skip_masked(logits: Tensor, visible: Tensor) -> Tensor:
+    """Logits with -inf at keys that are not visible; rows without any visible key stay finite, or softmax gives nan."""
+    return logits.masked_fill(~visible & visible.any(-1, keepdim=True), -torch.inf)
+
+
+NORMALIZERS: dict[str, Callable[[Tensor, Tensor, Options], Tensor]] = {
+    "softmax": softmax,
+    "adaptive_softmax": adaptive_softmax,
+    "entmax": entmax,
+    "ssa": ssa,
+    "sigmoid": sigmoid,
+    "relu": relu,
+    "relu2": relu2,
+}

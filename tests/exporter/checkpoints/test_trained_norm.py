@@ -8,13 +8,13 @@ import pytest
 import torch
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
-from transformers import GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig
 from transformers.models.gpt2 import modeling_gpt2
 
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
-from tests.exporter.tiny_hugging_face import save, tiny
+from tests.exporter.tiny_hugging_face import SIZES, save, tiny
 
 LAYERS, HEADS = 2, 6
 B = torch.linspace(0.3, 2.0, LAYERS * HEADS).reshape(LAYERS, HEADS)
@@ -117,3 +117,17 @@ def test_files_that_do_not_fit_are_refused(gpt2_with_ssa, tmp_path, change, mess
     with pytest.raises(InputError) as refused:
         read_source(gpt2_with_ssa, "ssa", trained_norm=tmp_path / "ssa.json")
     assert message in str(refused.value)
+
+
+def test_what_was_trained_by_the_hook_is_exported_without_a_flag(sharp_export, tmp_path):
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, num_key_value_heads=2)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sharp-asentmax")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(tmp_path / "trained")
+    result = sharp_export(tmp_path / "trained", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    norm = read_manifest(tmp_path / "out").norm
+    assert (norm.name, norm.trained) == ("asentmax", True)

@@ -1,0 +1,123 @@
+"""The training hook: `attn_implementation="sharp-NORM"` for the models of transformers.
+
+    import sharp.models.hugging_face
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sharp-ssa")  # or from_pretrained
+    Trainer(model, ...).train()
+    model.save_pretrained(folder)  # sharp-export FOLDER
+
+What the norm learns is registered in every attention module as `sharp_norm`: it is among the model's parameters, and is
+saved and loaded with them. `config.json` says the norm under "sharp_attention", so a program in which this module is
+imported loads the model with it again; another program would take it for a model of plain attention. Options of the
+norm that are not its defaults are set there before the model is made: `config.sharp_attention = {"alpha": 1.25}`.
+"""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel, initialization
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from sharp.models.adapted_model import NORM_MODULE, VERSION, AdaptedNorm, AttentionNorm, adapted_attention, attach
+from sharp.models.normalizers import NORMS
+from sharp.plugins.errors import InputError
+
+PREFIX = "sharp-"
+ENTRY = "sharp_attention"
+
+
+def trained_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls, see `adapted_attention`."""
+    if kwargs.get("dropout"):
+        raise InputError("attention weights have no dropout under Sharp's norms; set it to 0 in the configuration")
+    if not hasattr(module, NORM_MODULE):
+        raise InputError(
+            "the model was made with another attention and has no parameters of the norm; make it with "
+            'attn_implementation="sharp-NORM" in from_config or from_pretrained'
+        )
+    return adapted_attention(module, query, key, value, attention_mask, **kwargs)
+
+
+for _name in NORMS:
+    transformers.AttentionInterface.register(f"{PREFIX}{_name}", trained_attention)
+    AttentionMaskInterface.register(f"{PREFIX}{_name}", sdpa_mask)
+
+
+def attention_modules(model: nn.Module) -> tuple[str, ...]:
+    """The names of the modules of self-attention, by what they are called and that they know their layer."""
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__
+        and isinstance(getattr(module, "layer_idx", None), int)
+        and not getattr(module, "is_cross_attention", False)
+    }
+    return tuple(name for name in found if not any(other.startswith(f"{name}.") for other in found))
+
+
+def attach_requested(model: PreTrainedModel) -> None:
+    """Give `model` the norm that its configuration names, if it names one.
+
+    Raises:
+        InputError: the norm is unknown, or the model's attention is not found.
+    """
+    config: Any = model.config
+    given = dict(getattr(config, ENTRY, None) or {})
+    implementation = config._attn_implementation or ""
+    if implementation.startswith(PREFIX):
+        norm = implementation.removeprefix(PREFIX)
+        if given.get("norm", norm) != norm:
+            given = {}  # of another norm
+    elif given.get("norm") in NORMS:
+        norm = given["norm"]
+        config._attn_implementation_internal = f"{PREFIX}{norm}"
+    else:
+        return
+    modules = attention_modules(model)
+    if not modules:
+        raise InputError(f"a {type(model).__name__} has no attention modules that know their layer; use another model")
+    unknown = sorted(set(given) - {field.name for field in fields(AdaptedNorm)})
+    if unknown:
+        raise InputError(f"config.{ENTRY} has the unknown entry {unknown[0]!r}")
+    described = AdaptedNorm(
+        **{
+            "alpha": NORMS[norm].alpha,
+            "hidden_size": config.hidden_size,
+            "q_heads": config.num_attention_heads,
+            "trained_context": config.max_position_embeddings,
+            **given,
+            "norm": norm,
+            "attention_modules": modules,
+            "version": VERSION,
+        }
+    )
+    if not all(hasattr(model.get_submodule(name), NORM_MODULE) for name in modules):
+        attach(model, described)
+    setattr(config, ENTRY, asdict(described))
+
+
+_post_init = PreTrainedModel.post_init
+_initialize_weights = PreTrainedModel._initialize_weights
+
+
+def _post_init_with_norm(self: PreTrainedModel) -> None:
+    attach_requested(self)
+    _post_init(self)  # type: ignore[no-untyped-call]
+
+
+def _initialize_with_norm(self: PreTrainedModel, module: nn.Module, *arguments: Any) -> None:
+    """As transformers' own; a norm that no file has gets its start values."""
+    if isinstance(module, AttentionNorm) and not getattr(module, "_is_hf_initialized", False):
+        with torch.device("cpu"):  # transformers makes models on the meta device
+            start = dict(AttentionNorm(module.described).named_parameters())
+        for name, parameter in module.named_parameters():
+            initialization.copy_(parameter, start[name])  # leaves alone what was loaded
+    _initialize_weights(self, module, *arguments)
+
+
+PreTrainedModel.post_init = _post_init_with_norm  # type: ignore[method-assign]
+PreTrainedModel._initialize_weights = _initialize_with_norm  # type: ignore[method-assign]
