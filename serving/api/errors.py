@@ -5,6 +5,7 @@ from sharp.plugins.errors import InputError, NotFoundError, SharpError
 __all__ = [
     "SERVER_FAILED",
     "AlreadyExistsError",
+    "ContextLengthError",
     "DeviceLostError",
     "DrainingError",
     "EngineEndedError",
@@ -30,6 +31,17 @@ class FieldError(InputError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class ContextLengthError(FieldError):
+    """A prompt has more tokens than the context has room for; `tokens` is None where they were not counted.
+
+    `limit` is the length of the context, `needed` the room that the completion needs in it.
+    """
+
+    def __init__(self, field: str, message: str, limit: int, tokens: int | None, needed: int) -> None:
+        super().__init__(field, message)
+        self.limit, self.tokens, self.needed = limit, tokens, needed
 
 
 class AlreadyExistsError(SharpError):

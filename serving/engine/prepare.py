@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sharp.plugins.manifest import Manifest
-from sharp.serving.api.errors import FieldError
+from sharp.serving.api.errors import ContextLengthError, FieldError
 from sharp.serving.api.request import GenerateRequest, new_request_id
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.engine.guide import GuideCompiler
@@ -76,7 +76,8 @@ def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Man
         small = context_limit < manifest.max_context
         reason = f", as the server's cache has no room for the model's {manifest.max_context}" if small else ""
         context = f"a context of {context_limit}{' with room for one new token' if needed else ''}{reason}"
-        raise FieldError("prompt", f"prompt has {tokens} tokens; the limit is {context_limit - needed} ({context})")
+        message = f"prompt has {tokens} tokens; the limit is {context_limit - needed} ({context})"
+        raise ContextLengthError("prompt", message, context_limit, tokens, needed)
     return room
 
 
@@ -129,4 +130,4 @@ def _check_start(text: str, manifest: Manifest, tokenizer: Tokenizer | None, lim
     # Where text is cut, a word may become more tokens than it is: a tenth more proves that the whole is too long.
     if len(start) < len(text) and len(tokenize(start, manifest, tokenizer)) > limit * 1.1:
         message = f"prompt has {len(text)} characters, which is far more than {limit} tokens, the limit"
-        raise FieldError("prompt", message)
+        raise ContextLengthError("prompt", message, limit, None, 1)

@@ -130,6 +130,8 @@ class GenerationService:
         self.parsing = Pool("parsed", PARSING_THREADS, MOST_WAITING)
         self.preparing = Pool("prepared", PREPARING_THREADS, MOST_WAITING)
         self._open = 0
+        self.names: tuple[str, ...] = (model.manifest.name,)
+        self.chat_template: str | None = None
         self._streams: set[EventStream] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -163,11 +165,16 @@ class GenerationService:
                 f"the engine has been in one step for over {self._stall_seconds:g} s; ask another server"
             )
 
+    @property
+    def open_requests(self) -> int:
+        """How many requests run or wait."""
+        return self._open
+
     def check_model(self, name: str) -> None:
-        """Raise NotFoundError unless `name` is the served model or not set."""
-        served = self.model.manifest.name
-        if name and name != served:
-            raise NotFoundError(f"model {name!r} is not served here; the server has {served!r}")
+        """Raise NotFoundError unless `name` is one of the served model's or not set."""
+        if name and name not in self.names:
+            served = " or ".join(map(repr, self.names))
+            raise NotFoundError(f"model {name!r} is not served here; the server has {served}")
 
     @asynccontextmanager
     async def stream(self, call: Call, prepare: Callable[[], GenerateRequest]) -> AsyncIterator[EventStream]:

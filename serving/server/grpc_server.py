@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.api.errors import InputError
@@ -30,6 +31,9 @@ SERVICES = (
     control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
     grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
+
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+NAMES = (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
 
 LAST_MESSAGES_SECONDS = 3
 HEALTH_SECONDS = 1.0
@@ -60,6 +64,17 @@ class _Health(health.HealthServicer):  # type: ignore[misc]
         """See `grpc.health.v1`."""
         await self._update()
         return await super().Check(request, context)
+
+
+def reflection_v1() -> grpc.GenericRpcHandler:
+    """Reflection under its newer name, with the same messages: newer tools ask for it first."""
+    servicer = ReflectionServicer((*NAMES, REFLECTION_V1))
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        reflection_pb2.ServerReflectionRequest.FromString,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": method})
 
 
 class GrpcServer:
@@ -114,9 +129,10 @@ class GrpcServer:
         self._health = _Health(self._update_health)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
+            NAMES,
             self._server,
         )
+        self._server.add_generic_rpc_handlers((reflection_v1(),))
         address = join(config.host, config.grpc_port)
         try:
             self.port = (

@@ -14,6 +14,7 @@ from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
 from sharp.serving.server.version import sharp_version
+from sharp.serving.text.chat_forms import ChatForms, chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.v1 import control_pb2
 
@@ -30,6 +31,7 @@ class RunningModel:
         info: the response of GetServerInfo.
         metrics: of this model, among those of the server.
         api: what requests over HTTP may say.
+        forms: how the model writes calls of tools and thoughts.
     """
 
     model: ModelFolder
@@ -39,6 +41,7 @@ class RunningModel:
     info: control_pb2.GetServerInfoResponse
     metrics: ModelMetrics
     api: ApiConfig
+    forms: ChatForms
 
 
 @asynccontextmanager
@@ -52,13 +55,16 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     config = settings.server
     endpoint = config.otlp_traces_endpoint
     tracing = None if endpoint is None else otlp_tracing(endpoint, sharp_version())
-    template = await asyncio.to_thread(load_chat_template, path)
+    template = await asyncio.to_thread(load_chat_template, path, settings.api.chat_template)
+    forms = await asyncio.to_thread(chat_forms, template, settings.api)
     engine_config = settings.engine
     if settings.metrics.attention_metrics == "off":
         engine_config = replace(engine_config, attention_interval=0)
     # In a thread: the event loop must handle signals meanwhile.
     model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
     await asyncio.to_thread(model.guides.load)
+    if settings.api.names:
+        model = replace(model, manifest=model.manifest.model_copy(update={"name": settings.api.names[0]}))
     if not config.model_sampling:
         model = replace(model, sampling={})
     info = control_pb2.GetServerInfoResponse(
@@ -94,9 +100,11 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         config.log_prompts,
         config.max_buffered_bytes,
     )
+    service.names = settings.api.names or service.names
+    service.chat_template = None if template is None else template.source
     thread.start()
     try:
-        yield RunningModel(model, template, thread, service, info, model_metrics, settings.api)
+        yield RunningModel(model, template, thread, service, info, model_metrics, settings.api, forms)
     finally:
         # Not in the event loop: the last step may take a while, and delivers its events to this loop.
         await asyncio.to_thread(thread.stop)

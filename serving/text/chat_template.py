@@ -1,21 +1,20 @@
 """`ChatTemplate`: a conversation as the text that a model was trained on."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sharp.serving.api.errors import FieldError, InputError
 from sharp.serving.text.template_process import TemplateLimitError, TemplateProcess
-from sharp.serving.text.tool_calls import CALL_END, CALL_START, ToolCallParser
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
-CALL_FORM = f'{CALL_START}{{"name": ..., "arguments": ...}}{CALL_END}'
-# As the instructions of templates show the form; with other fields first it would be no JSON that is read here.
-SHOWN_CALL = re.compile(CALL_START + r"""\s*\{\s*["'](name|arguments)["']""")
+TEMPLATE_FOLDER = "chat_templates"  # of more templates, by their names
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # A conversation with a call: what a template makes of it is what its model writes.
 SAMPLE_TOOL = {
     "type": "function",
@@ -46,6 +45,7 @@ class ChatTemplate:
         Raises:
             InputError: it is no template, or takes too much time or memory.
         """
+        self.source = source
         self._process = TemplateProcess({"default": source, "tools": for_tools or source}, special_tokens)
         known = self._process.variables
         self._knows_tools = for_tools is not None or "tools" in known["tools"]
@@ -62,20 +62,18 @@ class ChatTemplate:
         """End the process. A later rendering starts another."""
         self._process.close()
 
-    @cached_property
-    def _calls_are_read(self) -> bool:
-        """Whether calls as the template writes them, or tells the model to, are those that are read here.
+    def sample_call(self) -> str:
+        """What the template makes of a question with a tool and its call, or of the question alone if it cannot.
 
-        `<tool_call>` alone says nothing: Qwen3-Coder and GLM have XML in it.
+        It is empty where it can do neither.
         """
         conversations: tuple[list[Mapping[str, Any]], ...] = ([SAMPLE_QUESTION, SAMPLE_ANSWER], [SAMPLE_QUESTION])
-        for messages in conversations:
+        for messages in conversations if self._knows_tools else ():
             try:
-                text = self._render("tools", messages, tools=[SAMPLE_TOOL])
+                return self._render("tools", messages, tools=[SAMPLE_TOOL])
             except InputError:  # a template can fail like any program
                 continue
-            return bool(ToolCallParser().push(text)[1] or SHOWN_CALL.search(text))
-        return False
+        return ""
 
     def render(
         self,
@@ -92,15 +90,12 @@ class ChatTemplate:
         false, or continues the last one if `continue_final_message` is true.
 
         Raises:
-            FieldError: the template refuses the messages, knows no tools or variables of such names, has calls in a
-                form that nobody reads, or does not show the end of the message to continue.
+            FieldError: the template refuses the messages, knows no tools or variables of such names, or does not show
+                the end of the message to continue.
         """
         self._check_variables(variables or {})
         if tools and not self._knows_tools:
             raise FieldError("tools", "tools is set, and the model's chat template knows none; serve a model that does")
-        if tools and not self._calls_are_read:
-            message = f"tools is set, and the model writes calls in another form than {CALL_FORM}, the one read here"
-            raise FieldError("tools", f"{message}; leave tools out, or serve a model of that form")
         if continue_final_message:
             *before, last = messages
             messages = [*before, {**last, "content": last["content"] + CONTINUE_MARK}]
@@ -146,17 +141,24 @@ def _until_mark(text: str, message: str) -> str:
     return text[:end] if text.startswith(CONTINUE_MARK, end) else text[:end].rstrip()
 
 
-def load_chat_template(folder: Path) -> ChatTemplate | None:
+def load_chat_template(folder: Path, chosen: str | None = None) -> ChatTemplate | None:
     """The chat template of a model folder: a file of its own, or an entry of the tokenizer's settings.
 
+    `chosen` is the path of another one, or the name of another of the model's, or "chatml".
+
     Raises:
-        InputError: it cannot be read.
+        InputError: it cannot be read, or there is none of the `chosen` name.
     """
+    if chosen is not None and chosen != "chatml" and not Path(chosen).is_file() and _named(folder, chosen) is None:
+        raise InputError(f"--chat-template is {chosen!r}, which is neither a file nor a template of {folder}")
     try:
         config_file, template_file = folder / CONFIG_FILE, folder / TEMPLATE_FILE
         config = json.loads(_read(config_file, MOST_CONFIG_BYTES)) if config_file.is_file() else {}
         own = _read(template_file, 4 * MOST_TEMPLATE_CHARACTERS) if template_file.is_file() else None
         source = config.get("chat_template") if own is None else own
+        if chosen is not None:
+            source = CHATML if chosen == "chatml" else _named(folder, chosen)
+            source = _read(Path(chosen), 4 * MOST_TEMPLATE_CHARACTERS) if source is None else source
         named = {"default": source}
         if isinstance(source, list):  # several by name
             named = {entry["name"]: entry["template"] for entry in source}
@@ -167,6 +169,20 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         return ChatTemplate(default, _special_tokens(config), for_tools) if default else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # InputError, too
         raise InputError(f"the chat template of {folder} cannot be read: {error}; correct or remove it") from error
+
+
+def _named(folder: Path, name: str) -> str | None:
+    """One of several templates of a model."""
+    if "/" in name or name.startswith("."):
+        return None
+    path = folder / TEMPLATE_FOLDER / f"{name}.jinja"
+    if path.is_file():
+        return _read(path, 4 * MOST_TEMPLATE_CHARACTERS)
+    try:
+        config = json.loads(_read(folder / CONFIG_FILE, MOST_CONFIG_BYTES))
+        return next((one["template"] for one in config.get("chat_template") if one["name"] == name), None)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # `load_chat_template` says it
+        return None
 
 
 def _read(path: Path, most: int) -> str:

@@ -25,8 +25,11 @@ class ToolCallParser:
     `several` are allowed, only the first call counts.
     """
 
+    special_tokens = False  # whether the marks are special tokens, which a text has on request only
+
     def __init__(self, *, several: bool = True) -> None:
         self._several = several
+        self._shown = False
         self.calls: list[ToolCall] = []
         self._held = ""
         self._inside = 0  # so many characters of the call that began have marks of an end in strings only
@@ -63,9 +66,21 @@ class ToolCallParser:
         self._held = self._held[len(self._held) - waiting :]
         return "".join(shown), self.calls[known:]
 
-    def end(self) -> str:
-        """The text that was held back, once no more will come."""
+    def end(self, *, cut: bool = False) -> str:
+        """The text that was held back, once no more will come. Of one that was `cut` off, a call that began is none.
+
+        Some models end a completion right after the JSON of a call.
+        """
         held, self._held = self._held, ""
+        start = held.find(CALL_START)
+        if start >= 0:
+            call = _read(held[start + len(CALL_START) :])
+            if call is not None and (self._several or not self.calls):
+                self.calls.append(call)
+            if call is not None or cut:
+                return held[:start].rstrip()
+        elif cut and len(held.strip()) > 1 and CALL_START.startswith(held.strip()):
+            return ""
         return held if held.strip() or not self.calls else ""
 
 

@@ -9,7 +9,8 @@ from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 from sharp.serving.server.tokens import Tokens
 
-PROTECTED = ("/v1/", "/tokenize", "/detokenize")  # not /health and /metrics, whose readers have no token
+# Not /health and /metrics, whose readers have no token; of /v2 not health, either.
+PROTECTED = ("/v1/", "/v2/models", "/v2/repository", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score")
 
 
 def is_protected(scope: Scope) -> bool:

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse
 
 from sharp.serving.api.errors import (
     AlreadyExistsError,
+    ContextLengthError,
     DrainingError,
     FieldError,
     InputError,
@@ -39,7 +40,13 @@ STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
 )
 
 
-CODES = ((NotFoundError, "model_not_found"), (UnauthenticatedError, "invalid_api_key"))
+CODES = (
+    (ContextLengthError, "context_length_exceeded"),
+    (NotFoundError, "model_not_found"),
+    (UnauthenticatedError, "invalid_api_key"),
+    (QueueFullError, "rate_limit_exceeded"),
+    (SlowReaderError, "rate_limit_exceeded"),
+)
 
 
 def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
@@ -48,8 +55,21 @@ def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
         ((status, kind) for of, status, kind in STATUSES if isinstance(error, of)), (500, "server_error")
     )
     code = next((code for kind, code in CODES if isinstance(error, kind)), None)
-    param = error.field if isinstance(error, FieldError) else None
-    return status, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    param = error.field if isinstance(error, FieldError) else "model" if isinstance(error, NotFoundError) else None
+    message = _context_sentence(error) if isinstance(error, ContextLengthError) else str(error)
+    return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _context_sentence(error: ContextLengthError) -> str:
+    """OpenAI's own sentence: clients look for it to shorten a conversation."""
+    what = error.field
+    context = f"This model's maximum context length is {error.limit} tokens."
+    if error.tokens is None:
+        asked = f"your {what} resulted in more than {error.limit} tokens. Please reduce the length of the {what}."
+        return f"{context} However, {asked}"
+    parts = f"({error.tokens} in the {what}, {error.needed} in the completion)"
+    asked = f"you requested {error.tokens + error.needed} tokens {parts}"
+    return f"{context} However, {asked}. Please reduce the length of the {what} or completion."
 
 
 def error_response(error: SharpError) -> JSONResponse:

@@ -1,48 +1,29 @@
-"""The endpoints that generate: `/v1/completions` and `/v1/chat/completions`."""
+"""The endpoints that generate, such as `/v1/completions` and `/v1/chat/completions`."""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from sharp.serving.api.errors import FieldError, SharpError, UnavailableError
-from sharp.serving.api.request import GenerateRequest, Prompt, new_request_id
+from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.body import read_body
+from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.logprobs import LogprobLimit
-from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest, GenerationRequest
-from sharp.serving.frontends.http.openai_response import (
-    ChatResponse,
-    CompletionResponse,
-    Extras,
-    ResponseBuilder,
-)
+from sharp.serving.frontends.http.openai_request import GenerationRequest
+from sharp.serving.frontends.http.request_ids import request_id_of
 from sharp.serving.frontends.http.sending import completions, send_stream, send_whole, until_disconnected
-from sharp.serving.frontends.http.token_texts import TokenTexts
-from sharp.serving.frontends.http.unknown_fields import UnknownFields
-from sharp.serving.frontends.service import EventStream, GenerationService
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
-from sharp.serving.text.chat_template import ChatTemplate
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """What all routes of a model need."""
-
-    service: GenerationService
-    template: ChatTemplate | None
-    texts: TokenTexts
-    fields: UnknownFields
-    max_body_bytes: int
 
 
 class Generation:
-    """An ASGI application for one of the two endpoints.
+    """An ASGI application for one of the endpoints.
 
     All of a request happens inside one call, so that whatever ends it, also a client that goes, ends what it runs.
     """
@@ -70,16 +51,15 @@ class Generation:
             request, params, prompts = await self._service.parsing.run(lambda: self._read(held.take()))
         if params.logprobs is not None:
             await asyncio.to_thread(self._endpoint.texts.load)
-        request_id = request.request_id or new_request_id()
-        # The client's own need not be unique, and the engine's must be.
-        own = f"{request_id}-{new_request_id()[:8]}" if request.request_id else request_id
+        request_id, own = request_id_of(scope, request.request_id)
         limit = LogprobLimit(whole=not request.stream)
         prepare = [
             self._preparation(request, f"{own}-{number}", prompt, params, limit)
             for number, prompt in enumerate(prompts)
         ]
         async with self._service.streams(call, prepare) as streams:
-            response = self._response(request, request_id, prompts, streams)
+            computed = [stream.request.prompt_ids for stream in streams]
+            response = request.response(self._endpoint, request_id, prompts, computed)
             if request.stream:
                 await send_stream(request, params, response, streams, send)
                 return
@@ -90,42 +70,18 @@ class Generation:
             else:
                 await send_whole(response, complete, streams[0].headers, send)
 
-    def _response(
-        self, request: GenerationRequest, request_id: str, prompts: list[Prompt], streams: list[EventStream]
-    ) -> ResponseBuilder:
-        name, tokenizer = self._service.model.manifest.name, self._service.model.tokenizer
-        texts = self._endpoint.texts.named_by_ids() if request.return_tokens_as_token_ids else self._endpoint.texts
-        extras = Extras(
-            token_ids=request.return_token_ids or tokenizer is None,  # without one the text is empty
-            prompts=[stream.request.prompt_ids for stream in streams] if request.return_token_ids else (),
-            usage=request.stream and request.counts_stream,
-        )
-        if isinstance(request, ChatRequest):
-            several = request.parallel_tool_calls
-            return ChatResponse(request_id, name, texts, extras, tools=bool(request.callable), several=several)
-        echo = []
-        if isinstance(request, CompletionRequest) and request.echo and tokenizer is not None:
-            for prompt, stream in zip(prompts, streams, strict=True):
-                text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
-                echo.append((text, stream.request.prompt_ids[0]))
-        return CompletionResponse(request_id, name, texts, extras, echo)
-
     def _read(self, body: bytes) -> tuple[GenerationRequest, SamplingParams, list[Prompt]]:
         request = self._endpoint.fields.parse(self._kind, body)
         self._endpoint.fields.note(request.without_effect, "has no effect here")
         self._service.check_model(request.model)
+        request.written_in(self._endpoint.forms)
         try:
-            params = request.params()
+            params, prompts = request.params(), list(request.prompts(self._endpoint))
         except FieldError as error:
             raise request.renamed(error) from error
-        return request, params, self._prompts(request)
-
-    def _prompts(self, request: GenerationRequest) -> list[Prompt]:
-        if isinstance(request, CompletionRequest):
-            return list(request.prompts(self._service.model.tokenizer))
-        if not isinstance(request, ChatRequest):
-            raise TypeError(f"{type(request).__name__} has no prompt")
-        return [request.rendered(self._endpoint.template)]
+        if request.shows_special_tokens and request.skip_special_tokens is None:
+            params = replace(params, skip_special_tokens=False)
+        return request, params, prompts
 
     def _preparation(
         self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams, limit: LogprobLimit

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 
-from sharp.serving.api.errors import FieldError
+from sharp.serving.api.errors import ContextLengthError, FieldError
 from sharp.serving.api.guided import Guided
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_fields import (
@@ -20,15 +21,27 @@ from sharp.serving.api.sampling_fields import (
 )
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.http.conversation import Conversation
+from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.foreign_fields import ForeignFields
+from sharp.serving.frontends.http.openai_response import (
+    ChatResponse,
+    CompletionResponse,
+    Extras,
+    ResponseBuilder,
+)
 from sharp.serving.frontends.http.structured_outputs import StructuredFields
+from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tools import NamedTool, calls_only, calls_or_words
+from sharp.serving.text.chat_forms import ChatForms, MessageParser
+from sharp.serving.text.reasoning import ReasoningParser
 from sharp.serving.text.tokenizer import Tokenizer
+from sharp.serving.text.tool_calls import ToolCallParser
 
 # Where OpenAI's API has a limit of its own when the client says none.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 256  # in one request
 MAX_REQUEST_ID = 256  # characters
+CALL_FORMS = "those of Hermes, Qwen, Llama 3, Mistral and Python"
 # The tokens of fill-in-the-middle models: before the prompt, before the suffix, and before what is between.
 FILL_MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -50,6 +63,9 @@ class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
 
     model_config = ConfigDict(strict=True)
 
+    # How the model writes calls and thoughts: the server's, set when a body has been read.
+    _forms: ChatForms = PrivateAttr(default_factory=ChatForms)
+
     model: Annotated[str, NULL_IS_UNSET] = ""
     stream: Flag = False
     stream_options: StreamOptions | None = None
@@ -68,6 +84,44 @@ class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
         return super().params()
+
+    @property
+    def forms(self) -> ChatForms:
+        """How the model writes calls and thoughts."""
+        return self._forms
+
+    def written_in(self, forms: ChatForms) -> None:
+        """Say how the model writes calls and thoughts."""
+        self._forms = forms
+
+    def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:
+        """The prompts; the choices of each follow those of the one before.
+
+        Raises:
+            FieldError: the fields make none.
+        """
+        raise NotImplementedError
+
+    def response(
+        self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
+    ) -> ResponseBuilder:
+        """What writes the response to these prompts; `computed` are their tokens."""
+        raise NotImplementedError
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether the marks in a completion are special tokens, which must be seen."""
+        return False
+
+    def _texts(self, endpoint: Endpoint) -> TokenTexts:
+        return endpoint.texts.named_by_ids() if self.return_tokens_as_token_ids else endpoint.texts
+
+    def _extras(self, endpoint: Endpoint, computed: Sequence[Sequence[int]]) -> Extras:
+        return Extras(
+            token_ids=self.return_token_ids or endpoint.tokenizer is None,  # without one the text is empty
+            prompts=computed if self.return_token_ids else (),
+            usage=self.stream and self.counts_stream,
+        )
 
     @property
     def counts_stream(self) -> bool:
@@ -115,8 +169,9 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     suffix: str | None = None
 
-    def prompts(self, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
-        """The prompts; the choices of each follow those of the one before."""
+    def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:
+        """See `GenerationRequest`."""
+        tokenizer = endpoint.tokenizer
         if isinstance(self.best_of, int) and self.best_of < (self.n or 1):
             raise FieldError("best_of", f"best_of is {self.best_of}; it must be at least n, which is {self.n or 1}")
         if self.echo and tokenizer is None:
@@ -132,6 +187,17 @@ class CompletionRequest(GenerationRequest):
         if len(self.prompt) > MAX_PROMPTS:
             raise FieldError("prompt", f"prompt has {len(self.prompt)} prompts; the limit is {MAX_PROMPTS}")
         return self.prompt
+
+    def response(
+        self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
+    ) -> ResponseBuilder:
+        """See `GenerationRequest`."""
+        echo = []
+        if self.echo and (tokenizer := endpoint.tokenizer) is not None:
+            for prompt, prompt_ids in zip(prompts, computed, strict=True):
+                echo.append((prompt if isinstance(prompt, str) else tokenizer.decode(prompt), prompt_ids[0]))
+        extras = self._extras(endpoint, computed)
+        return CompletionResponse(request_id, endpoint.name, self._texts(endpoint), extras, echo)
 
     def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
@@ -191,9 +257,45 @@ class ChatRequest(GenerationRequest, Conversation):
             raise FieldError("modalities", f'modalities is {json.dumps(self.modalities)}; only ["text"] is supported')
         return super().params()
 
+    def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:
+        """See `GenerationRequest`."""
+        rendered = self.rendered(endpoint.template)
+        if self.callable and self.forms.tools is None:
+            message = f"tools is set, and the model writes calls in another form than {CALL_FORMS}, which are read here"
+            raise FieldError("tools", f"{message}; leave tools out, or serve a model of such a form")
+        return [rendered]
+
+    def response(
+        self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
+    ) -> ResponseBuilder:
+        """See `GenerationRequest`."""
+        extras = self._extras(endpoint, computed)
+        parser = partial(self.message_parser, str(prompts[0]))
+        return ChatResponse(request_id, endpoint.name, self._texts(endpoint), extras, parser)
+
+    def message_parser(self, prompt: str) -> MessageParser:
+        """What takes calls and thoughts out of a completion of the prompt."""
+        # Calls that must come are written as Hermes writes them, whatever the model is used to.
+        kind = ToolCallParser if self._must_call else self.forms.tools
+        tools = kind(several=self.parallel_tool_calls) if kind is not None and self.callable else None
+        form = None if self._must_match else self.forms.reasoning
+        return MessageParser(tools, None if form is None else ReasoningParser(form, prompt))
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """See `GenerationRequest`."""
+        tools, reasoning = self.forms.tools, self.forms.reasoning
+        calls = bool(self.callable) and not self._must_call and tools is not None and tools.special_tokens
+        return calls or (reasoning is not None and reasoning.special_tokens)
+
     @property
     def _must_call(self) -> bool:
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def _must_match(self) -> bool:
+        """Whether the completion is of a form that has no room for thoughts."""
+        return self.guided is not None or bool(self.structure_fields) or (bool(self.callable) and self._must_call)
 
     @property
     def limit(self) -> int | None:
@@ -209,6 +311,8 @@ class ChatRequest(GenerationRequest, Conversation):
 
     def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
+        if isinstance(error, ContextLengthError):
+            return ContextLengthError("messages", str(error), error.limit, error.tokens, error.needed)
         if self.top_logprobs is not None and error.field == "logprobs":
             return _renamed(error, "top_logprobs")
         if self.guided is None and error.field.startswith("guided") and self.callable:
@@ -224,7 +328,7 @@ class ChatRequest(GenerationRequest, Conversation):
         if tools and self._must_call:
             one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
             return calls_only(tools, several=not one)
-        if any(tool.function.strict for tool in tools):
+        if self.forms.tools is ToolCallParser and any(tool.function.strict for tool in tools):
             return calls_or_words(tools, several=self.parallel_tool_calls)
         return super().guide()
 

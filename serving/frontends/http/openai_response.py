@@ -2,8 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from sharp.serving.api.completion import Completion
 from sharp.serving.api.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from sharp.serving.frontends.http.logprobs import TextLogprobs, chat_logprobs
 from sharp.serving.frontends.http.token_texts import TokenTexts
-from sharp.serving.text.tool_calls import ToolCall, ToolCallParser
+from sharp.serving.text.chat_forms import MessageParser, MessageParts
+from sharp.serving.text.tool_calls import ToolCall
 
 # The API knows no other way to say that a limit cut a completion short. One that was cancelled is an error.
 REASONS = {
@@ -169,30 +170,20 @@ class CompletionResponse(ResponseBuilder):
 
 
 class ChatResponse(ResponseBuilder):
-    """Of `/v1/chat/completions`. Where there are `tools`, calls of them are taken out of the text."""
+    """Of `/v1/chat/completions`. Calls of tools and thoughts are taken out of the text."""
 
     prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self,
-        request_id: str,
-        model: str,
-        texts: TokenTexts,
-        extras: Extras,
-        *,
-        tools: bool = False,
-        several: bool = True,
+        self, request_id: str, model: str, texts: TokenTexts, extras: Extras, parser: Callable[[], MessageParser]
     ) -> None:
-        """Unless `several`, a completion has one call at most."""
+        """`parser` makes one for a choice."""
         super().__init__(request_id, model, texts, extras)
-        self._tools = tools
-        self._several = several
-        self._parsers: defaultdict[int, ToolCallParser] = defaultdict(self._parser)
-
-    def _parser(self) -> ToolCallParser:
-        return ToolCallParser(several=self._several)
+        self._parser = parser
+        self._parsers: defaultdict[int, MessageParser] = defaultdict(parser)
+        self._known: Counter[int] = Counter()  # calls of each choice so far
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """See `ResponseBuilder`."""
@@ -210,24 +201,28 @@ class ChatResponse(ResponseBuilder):
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
         """Text and whole calls, once there are some."""
-        parser = self._parsers[choice]
-        known = len(parser.calls)
-        text, calls = parser.push(event.text) if self._tools else (event.text, [])
-        if not text and not calls and not event.logprobs and not self._extras.token_ids:
+        delta = self._delta(choice, self._parsers[choice].push(event.text))
+        if not delta and not event.logprobs and not self._extras.token_ids:
             return []
-        delta: dict[str, Any] = {"content": text} if text or not calls else {}
-        if calls:
-            delta["tool_calls"] = [{"index": known + index, **_call(call)} for index, call in enumerate(calls)]
         logprobs = None if event.logprobs is None else chat_logprobs(self._texts, event.logprobs)
-        return [self._chunk(choice, {"delta": delta}, logprobs, token_ids=event.token_ids)]
+        return [self._chunk(choice, {"delta": delta or {"content": ""}}, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
         """What was held back, and the reason."""
-        parser = self._parsers[choice]
-        rest = parser.end()
-        chunks = [self._chunk(choice, {"delta": {"content": rest}})] if rest else []
+        rest = self._delta(choice, self._parsers[choice].end(cut=event.reason is not FinishReason.STOP))
+        chunks = [self._chunk(choice, {"delta": rest})] if rest else []
         text = {"delta": {}, **_attention(event.attention)}
-        return [*chunks, self._chunk(choice, text, None, _reason(event.reason, parser.calls), event.matched)]
+        reason = _reason(event.reason, calls=self._known[choice] > 0)
+        return [*chunks, self._chunk(choice, text, None, reason, event.matched)]
+
+    def _delta(self, choice: int, parts: MessageParts) -> dict[str, Any]:
+        """The part of a message; empty if there is nothing new."""
+        delta = {**_thought(parts.reasoning), **({"content": parts.content} if parts.content else {})}
+        if parts.calls:
+            known = self._known[choice]
+            delta["tool_calls"] = [{"index": known + index, **_call(call)} for index, call in enumerate(parts.calls)]
+            self._known[choice] += len(parts.calls)
+        return delta
 
     def _whole(
         self,
@@ -235,27 +230,30 @@ class ChatResponse(ResponseBuilder):
         prompt: int,  # noqa: ARG002
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
-        calls: list[ToolCall] = []
-        if self._tools:
-            parser = self._parser()
-            text, calls = parser.push(completion.text)
-            text += parser.end()
-            message["content"] = text if text or not calls else None
+        parser = self._parser()
+        parts, rest = parser.push(completion.text), parser.end(cut=completion.finish_reason is not FinishReason.STOP)
+        text, calls = parts.content + rest.content, parts.calls + rest.calls
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        message |= _thought(parts.reasoning + rest.reasoning)
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         return {
             "message": message,
             "logprobs": None if completion.logprobs is None else chat_logprobs(self._texts, completion.logprobs),
-            "finish_reason": _reason(completion.finish_reason, calls),
+            "finish_reason": _reason(completion.finish_reason, calls=bool(calls)),
         }
+
+
+def _thought(text: str) -> dict[str, str]:
+    """A thought under the name that most clients know, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _reason(reason: FinishReason, calls: Sequence[ToolCall]) -> str:
+def _reason(reason: FinishReason, *, calls: bool) -> str:
     return "tool_calls" if calls and reason is FinishReason.STOP else REASONS[reason]
 
 

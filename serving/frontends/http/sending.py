@@ -40,8 +40,8 @@ async def send_whole(
     """A response in one body. One with many logprobs takes seconds to write, and the event loop serves everyone."""
     body = await asyncio.to_thread(lambda: _json(response.whole(completions)).encode())
     headers = {"content-type": "application/json", "content-length": str(len(body)), **trace}
-    await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
-    await _send_pieces(send, body)
+    await send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
+    await send_pieces(send, body)
     await send({"type": "http.response.body", "more_body": False})
 
 
@@ -53,7 +53,9 @@ async def send_stream(
     send: Send,
 ) -> None:
     """A response as server-sent events."""
-    await send({"type": "http.response.start", "status": 200, "headers": _raw({**SSE_HEADERS, **streams[0].headers})})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": raw_headers({**SSE_HEADERS, **streams[0].headers})}
+    )
     try:
         usages: dict[int, Usage] = {}
         running = RunningUsage(streams, params.n) if request.counts_chunks else None
@@ -126,15 +128,17 @@ async def _send_data(send: Send, data: dict[str, Any]) -> None:
 
 
 async def _send_text(send: Send, text: str) -> None:
-    await _send_pieces(send, f"data: {text}\n\n".encode())
+    await send_pieces(send, f"data: {text}\n\n".encode())
 
 
-async def _send_pieces(send: Send, body: bytes) -> None:
+async def send_pieces(send: Send, body: bytes) -> None:
+    """Send a part of a body, so that nothing large waits for the client."""
     for start in range(0, len(body), PIECE_BYTES):
         await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
 
 
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Headers as ASGI has them."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 

@@ -14,7 +14,7 @@ from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, St
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
-from sharp.serving.frontends.http.generation import Endpoint
+from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 from sharp.serving.text.chat_template import ChatTemplate

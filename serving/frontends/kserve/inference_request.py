@@ -21,7 +21,8 @@ from sharp.serving.frontends.kserve.tensors import (
 )
 
 TIMEOUT = "timeout"  # of the clients' infer, in microseconds
-EMPTY_FINAL = "triton_enable_empty_final_response"  # always the case here
+# Of the clients: always the case here, and how tensors go over HTTP.
+NOT_FOR_SAMPLING = ("triton_enable_empty_final_response", "binary_data")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def read_request(request: messages.ModelInferRequest) -> InferenceRequest:
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
         for name, value in request.parameters.items()
-        if name != EMPTY_FINAL
+        if name not in NOT_FOR_SAMPLING
     }
     if (microseconds := parameters.pop(TIMEOUT, 0)) and isinstance(microseconds, int):
         parameters["time_limit_ms"] = -(-microseconds // 1000)

@@ -1,17 +1,16 @@
 """`GRPCInferenceService`: Triton's clients, unchanged."""
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.api.errors import SERVER_FAILED, FieldError, NotFoundError, SharpError
 from sharp.serving.api.events import Delta, Finished
 from sharp.serving.api.request import GenerateRequest
+from sharp.serving.frontends.kserve.concurrency import respond_concurrently
 from sharp.serving.frontends.kserve.inference_request import InferenceRequest, read_request
 from sharp.serving.frontends.kserve.outputs import Outputs
 from sharp.serving.frontends.kserve.statistics import Statistics
@@ -29,12 +28,8 @@ from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
 
 logger = logging.getLogger(__name__)
-Message = TypeVar("Message")
-Response = TypeVar("Response")
 
 VERSION = "1"
-# Requests of one ModelStreamInfer call that run together; the next is read when one of them is complete.
-MAX_TOGETHER = 64
 CONFIG_TYPES = {
     "BYTES": messages.TYPE_STRING,
     "BOOL": messages.TYPE_BOOL,
@@ -72,7 +67,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelReadyRequest, _context: Context
     ) -> messages.ModelReadyResponse:
         """The model takes requests."""
-        self._check_model(request.name, request.version)
+        self.check_model(request.name, request.version)
         return messages.ModelReadyResponse(ready=await self._service.health.ready())
 
     @reports_errors
@@ -87,7 +82,11 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelMetadataRequest, _context: Context
     ) -> messages.ModelMetadataResponse:
         """The tensors of the model."""
-        self._check_model(request.name, request.version)
+        self.check_model(request.name, request.version)
+        return self.metadata()
+
+    def metadata(self) -> messages.ModelMetadataResponse:
+        """The tensors of the model."""
         tensor = messages.ModelMetadataResponse.TensorMetadata
         return messages.ModelMetadataResponse(
             name=self._model,
@@ -102,7 +101,11 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelConfigRequest, _context: Context
     ) -> messages.ModelConfigResponse:
         """The tensors of the model, and that a request may have several responses."""
-        self._check_model(request.name, request.version)
+        self.check_model(request.name, request.version)
+        return self.configuration()
+
+    def configuration(self) -> messages.ModelConfigResponse:
+        """The tensors of the model, and that a request may have several responses."""
         config = messages.ModelConfig(
             name=self._model,
             platform="sharp",
@@ -124,15 +127,34 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelStatisticsRequest, _context: Context
     ) -> messages.ModelStatisticsResponse:
         """How many requests came by this protocol, and how long they took."""
-        self._check_model(request.name, request.version)
+        self.check_model(request.name, request.version)
+        return self.statistics()
+
+    def statistics(self) -> messages.ModelStatisticsResponse:
+        """How many requests came by this protocol, and how long they took."""
         return messages.ModelStatisticsResponse(model_stats=[self._statistics.message(self._model, VERSION)])
+
+    @reports_errors
+    async def RepositoryIndex(  # noqa: N802
+        self, request: messages.RepositoryIndexRequest, _context: Context
+    ) -> messages.RepositoryIndexResponse:
+        """The models that there are: one."""
+        return self.repository() if request.repository_name == "" else messages.RepositoryIndexResponse()
+
+    def repository(self) -> messages.RepositoryIndexResponse:
+        """The models that there are: one."""
+        model = messages.RepositoryIndexResponse.ModelIndex(name=self._model, version=VERSION, state="READY")
+        return messages.RepositoryIndexResponse(models=[model])
 
     @reports_errors
     async def ModelInfer(  # noqa: N802
         self, request: messages.ModelInferRequest, context: Context
     ) -> messages.ModelInferResponse:
         """Generate, and respond with the whole text."""
-        call = call_of(context, "kserve")
+        return await self.infer(request, call_of(context, "kserve"))
+
+    async def infer(self, request: messages.ModelInferRequest, call: Call) -> messages.ModelInferResponse:
+        """Generate, and respond with the whole text."""
         with self._statistics.measured():
             with refusals_logged(call, self._model):
                 inference = await self._service.parsing.run(lambda: self._read(request))
@@ -156,7 +178,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         """The messages of a stream for one request, its error included."""
         try:
             with self._statistics.measured():
-                async with aclosing(self._responses(request, call)) as responses:
+                async with aclosing(self.responses(request, call)) as responses:
                     async for one in responses:
                         yield messages.ModelStreamInferResponse(infer_response=one)
         except Exception as error:
@@ -164,9 +186,10 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 logger.exception("a request of ModelStreamInfer failed")
             yield stream_error(request, str(error) if isinstance(error, SharpError) else SERVER_FAILED, self._model)
 
-    async def _responses(
+    async def responses(
         self, request: messages.ModelInferRequest, call: Call
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
+        """Generate, and respond with the text as it comes, or with all of it if the request asks for no stream."""
         with refusals_logged(call, self._model):
             inference = await self._service.parsing.run(lambda: self._read(request))
         if not inference.stream:
@@ -211,44 +234,14 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         return self._service.model.prepare(inference.generate)
 
     def _read(self, request: messages.ModelInferRequest) -> InferenceRequest:
-        self._check_model(request.model_name, request.model_version)
+        self.check_model(request.model_name, request.model_version)
         return read_request(request)
 
-    def _check_model(self, name: str, version: str) -> None:
+    def check_model(self, name: str, version: str) -> None:
+        """Raise NotFoundError unless the model is served in this version."""
         self._service.check_model(name)
         if version not in ("", VERSION):
             raise NotFoundError(f"model {name!r} has no version {version!r}; it has version {VERSION!r}")
-
-
-async def respond_concurrently(
-    requests: AsyncIterator[Message],
-    respond: Callable[[Message], AsyncGenerator[Response]],
-    write: Callable[[Response], Awaitable[None]],
-) -> None:
-    """Write the responses to each request of a stream as they come; a client that goes cancels all of it.
-
-    Raises:
-        SharpError: one that `write` raised.
-    """
-    room = asyncio.Semaphore(MAX_TOGETHER)
-    writing = asyncio.Lock()
-
-    async def run(request: Message) -> None:
-        try:
-            async with aclosing(respond(request)) as responses:
-                async for one in responses:
-                    async with writing:  # one message at a time
-                        await write(one)
-        finally:
-            room.release()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            async for request in requests:
-                await room.acquire()
-                group.create_task(run(request))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:

@@ -55,7 +55,7 @@ def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]
         elements: Sequence[bytes | bool]
         if request.raw_input_contents:
             content = next(raw, b"")
-            elements = _strings(tensor.name, content) if text else [bool(byte) for byte in content]
+            elements = read_strings(tensor.name, content) if text else [bool(byte) for byte in content]
         else:
             elements = list(tensor.contents.bytes_contents if text else tensor.contents.bool_contents)
         if len(elements) != 1:
@@ -64,7 +64,7 @@ def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]
     return values
 
 
-def _strings(name: str, content: bytes) -> list[bytes]:
+def read_strings(name: str, content: bytes) -> list[bytes]:
     """The strings of a BYTES tensor: each has its length before it, in 4 bytes, little-endian."""
     strings = []
     start = 0

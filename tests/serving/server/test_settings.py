@@ -86,7 +86,12 @@ def test_the_reference_page_is_current():
 
 VALUES = {bool: False, int: 77, float: 0.5, str: "x", Path: Path("x")}
 CHOSEN = {"device": "cuda", "attention_metrics": "layer", "log_format": "json", "max_buffered_bytes": 2**21}
-CHOSEN |= {"unknown_fields": "error", "json_whitespace": "flexible"}
+CHOSEN |= {
+    "unknown_fields": "error",
+    "json_whitespace": "flexible",
+    "tool_parser": "llama3",
+    "reasoning_parser": "qwen3",
+}
 
 
 @pytest.mark.parametrize("setting", SERVER_SETTINGS, ids=lambda setting: setting.name)
@@ -98,7 +103,14 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(setting, file, monkeypatch
 
     def read(flags, config):
         settings = read_settings(flags, config)
-        components = (settings.server, settings.server.tls, settings.backend, settings.engine, settings.metrics)
+        components = (
+            settings.server,
+            settings.server.tls,
+            settings.backend,
+            settings.engine,
+            settings.metrics,
+            settings.api,
+        )
         (component,) = (one for one in components if type(one) is setting.component)
         return getattr(component, setting.field.name)
 

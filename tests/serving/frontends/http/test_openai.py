@@ -59,7 +59,8 @@ def chat(client, text="hi", **fields):
 
 def test_models_and_health(client, started):
     assert [model.id for model in client.models.list()] == ["chatting"]
-    assert client.models.retrieve("chatting").model_extra == {"max_model_len": MAX_CONTEXT}
+    extra = client.models.retrieve("chatting").model_extra
+    assert (extra["max_model_len"], extra["root"]) == (MAX_CONTEXT, "chatting")
     with pytest.raises(openai.NotFoundError, match="model 'other' is not served here"):
         client.models.retrieve("other")
     with urllib.request.urlopen(f"http://{started.http_address}/health", timeout=10) as response:
@@ -205,7 +206,11 @@ def test_structured_output_and_our_own_parameters(client):
     ("fields", "param", "message"),
     [
         ({"temperature": -1}, "temperature", "temperature is -1.0; it must be a number at least 0"),
-        ({"prompt": "x" * 200}, "prompt", "prompt has 200 tokens; the limit is 127"),
+        (
+            {"prompt": "x" * 200},
+            "prompt",
+            "This model's maximum context length is 128 tokens. However, you requested 201",
+        ),
         ({"prompt": []}, "prompt", "prompt is an empty list"),
         ({"prompt": ["a"] * 257}, "prompt", "prompt has 257 prompts; the limit is 256"),
         ({"n": "many"}, "n", "n cannot be used: Input should be a valid integer"),

@@ -1,6 +1,7 @@
 """Calls of functions: the `openai` package, unchanged, against the server."""
 
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -10,8 +11,10 @@ from tokenizers import AddedToken
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.errors import FieldError
+from sharp.serving.config import ApiConfig
 from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.frontends.http.openai_request import ChatRequest
+from sharp.serving.text.chat_forms import chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.text.tokenizer import Tokenizer
 from sharp.serving.text.tool_calls import ToolCallParser
@@ -274,15 +277,16 @@ UNKNOWING = """{% if messages[-1].role == 'assistant' %}{{ raise_exception('no')
 @pytest.mark.parametrize("source", ["{{ tools }}[TOOL_CALLS]", QWEN_CODER, GLM], ids=["mistral", "qwen-coder", "glm"])
 def test_calls_in_a_form_that_is_not_read_are_refused(source):
     template = ChatTemplate(source, {})
-    with pytest.raises(FieldError, match=r"the model writes calls in another form than <tool_call>\{") as caught:
-        template.render([], [{"name": "w"}])
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": TOOLS})
+    request.written_in(chat_forms(template, ApiConfig()))
+    with pytest.raises(FieldError, match="the model writes calls in another form than those of Hermes") as caught:
+        request.prompts(SimpleNamespace(template=template))
     assert caught.value.field == "tools"
-    template.render([])
 
 
 @pytest.mark.parametrize("source", [QWEN, UNTOLD, UNKNOWING], ids=["told", "untold", "without calls of its own"])
 def test_calls_as_json_are_read(source):
-    assert ChatTemplate(source, {}).render([{"role": "user", "content": "a"}], [{"name": "w"}])
+    assert chat_forms(ChatTemplate(source, {}), ApiConfig()).tools is ToolCallParser
 
 
 def call_text(name, arguments):

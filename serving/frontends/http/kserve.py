@@ -1,0 +1,213 @@
+"""KServe's protocol over HTTP (`/v2`), with Triton's extensions: statistics, repository, generate."""
+
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from sharp.kserve import grpc_service_pb2 as messages
+from sharp.serving.api.errors import InputError, SharpError
+from sharp.serving.frontends.buffers import Held
+from sharp.serving.frontends.http.body import read_body
+from sharp.serving.frontends.http.endpoint import Endpoint
+from sharp.serving.frontends.http.errors import error_body
+from sharp.serving.frontends.http.kserve_messages import HEADER_LENGTH, read_message, write_message
+from sharp.serving.frontends.http.sending import SSE_HEADERS, raw_headers, send_pieces, until_disconnected
+from sharp.serving.frontends.kserve.service import KServeService
+from sharp.serving.frontends.kserve.tensors import SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
+from sharp.serving.observability.request_log import refusals_logged
+from sharp.serving.observability.request_record import Call
+from sharp.serving.server.version import sharp_version
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics", "generate"]
+NUMBERS = ("shape", "dims", "ns", "count", "last_inference", "inference_count", "execution_count", "max_batch_size")
+READ_HERE = (TEXT_INPUT, STREAM, "id", "parameters")  # of the body of generate; the others are sampling parameters
+
+
+class KServeRoutes:
+    """All of them, over the service of gRPC."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.kserve = KServeService(endpoint.service, sharp_version())
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        health, kserve = self.endpoint.service.health, self.kserve
+
+        async def server(_request: Request) -> Response:
+            return JSONResponse({"name": "sharp", "version": sharp_version(), "extensions": EXTENSIONS})
+
+        async def live(_request: Request) -> Response:
+            return Response(status_code=200 if await health.live() else 503)
+
+        async def ready(_request: Request) -> Response:
+            return Response(status_code=200 if await health.ready() else 503)
+
+        async def index(_request: Request) -> Response:
+            return JSONResponse([_plain(model) for model in kserve.repository().models])
+
+        def of_model(path: str, respond: Callable[[], Message] | None) -> list[Route]:
+            async def route(request: Request) -> Response:
+                try:
+                    kserve.check_model(request.path_params["model"], request.path_params.get("version", ""))
+                except SharpError as error:
+                    return _error(error)
+                return await ready(request) if respond is None else JSONResponse(_plain(respond()))
+
+            return [Route(f"{start}{path}", route) for start in MODEL_PATHS]
+
+        return [
+            Route("/v2", server),
+            Route("/v2/health/live", live),
+            Route("/v2/health/ready", ready),
+            Route("/v2/repository/index", index, methods=["POST"]),
+            Route("/v2/models/stats", _responds(kserve.statistics)),
+            *of_model("/ready", None),
+            *of_model("/config", lambda: kserve.configuration().config),
+            *of_model("/stats", kserve.statistics),
+            *of_model("", kserve.metadata),
+            *(Route(f"{start}/infer", _Infer(self), methods=["POST"]) for start in MODEL_PATHS),
+            *(Route(f"{start}/generate", _Generate(self), methods=["POST"]) for start in MODEL_PATHS),
+            *(Route(f"{start}/generate_stream", _GenerateStream(self), methods=["POST"]) for start in MODEL_PATHS),
+        ]
+
+
+MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+
+
+def _responds(message: Callable[[], Message]) -> Callable[[Request], Awaitable[Response]]:
+    async def route(_request: Request) -> Response:
+        return JSONResponse(_plain(message()))
+
+    return route
+
+
+class _Infer:
+    """An ASGI application for inference. All of a request happens inside one call, as in `Generation`."""
+
+    def __init__(self, routes: KServeRoutes) -> None:
+        self._endpoint = routes.endpoint
+        self._kserve = routes.kserve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to one request."""
+        service, request = self._endpoint.service, Request(scope, receive)
+        call = Call("kserve-http", dict(request.headers))
+        try:
+            with service.buffers.hold() as held:
+                with refusals_logged(call, service.model.manifest.name):
+                    await read_body(request, self._endpoint.max_body_bytes, held)
+                await until_disconnected(receive, self._respond(request, held, call, send))
+        except ClientDisconnect:
+            return
+        except SharpError as error:
+            await _error(error)(scope, receive, send)
+
+    async def _respond(self, request: Request, held: Held, call: Call, send: Send) -> None:
+        with refusals_logged(call, self._endpoint.service.model.manifest.name):
+            message = await self._endpoint.service.parsing.run(lambda: self._read(request, held.take()))
+        await self._send(message, call, send)
+
+    def _read(self, request: Request, body: bytes) -> messages.ModelInferRequest:
+        path = request.path_params
+        return read_message(body, request.headers.get(HEADER_LENGTH), path["model"], path.get("version", ""))
+
+    async def _send(self, message: messages.ModelInferRequest, call: Call, send: Send) -> None:
+        body, headers = write_message(message, await self._kserve.infer(message, call))
+        await _send_body(send, body, headers)
+
+
+class _Generate(_Infer):
+    """Triton's `generate`: a text and parameters in one JSON object, and the outputs in another."""
+
+    stream = False
+
+    def _read(self, request: Request, body: bytes) -> messages.ModelInferRequest:
+        try:
+            given = json.loads(body)
+            sampling = {name: value for name, value in given.items() if name not in READ_HERE}
+            inputs = {
+                TEXT_INPUT: given[TEXT_INPUT],
+                SAMPLING_PARAMETERS: json.dumps({**sampling, **(given.get("parameters") or {})}),
+            }
+            message = messages.ModelInferRequest(
+                model_name=request.path_params["model"],
+                model_version=request.path_params.get("version", ""),
+                id=str(given.get("id") or ""),
+            )
+            for name, text in inputs.items():
+                contents = messages.InferTensorContents(bytes_contents=[text.encode()])
+                message.inputs.add(name=name, datatype="BYTES", shape=[1], contents=contents)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InputError(f"the request must be a JSON object with {TEXT_INPUT!r}: {error}"[:300]) from error
+        for name, value in ((STREAM, self.stream), ("exclude_input_in_output", True)):
+            contents = messages.InferTensorContents(bool_contents=[value])
+            message.inputs.add(name=name, datatype="BOOL", shape=[1], contents=contents)
+        return message
+
+    async def _send(self, message: messages.ModelInferRequest, call: Call, send: Send) -> None:
+        body = json.dumps(_generated(message, await self._kserve.infer(message, call))).encode()
+        await _send_body(send, body, {"content-type": "application/json"})
+
+
+class _GenerateStream(_Generate):
+    """Triton's `generate_stream`: the same as server-sent events."""
+
+    stream = True
+
+    async def _send(self, message: messages.ModelInferRequest, call: Call, send: Send) -> None:
+        started = False
+        async with aclosing(self._kserve.responses(message, call)) as responses:
+            try:
+                async for response in responses:
+                    if not started:
+                        await send({"type": "http.response.start", "status": 200, "headers": raw_headers(SSE_HEADERS)})
+                        started = True
+                    await send_pieces(send, f"data: {json.dumps(_generated(message, response))}\n\n".encode())
+            except SharpError as error:
+                if not started:
+                    raise
+                await send_pieces(send, f"data: {json.dumps({'error': str(error)})}\n\n".encode())
+        await send({"type": "http.response.body", "more_body": False})
+
+
+def _generated(request: messages.ModelInferRequest, response: messages.ModelInferResponse) -> dict[str, Any]:
+    body, _ = write_message(request, response)
+    written = json.loads(body)
+    outputs = {output["name"]: output["data"][0] for output in written["outputs"]}
+    named = {name: written[name] for name in ("id", "model_name", "model_version") if name in written}
+    return {**named, TEXT_OUTPUT: outputs.pop(TEXT_OUTPUT, ""), **outputs, **written["parameters"]}
+
+
+async def _send_body(send: Send, body: bytes, headers: dict[str, str]) -> None:
+    headers = {**headers, "content-length": str(len(body))}
+    await send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
+    await send_pieces(send, body)
+    await send({"type": "http.response.body", "more_body": False})
+
+
+def _error(error: SharpError) -> JSONResponse:
+    """An error as Triton writes it."""
+    status, _ = error_body(error)
+    return JSONResponse({"error": str(error)}, status)
+
+
+def _plain(message: Message) -> Any:
+    """A message as JSON with numbers as numbers, where protobuf writes those of 64 bits as texts."""
+    return _numbers(MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+
+
+def _numbers(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _numbers(one, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_numbers(one, name) for one in value]
+    return int(value) if name in NUMBERS and isinstance(value, str) else value

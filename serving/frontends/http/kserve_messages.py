@@ -1,0 +1,148 @@
+"""KServe's messages as JSON with tensors beside it, which is how its protocol goes over HTTP."""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sharp.kserve import grpc_service_pb2 as messages
+from sharp.serving.api.errors import InputError
+from sharp.serving.frontends.kserve.tensors import read_strings
+
+HEADER_LENGTH = "inference-header-content-length"
+BINARY = "binary_data"
+MOST_TENSORS = 64
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT32": "uint_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+FORMATS = {"BOOL": "?", "INT32": "i", "INT64": "q", "UINT32": "I", "FP32": "f", "FP64": "d"}
+
+
+def read_message(body: bytes, header_length: str | None, model: str, version: str) -> messages.ModelInferRequest:
+    """The message of a request: JSON of so many bytes, all where that is None, and the tensors that it says follow.
+
+    Raises:
+        InputError: it is of another form.
+    """
+    if header_length is not None and (not header_length.isdecimal() or int(header_length) > len(body)):
+        raise InputError(f"{HEADER_LENGTH} is {header_length!r:.40}; the body has {len(body)} bytes")
+    split = len(body) if header_length is None else int(header_length)
+    try:
+        given = json.loads(body[:split])
+        binary = memoryview(body)[split:]
+        inputs = _checked(given.get("inputs") or [])
+        message = messages.ModelInferRequest(
+            model_name=model,
+            model_version=version,
+            id=str(given.get("id") or ""),
+            parameters=_parameters(given.get("parameters")),
+        )
+        start = 0
+        for tensor in inputs:
+            size = (tensor.get("parameters") or {}).get("binary_data_size")
+            content = None if size is None else bytes(binary[start : start + _size(size, len(binary) - start)])
+            start += 0 if content is None else len(content)
+            message.inputs.append(_input(tensor, content))
+        for output in given.get("outputs") or ():
+            message.outputs.add(name=output["name"], parameters=_parameters(output.get("parameters")))
+        if given.get("outputs") is None and (given.get("parameters") or {}).get("binary_data_output"):
+            message.parameters[BINARY].bool_param = True
+        message.parameters.pop("binary_data_output", None)
+    except InputError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
+        raise InputError(f"the request cannot be read as KServe's JSON: {error}"[:300]) from error
+    return message
+
+
+def _checked(tensors: list[Any]) -> list[Any]:
+    if len(tensors) > MOST_TENSORS:
+        raise InputError(f"the request has {len(tensors)} inputs; the limit is {MOST_TENSORS}")
+    return tensors
+
+
+def _size(size: Any, left: int) -> int:
+    if not isinstance(size, int) or not 0 <= size <= left:
+        raise InputError(f"binary_data_size is {size!r:.40}; {left} bytes are left of the body")
+    return size
+
+
+def _parameters(given: Mapping[str, Any] | None) -> dict[str, messages.InferParameter]:
+    parameters = {}
+    for name, value in (given or {}).items():
+        kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}.get(type(value))
+        if kind is None:
+            raise InputError(f"parameter {name!r:.40} must be a text, a number, true or false")
+        parameters[name] = messages.InferParameter(**{kind: value})
+    return parameters
+
+
+def _input(tensor: Mapping[str, Any], content: bytes | None) -> messages.ModelInferRequest.InferInputTensor:
+    datatype = str(tensor["datatype"])
+    if datatype not in CONTENTS:
+        raise InputError(f"input {tensor['name']!r:.40} has datatype {datatype!r:.40}, which is not read here")
+    if content is None:
+        values: list[Any] = list(_flat(tensor["data"]))
+        if datatype == "BYTES":
+            values = [value.encode() for value in values]
+    elif datatype == "BYTES":
+        values = read_strings(str(tensor["name"]), content)
+    else:
+        form = FORMATS[datatype]
+        values = list(struct.unpack(f"<{len(content) // struct.calcsize(form)}{form}", content))
+    contents = messages.InferTensorContents(**{CONTENTS[datatype]: values})
+    return messages.ModelInferRequest.InferInputTensor(
+        name=tensor["name"], datatype=datatype, shape=tensor.get("shape") or [len(values)], contents=contents
+    )
+
+
+def _flat(data: Any) -> Iterator[Any]:
+    if isinstance(data, list):
+        for one in data:
+            yield from _flat(one)
+    else:
+        yield data
+
+
+def write_message(
+    request: messages.ModelInferRequest, response: messages.ModelInferResponse
+) -> tuple[bytes, dict[str, str]]:
+    """The body of a response, and its headers; tensors are binary where the request says so."""
+    binary = {output.name for output in request.outputs if output.parameters[BINARY].bool_param}
+    everything = request.parameters[BINARY].bool_param
+    outputs, parts = [], []
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        if everything or tensor.name in binary:
+            entry["parameters"] = {"binary_data_size": len(raw)}
+            parts.append(raw)
+        else:
+            entry["data"] = _values(tensor.datatype, raw)
+        outputs.append(entry)
+    body = {
+        "model_name": response.model_name,
+        "model_version": response.model_version,
+        **({"id": response.id} if response.id else {}),
+        "parameters": {
+            name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+            for name, value in response.parameters.items()
+        },
+        "outputs": outputs,
+    }
+    header = json.dumps(body).encode()
+    if not parts:
+        return header, {"content-type": "application/json"}
+    return b"".join((header, *parts)), {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+
+
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype == "BYTES":
+        return [text.decode(errors="replace") for text in read_strings("output", raw)]
+    form = FORMATS[datatype]
+    return list(struct.unpack(f"<{len(raw) // struct.calcsize(form)}{form}", raw))

@@ -1,0 +1,122 @@
+"""Routes for those who run servers: health, load, version, metrics, models and the page to look at."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from sharp.serving.api.errors import NotFoundError, SharpError
+from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
+from sharp.serving.frontends.service import GenerationService
+from sharp.serving.observability.metrics import Metrics
+from sharp.serving.server.version import sharp_version
+
+
+def operation_routes(
+    check_ready: Callable[[], Awaitable[None]], check_live: Callable[[], Awaitable[None]], load: Callable[[], int]
+) -> list[Route]:
+    """Health, as several load balancers ask for it, the number of requests that run, and the version."""
+
+    def health(path: str, check: Callable[[], Awaitable[None]], methods: Sequence[str] = ("GET",)) -> Route:
+        async def respond(_request: Request) -> Response:
+            try:
+                await check()
+            except SharpError as error:
+                return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
+            return JSONResponse({"status": "ok"})
+
+        return Route(path, respond, methods=list(methods))
+
+    async def server_load(_request: Request) -> Response:
+        return JSONResponse({"server_load": load()})
+
+    async def version(_request: Request) -> Response:
+        return JSONResponse({"version": sharp_version()})
+
+    return [
+        health("/health", check_ready),
+        health("/health/ready", check_ready),
+        health("/health/live", check_live),
+        health("/ping", check_ready, ("GET", "POST")),  # SageMaker's
+        Route("/load", server_load),
+        Route("/version", version),
+    ]
+
+
+def model_routes(names: Sequence[str], created: int, context_limit: int) -> list[Route]:
+    """`/v1/models`: one entry for each name of the model."""
+    entries = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "sharp",
+            "root": names[0],
+            "parent": None,
+            "max_model_len": context_limit,
+        }
+        for name in names
+    ]
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": entries})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["model"]
+        for entry in entries:
+            if entry["id"] == name:
+                return JSONResponse(entry)
+        served = " or ".join(map(repr, names))
+        raise NotFoundError(f"model {name!r} is not served here; the server has {served}")
+
+    return [Route("/v1/models", models), Route("/v1/models/{model:path}", model)]
+
+
+def page_routes(live: LiveState) -> list[Route]:
+    """The page to look at, and the numbers that it shows."""
+
+    def state(_request: Request) -> Response:  # not async, so it runs in a thread
+        return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})
+
+    async def page(_request: Request) -> Response:
+        return HTMLResponse(PAGE, headers=PAGE_HEADERS)
+
+    return [Route("/", page), Route("/live", state)]
+
+
+def tokenizer_route(service: GenerationService) -> Route:
+    """VLLM's `/tokenizer_info`: what a client needs to tokenize as this model does."""
+
+    async def info(_request: Request) -> Response:
+        model = service.model
+        if model.tokenizer is None:
+            raise NotFoundError(f"{model.manifest.name} has no tokenizer")
+        settings, tokenizer = model.manifest.tokenizer, model.tokenizer
+        ends, bos = settings.eos_token_ids, settings.bos_token_id
+        return JSONResponse(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": model.context_limit,
+                "vocab_size": model.manifest.vocab_size,
+                "bos_token_id": bos,
+                "bos_token": None if bos is None else tokenizer.names([bos])[0],
+                "eos_token_id": ends[0] if ends else None,
+                "eos_token": tokenizer.names(ends[:1])[0] if ends else None,
+                "eos_token_ids": list(ends),
+                "pad_token": tokenizer.names(ends[:1])[0] if ends else None,
+                "chat_template": service.chat_template,
+            }
+        )
+
+    return Route("/tokenizer_info", info)
+
+
+def metrics_route(metrics: Metrics) -> Route:
+    """`/metrics`."""
+
+    def expose(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
+        text, content_type = metrics.text(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
+
+    return Route("/metrics", expose)

@@ -1,0 +1,140 @@
+"""KServe's protocol and Triton's extensions over HTTP. `tritonclient.http` itself is in tests/full/clients."""
+
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+import requests
+
+BINARY = "inference-header-content-length"
+
+
+@pytest.fixture(scope="module")
+def address(start_server, counting):
+    return f"http://{start_server(counting).http_address}/v2"
+
+
+def tensors(text="a", **sampling):
+    sampling = json.dumps({"temperature": 0, "max_tokens": 3, **sampling})
+    return [
+        {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]},
+        {"name": "sampling_parameters", "datatype": "BYTES", "shape": [1], "data": [sampling]},
+        {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [[True]]},
+        {"name": "return_num_output_tokens", "datatype": "BOOL", "shape": [1], "data": [True]},
+    ]
+
+
+def infer(address, body, model="counting", headers=None, **fields):
+    data = body if isinstance(body, bytes) else json.dumps({"inputs": body, **fields}).encode()
+    return requests.post(f"{address}/models/{model}/infer", data=data, headers=headers, timeout=20)
+
+
+def test_what_a_client_asks_first(address):
+    def get(path):
+        return requests.get(address + path, timeout=10)
+
+    assert get("").json()["name"] == "sharp"
+    for path in ("/health/live", "/health/ready", "/models/counting/ready", "/models/counting/versions/1/ready"):
+        assert get(path).status_code == 200
+    metadata = get("/models/counting").json()
+    assert (metadata["versions"], metadata["inputs"][0]) == (
+        ["1"],
+        {"name": "text_input", "datatype": "BYTES", "shape": [1]},
+    )
+    assert get("/models/counting/config").json()["model_transaction_policy"] == {"decoupled": True}
+    index = requests.post(f"{address}/repository/index", timeout=10).json()
+    assert [(model["name"], model["version"], model["state"]) for model in index] == [("counting", "1", "READY")]
+
+
+@pytest.mark.parametrize("path", ["/models/counting/infer", "/models/counting/versions/1/infer"])
+def test_inference_with_json(address, path):
+    response = requests.post(address + path, json={"id": "7", "inputs": tensors()}, timeout=20).json()
+    assert (response["id"], response["model_name"], response["parameters"]) == (
+        "7",
+        "counting",
+        {"finish_reason": "length"},
+    )
+    outputs = {output["name"]: output["data"] for output in response["outputs"]}
+    assert outputs == {"text_output": ["bcd"], "num_output_tokens": [3]}
+    counted = requests.get(f"{address}/models/counting/stats", timeout=10).json()["model_stats"][0]
+    assert counted["inference_count"] == counted["inference_stats"]["success"]["count"] > 0
+
+
+def test_inference_with_binary_tensors(address):
+    inputs = tensors()
+    parts = []
+    for tensor in inputs:
+        value = tensor.pop("data")[0]
+        text = value.encode() if isinstance(value, str) else None
+        parts.append(struct.pack("<I", len(text)) + text if text else b"\1")
+        tensor["parameters"] = {"binary_data_size": len(parts[-1])}
+    outputs = [{"name": "text_output", "parameters": {"binary_data": True}}, {"name": "num_output_tokens"}]
+    for fields in ({"outputs": outputs}, {"parameters": {"binary_data_output": True}}):
+        header = json.dumps({"inputs": inputs, **fields}).encode()
+        response = infer(address, b"".join((header, *parts)), headers={BINARY: str(len(header))})
+        length = int(response.headers[BINARY])
+        described = json.loads(response.content[:length])
+        text = next(output for output in described["outputs"] if output["name"] == "text_output")
+        assert text["parameters"] == {"binary_data_size": 7}
+        assert response.content[length : length + 7] == b"\3\0\0\0bcd"
+
+
+def test_generate_and_generate_stream(address):
+    body = {"text_input": "a", "max_tokens": 3, "parameters": {"temperature": 0}}
+    whole = requests.post(f"{address}/models/counting/generate", json=body, timeout=20).json()
+    assert (whole["text_output"], whole["finish_reason"]) == ("bcd", "length")
+    stream = requests.post(f"{address}/models/counting/generate_stream", json=body, timeout=20)
+    events = [json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n") if line]
+    assert "".join(event["text_output"] for event in events) == "bcd"
+    assert events[-1]["triton_final_response"] is True
+    refused = requests.post(f"{address}/models/counting/generate_stream", json={**body, "top_p": 2}, timeout=20)
+    assert (refused.status_code, refused.json()["error"][:10]) == (400, "top_p is 2")
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "status", "message"),
+    [
+        (tensors(), "other", 404, "model 'other' is not served here"),
+        (tensors(top_p=2), "counting", 400, "top_p is 2"),
+        (b"[", "counting", 400, "cannot be read as KServe's JSON"),
+        (b"[]", "counting", 400, "cannot be read as KServe's JSON"),
+        ([{"name": "text_input"}], "counting", 400, "'datatype'"),
+        ([{"name": "text_input", "datatype": "X"}], "counting", 400, "has datatype 'X', which is not read here"),
+        ([{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}], "counting", 400, "cannot be read"),
+        ([{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}], "counting", 400, "input 'x' is not known"),
+        ([{"name": "x", "datatype": "FP32", "data": []}] * 65, "counting", 400, "has 65 inputs; the limit is 64"),
+        (
+            [{"name": "text_input", "datatype": "BYTES", "parameters": {"binary_data_size": 9}}],
+            "counting",
+            400,
+            "binary_data_size is 9; 0 bytes are left of the body",
+        ),
+    ],
+)
+def test_errors_are_texts_as_in_triton(address, body, model, status, message):
+    response = infer(address, body, model)
+    assert (response.status_code, message in response.json()["error"]) == (status, True), response.text
+
+
+def test_other_errors(address):
+    bad = infer(address, b"{}", headers={BINARY: "99"})
+    assert bad.json() == {"error": "inference-header-content-length is '99'; the body has 2 bytes"}
+    missing = requests.get(f"{address}/models/counting/versions/2", timeout=10)
+    assert (missing.status_code, "has no version '2'" in missing.json()["error"]) == (404, True)
+    streamed = [*tensors(), {"name": "stream", "datatype": "BOOL", "shape": [1], "data": [True]}]
+    assert "only ModelStreamInfer can stream" in infer(address, streamed).json()["error"]
+    nested = b'{"inputs": [{"name": "x", "datatype": "FP32", "data": ' + b"[" * 5000 + b"]" * 5000 + b"}]}"
+    assert infer(address, nested).status_code == 400
+
+
+def test_tokens_and_limits_hold_here_too(start_server, counting, server_settings, tmp_path):
+    (tmp_path / "tokens").write_text("secret\n")
+    server = replace(server_settings.server, token_file=tmp_path / "tokens", max_message_bytes=1000)
+    address = f"http://{start_server(counting, server=server).http_address}/v2"
+    assert infer(address, tensors()).status_code == 401
+    assert requests.get(f"{address}/health/ready", timeout=10).status_code == 200
+    assert requests.post(f"{address}/repository/index", timeout=10).status_code == 401
+    allowed = {"authorization": "Bearer secret"}
+    assert infer(address, tensors(), headers=allowed).status_code == 200
+    assert infer(address, tensors("x" * 1000), headers=allowed).status_code == 413
