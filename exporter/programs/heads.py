@@ -78,7 +78,7 @@ class Attention:
 
         def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
             given = dict(zip(extra, rest, strict=True))
-            head_params: Tensor | None = None
+            head_params = call.norm.head_params
             slopes = logits.slopes
             if named:
                 head_params, slopes = (given[one] if isinstance(one, Node) else None for one in named)
@@ -112,11 +112,11 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
     Raises:
         InputError: there is none, or one of it is not what Sharp's op computes, or they differ in their heads.
     """
-    calls = find_attention(program)
+    calls = find_attention(program, roles)
     if not calls:
         raise InputError(
-            "no attention was found in its graph: neither scaled_dot_product_attention nor a product, a softmax and a "
-            "product; call sharp.models.normalized_attention where it attends"
+            "no attention was found in its graph: neither scaled_dot_product_attention, nor flex_attention, nor a "
+            "product, a norm that Sharp knows and a product; call sharp.models.normalized_attention where it attends"
         )
     roles = roles.with_masks(find_masks(program, roles, calls))
     batch, tokens = PROBED

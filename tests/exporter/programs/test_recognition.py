@@ -1,11 +1,14 @@
 """What a module's attention is, found in its graph; and what is refused, by name and line."""
 
+from functools import partial
 from pathlib import Path
 
+import entmax
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.programs.decoder import ProgramDecoder
@@ -13,16 +16,27 @@ from sharp.exporter.programs.module import check_traced, evaluated, trace
 from sharp.exporter.programs.reading import ProgramOptions, read_program
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 from tests.exporter.programs import gpt
 
 TOKENS = torch.arange(18).reshape(2, 9)
 
 
-def read(module: nn.Module, *inputs: Tensor, norm: str = "softmax", **given: object) -> Source:
+def read(module: nn.Module, *inputs: Tensor, norm: str | None = "softmax", **given: object) -> Source:
     with evaluated(module):
         exported = trace(module, inputs)
         check_traced(module, exported, inputs)
     return read_program(Path("model"), norm, given=ProgramOptions(exported=exported, **given))  # type: ignore[arg-type]
+
+
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
+def flexible_alibi(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def biased(score: Tensor, _b: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(i >= j, score + SLOPES[head] * (j - i), -torch.inf)
+
+    return flex_attention(query, key, value, score_mod=biased, enable_gqa=True)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +47,8 @@ def read(module: nn.Module, *inputs: Tensor, norm: str = "softmax", **given: obj
         (gpt.alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
         (gpt.capped_in_a_window, 5, 20, None),
         (gpt.einsums, 0, -1, None),
+        (gpt.expanded, 0, -1, None),
+        (flexible_alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
     ],
 )
 def test_what_stands_between_the_products_is_found_by_evaluating_it(
@@ -67,6 +83,32 @@ def test_parameters_that_the_user_gives_make_a_norm_trained() -> None:
     assert source.model.parameters_of_norm.ssa is not None
     assert source.model.parameters_of_norm.ssa.tolist() == [[[2, 1], [2, 2], [2, 3], [2, 4]]]
     assert not read(gpt.GPT(), TOKENS, norm="ssa").trained
+
+
+@pytest.mark.parametrize(
+    ("normalize", "norm", "alpha"),
+    [
+        (partial(entmax.sparsemax, dim=-1), "sparsemax", 2.0),
+        (partial(entmax.entmax15, dim=-1), "entmax", 1.5),
+        (gpt.ssa_of_the_authors, "ssa", 1.5),
+        (gpt.adaptive_of_the_authors, "adaptive-temperature", 1.5),
+        (lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True), "softmax", 1.5),
+        (torch.sigmoid, "sigmoid", 1.5),
+        (lambda scores: scores.relu().square(), "relu2", 1.5),
+    ],
+)
+def test_a_norm_that_is_written_out_is_the_programs_own(normalize: object, norm: str, alpha: float) -> None:
+    source = read(gpt.GPT(gpt.with_weights(normalize)), TOKENS, norm=None)  # type: ignore[arg-type]
+    assert source.trained
+    assert isinstance(source.model, ProgramDecoder)
+    assert (source.model.config.norm, source.model.config.alpha) == (norm, alpha)
+    assert source.no_cache is None
+    if norm == "ssa":
+        head_params = source.model.attention.first.call.norm.head_params
+        assert head_params is not None
+        assert torch.allclose(head_params, torch.tensor([0.3, 0.4]).exp().expand(gpt.HEADS, 2), atol=1e-5)
+    if norm == "adaptive-temperature":
+        assert source.model.config.temperature_coefficients == TEMPERATURE_PRESETS["icml2025"]
 
 
 class Convolved(nn.Module):
