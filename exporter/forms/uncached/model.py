@@ -79,7 +79,7 @@ class UncachedGraph(nn.Module):
             return output.transpose(1, 2).to(query.dtype)
 
         output = self.model.compute(attend, *inputs).float()
-        return output, torch.stack(stats)
+        return output, self.model.stack(stats)
 
 
 def trace_uncached(model: UncachedModel) -> Tracing:
