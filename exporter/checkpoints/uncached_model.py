@@ -58,7 +58,7 @@ class UncachedModel(nn.Module):
         return whole(self.config)
 
     def stack(self, rows: list[Tensor]) -> Tensor:
-        """[layers, batch, q_heads, queries, ...] of what every layer has for its queries [batch, q_heads, queries, ...].
+        """[layers, batch, q_heads, queries, ...] of what layers have for their queries [batch, q_heads, queries, ...].
 
         Layers of fewer queries than `queries` have zeros behind them.
         """

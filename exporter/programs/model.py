@@ -113,7 +113,8 @@ class ProgramModel(UncachedModel):
                 seen = seen & (given[port.node] == self.roles.visible[port.name])
             return seen.flatten(1).sum(-1)  # [batch]
 
-        replaced = self.attention.replacements(self.parameters_of_norm.around(attention), lengths)
+        parameters = self.parameters_of_norm
+        replaced = self.attention.replacements(parameters.around(attention), lengths, hidden=parameters.reads_hidden)
         output: Tensor = self.program.evaluate(given, [self.result], replaced)[self.result]
         return output
 

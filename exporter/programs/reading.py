@@ -157,8 +157,6 @@ def _chosen(
 ) -> tuple[SharpConfig, NormParameters]:
     """The configuration and the parameters of a norm that the program itself does not have."""
     scheme = get_norm(norm)
-    if scheme.scale_kind in ("head", "token"):
-        raise InputError(f"it has no parameters for norm {norm} (its scale is learned); choose another norm")
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
     if scheme.normalizer not in SHIFT_INVARIANT and (
@@ -170,6 +168,8 @@ def _chosen(
         )
     chosen = replace(config, norm=norm, **({"alpha": scheme.alpha} | options.config_fields()))
     tensors = {name: getattr(program, own) for name, own in program.names.items()}
+    if scheme.scale_kind == "token":
+        chosen = replace(chosen, hidden_size=attention.hidden_size)
     parameters = NormParameters(chosen, given.norm_parameters, tensors)
     parameters.fill(options.ssa_b, options.ssa_n)
     options.apply(parameters)

@@ -86,6 +86,55 @@ def test_parameters_that_the_user_gives_make_a_norm_trained() -> None:
 
 
 @pytest.mark.parametrize(
+    ("norm", "parameters"),
+    [
+        ("sentmax", {"beta": 0.5, "gamma": torch.tensor([-1.0, 0.0, 0.5, 1.0])}),
+        ("asentmax", {"w_beta": torch.randn(1, gpt.HEADS, gpt.WIDTH), "w_gamma": "attention.{layer}.gamma"}),
+        ("assmax", {"w_beta": torch.randn(gpt.HEADS, gpt.WIDTH), "w_gamma": "attention.{layer}.gamma"}),
+    ],
+)
+def test_learned_scales_of_the_query_are_those_that_are_given(norm: str, parameters: dict[str, object]) -> None:
+    module = gpt.GPT()
+    gamma = torch.randn(gpt.HEADS, gpt.WIDTH)
+    module.attention[0].register_buffer("gamma", gamma)
+    source = read(module, TOKENS, norm=norm, norm_parameters=parameters)
+    assert source.trained
+    model = source.model
+    assert isinstance(model, ProgramDecoder)
+    seen: list[Tensor] = []
+
+    def attention(_layer: int, query: Tensor, *_rest: object) -> Tensor:
+        seen.append(query)
+        return query
+
+    def queries(one: ProgramDecoder) -> Tensor:
+        one.hidden_states(TOKENS, torch.arange(9).expand(2, 9), attention)  # type: ignore[arg-type]
+        return seen.pop()
+
+    original = read(gpt.GPT(), TOKENS).model
+    assert isinstance(original, ProgramDecoder)
+    plain = queries(original)  # [batch, tokens, heads, dim]
+    with torch.no_grad():
+        hidden = module.norms[0](module.tokens(TOKENS) + module.places(torch.arange(9)))
+        length = torch.log(torch.arange(9) + 2.0)[:, None]
+        if norm == "sentmax":
+            factor = 1 + 0.5 * length ** parameters["gamma"]
+        else:
+            beta = functional.softplus(hidden @ parameters["w_beta"].reshape(gpt.HEADS, -1).T)  # type: ignore[attr-defined]
+            factor = 1 + beta * length ** (2 * torch.tanh(hidden @ gamma.T))
+        assert torch.allclose(queries(model), plain * factor[..., None], atol=1e-5)
+
+
+def test_a_scale_that_is_learned_has_no_start_values() -> None:
+    with pytest.raises(InputError, match="give w_gamma with norm_parameters"):
+        read(gpt.GPT(), TOKENS, norm="asentmax", norm_parameters={"w_beta": torch.zeros(gpt.HEADS, gpt.WIDTH)})
+    with pytest.raises(InputError, match=r"'head.weight' of norm_parameters 'w_beta' has shape \[257, 32\], not"):
+        read(gpt.GPT(), TOKENS, norm="assmax", norm_parameters={"w_beta": "head.weight", "w_gamma": 0.0})
+    with pytest.raises(InputError, match="gamma between -2 and 2"):
+        read(gpt.GPT(), TOKENS, norm="sentmax", norm_parameters={"beta": 1.0, "gamma": 2.0})
+
+
+@pytest.mark.parametrize(
     ("normalize", "norm", "alpha"),
     [
         (partial(entmax.sparsemax, dim=-1), "sparsemax", 2.0),
