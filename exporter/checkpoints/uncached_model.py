@@ -57,6 +57,13 @@ class UncachedModel(nn.Module):
         """What the attention nodes of a layer compute."""
         return whole(self.config)
 
+    def stack(self, rows: list[Tensor]) -> Tensor:
+        """[layers, batch, q_heads, queries, ...] of what layers have for their queries [batch, q_heads, queries, ...].
+
+        Layers of fewer queries than `queries` have zeros behind them.
+        """
+        return torch.stack(rows)
+
     def eager(self, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The output in PyTorch, and the attention weights of every layer [batch, q_heads, queries, keys]."""
         attention = EagerAttention(self.config, record=True, attention_mask=self.attention_mask(*inputs))

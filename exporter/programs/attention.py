@@ -7,10 +7,14 @@ soft cap, mask, bias) is found by evaluating it: see `sharp.exporter.programs.ma
 import torch
 from torch.fx import Node
 
-from sharp.exporter.programs.calls import AttentionCall, Operand, no_head, one_head, rank, same
+from sharp.exporter.programs.calls import AttentionCall, Operand, OwnNorm, no_head, one_head, rank, same
+from sharp.exporter.programs.flat_graph import FLEXIBLE
+from sharp.exporter.programs.logits import given_at
+from sharp.exporter.programs.masks import SIZES
 from sharp.exporter.programs.nodes import arguments_of, name_of, where
 from sharp.exporter.programs.program import Program
-from sharp.exporter.programs.written_out import SOFTMAXES, written_out
+from sharp.exporter.programs.sizes import Roles
+from sharp.exporter.programs.written_out import PRODUCTS, written_out
 from sharp.plugins.errors import InputError
 
 FUSED = (
@@ -28,12 +32,13 @@ FUSED = (
 OPS = ("sharp.attention", "sharp.normalized_attention")
 
 
-def find_attention(program: Program) -> list[AttentionCall]:
+def find_attention(program: Program, roles: Roles) -> list[AttentionCall]:
     """Every attention of the program, in order.
 
     Raises:
         InputError: one is of a form that cannot be brought to the op's.
     """
+    given = given_at(program, roles, 2, SIZES[0], padded=False)
     found: list[AttentionCall] = []
     for node in program.graph.nodes:
         if node.op != "call_function":
@@ -42,13 +47,10 @@ def find_attention(program: Program) -> list[AttentionCall]:
             found.append(_fused(node))
         elif _full_name(node) in OPS:
             found.append(_by_name(node))
-        elif name_of(node) in SOFTMAXES and (call := written_out(program, node)) is not None:
+        elif name_of(node) == FLEXIBLE:
+            found.append(_flexible(node))
+        elif name_of(node) in PRODUCTS and (call := written_out(program, node, given)) is not None:
             found.append(call)
-        elif name_of(node) == "flex_attention":
-            raise InputError(
-                f"flex_attention at {where(node)} has a function of its own for masks; call "
-                "scaled_dot_product_attention or sharp.models.normalized_attention there"
-            )
     return found
 
 
@@ -92,4 +94,29 @@ def _by_name(node: Node) -> AttentionCall:
         raise InputError(f"attention at {where(node)} is told its lengths; call normalized_attention with a mask there")
     arguments["attn_mask"] = arguments.get("mask")
     query, key, value = (Operand(arguments[name]) for name in ("query", "key", "value"))
-    return AttentionCall(_first_output(node), query, key, value, arguments=arguments)
+    coefficients = arguments.get("temperature_coefficients")
+    norm = OwnNorm(
+        arguments["normalizer"],
+        alpha=float(arguments["alpha"]) if arguments["normalizer"] == "entmax" else None,
+        temperature_coefficients=None if coefficients is None else tuple(coefficients),
+        entropy_threshold=float(arguments["entropy_threshold"]),
+    )
+    return AttentionCall(_first_output(node), query, key, value, arguments=arguments, norm=norm)
+
+
+def _flexible(node: Node) -> AttentionCall:
+    query, key, value, score_mod, block_mask, scale, _options, score_buffers, mask_buffers = node.args
+    assert isinstance(block_mask, list | tuple)
+    arguments = {
+        "score_mod": score_mod,
+        "mask_mod": block_mask[-1],
+        "scale": scale,
+        "score_buffers": score_buffers,
+        "mask_buffers": mask_buffers,
+    }
+    others = [user for user in node.users if not (name_of(user) == "getitem" and user.args[1] == 0) and user.users]
+    if others:
+        raise InputError(f"attention at {where(node)} returns the logarithms of its sums too, which Sharp's op has not")
+    result = next(user for user in node.users if name_of(user) == "getitem" and user.args[1] == 0)
+    operands = (Operand(one) for one in (query, key, value) if isinstance(one, Node))
+    return AttentionCall(result, *operands, arguments=arguments)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.nodes import where
+from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
 
 Arrange = Callable[[Tensor], Tensor]
 
@@ -26,11 +27,25 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class OwnNorm:
+    """The normalizer of an attention, by the op's name, and its parameters.
+
+    `head_params` [q_heads, 2] are those of ssa that is written out; an attention by name has them in its arguments.
+    """
+
+    normalizer: str = "softmax"
+    alpha: float | None = None
+    head_params: Tensor | None = None
+    temperature_coefficients: tuple[float, ...] | None = None
+    entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """One attention of a graph.
 
     `result` is the node whose value the op's output takes, after `restore`. Of attention that is written out, `product`
-    is the node of query times key and `logits` what goes into the softmax.
+    is the node of query times key and `logits` what goes into the normalizer.
     """
 
     result: Node
@@ -41,11 +56,17 @@ class AttentionCall:
     product: Node | None = None
     logits: Node | None = None
     arguments: dict[str, Any] = field(default_factory=dict)  # of a call by name
+    norm: OwnNorm = OwnNorm()
 
     @property
     def by_name(self) -> bool:
         """It is a call of Sharp's own op."""
         return "normalizer" in self.arguments
+
+    @property
+    def flexible(self) -> bool:
+        """It is a call of flex_attention, with functions of its own for logits and masks."""
+        return "score_mod" in self.arguments
 
     @property
     def where(self) -> str:

@@ -69,7 +69,7 @@ class ProgramDecoder(Decoder):
         given = self.all_inputs(input_ids, positions)
         around = self.parameters_of_norm.around(attention, positions)
         replaced = {
-            **self.attention.replacements(around, lambda _layer: None),
+            **self.attention.replacements(around, lambda _layer: None, hidden=self.parameters_of_norm.reads_hidden),
             **self._read_tables(positions, input_ids.shape[0]),
         }
         hidden: Tensor = self.program.evaluate(given, [self.last], replaced)[self.last]

@@ -58,6 +58,8 @@ def einsum_values(mixed: Node, value: Node) -> tuple[Operand, Arrange]:
         InputError: its letters are of another product.
     """
     first, second, output = _equation(mixed)
+    if mixed.args[1][0] is value:  # type: ignore[index]  # a list of two nodes
+        first, second = second, first
     *batch, queries, keys = first
     (dim,) = set(second) & set(output) - set(first) or {"?"}
     batch = [*batch, *(["_"] * (2 - len(batch)))]

@@ -14,12 +14,19 @@ SUBGRAPH_CALLS = {  # operators that run a graph of their own in a mode that mea
     "wrap_with_autocast": 4,
 }
 
+FLEXIBLE = "flex_attention"
+
 
 def writes(exported: ExportedProgram) -> bool:
     """An operator of the program changes its arguments."""
     graphs = (module.graph for module in exported.graph_module.modules() if isinstance(module, GraphModule))
     targets = (node.target for graph in graphs for node in graph.nodes)
     return any(isinstance(one, torch._ops.OpOverload) and one._schema.is_mutable for one in targets)
+
+
+def calls_flexible(exported: ExportedProgram) -> bool:
+    """It calls flex_attention, whose block masks are made by operators that run in no interpreter."""
+    return any(name_of(node) == FLEXIBLE for node in exported.graph.nodes)
 
 
 def flattened(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:

@@ -9,11 +9,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.attention import find_attention
-from sharp.exporter.programs.calls import AttentionCall
+from sharp.exporter.programs.calls import AttentionCall, rank
 from sharp.exporter.programs.masks import Logits, examine, find_masks
+from sharp.exporter.programs.nodes import name_of
+from sharp.exporter.programs.norm_parameters import ProgramAttention
 from sharp.exporter.programs.program import Program, Replacement
 from sharp.exporter.programs.sizes import Roles, draw
-from sharp.models.attention import AttentionFunction, LayerOptions
+from sharp.exporter.programs.written_out import LINEAR, PRODUCTS, SHAPING
+from sharp.models.attention import LayerOptions
 from sharp.plugins.errors import InputError
 
 PROBED = (2, 7)  # batch and tokens
@@ -24,7 +27,8 @@ class Layer:
     """One attention of the program, in the order of the graph.
 
     `group` query heads of the graph read keys that are the same; where the graph has them repeated, `repeated` says so
-    and every `group`-th is kept. `own` says that queries and keys are of the same tokens, as many as `length`.
+    and every `group`-th is kept. `own` says that queries and keys are of the same tokens, as many as `length`. `hidden`
+    is what the query is projected from, None where that is not one thing.
     """
 
     call: AttentionCall
@@ -34,6 +38,7 @@ class Layer:
     head_dim: int
     repeated: int
     own: bool
+    hidden: Node | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,22 @@ class Attention:
         """Every layer is causal self-attention."""
         return all(one.logits.causal and one.own for one in self.layers)
 
+    @property
+    def hidden_size(self) -> int:
+        """The size of what queries are projected from.
+
+        Raises:
+            InputError: in some layer that is not one tensor [batch, tokens, size].
+        """
+        for layer in self.layers:
+            if layer.hidden is None:
+                raise InputError(
+                    f"the query of attention at {layer.call.where} is no projection of one tensor [batch, tokens, "
+                    "size], which the scale of this norm is computed from"
+                )
+        assert self.first.hidden is not None
+        return int(self.first.hidden.meta["val"].shape[-1])
+
     def within(self, longest: int) -> "Attention":
         """The same for sequences of at most `longest` tokens, which a window of that many is none for."""
         found = (
@@ -61,24 +82,40 @@ class Attention:
         return Attention(tuple(found))
 
     def replacements(
-        self, attention: AttentionFunction, lengths: Callable[[Layer], Tensor | None]
+        self,
+        attention: ProgramAttention,
+        lengths: Callable[[Layer], Tensor | None],
+        *,
+        hidden: bool = False,
     ) -> dict[Node, Replacement]:
-        """What `attention` computes in the place of every call; `lengths` are the keys of each sequence that count."""
+        """What `attention` computes in the place of every call; `lengths` are the keys of each sequence that count.
+
+        With `hidden` it is given what the query is projected from.
+        """
         return {
-            layer.call.result: self._replacement(number, layer, attention, lengths)
+            layer.call.result: self._replacement(number, layer, attention, lengths, hidden=hidden)
             for number, layer in enumerate(self.layers)
         }
 
     def _replacement(
-        self, number: int, layer: Layer, attention: AttentionFunction, lengths: Callable[[Layer], Tensor | None]
+        self,
+        number: int,
+        layer: Layer,
+        attention: ProgramAttention,
+        lengths: Callable[[Layer], Tensor | None],
+        *,
+        hidden: bool,
     ) -> Replacement:
         call, logits = layer.call, layer.logits
         named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes")] if call.by_name else []
         extra = [one for one in named if isinstance(one, Node)]
+        if hidden:
+            assert layer.hidden is not None
+            extra.append(layer.hidden)
 
         def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
             given = dict(zip(extra, rest, strict=True))
-            head_params: Tensor | None = None
+            head_params = call.norm.head_params
             slopes = logits.slopes
             if named:
                 head_params, slopes = (given[one] if isinstance(one, Node) else None for one in named)
@@ -100,7 +137,8 @@ class Attention:
                 total_lens=lengths(layer),
             )
             queries, keys, values = (one.transpose(1, 2) for one in heads)
-            output = attention(number, queries, keys, values, head_params, slopes, options)
+            more = {"hidden": rest[-1]} if hidden else {}
+            output = attention(number, queries, keys, values, head_params, slopes, options, **more)
             return call.restore(output.transpose(1, 2))
 
         return Replacement((call.query.node, call.key.node, call.value.node, *extra), compute)
@@ -112,11 +150,11 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
     Raises:
         InputError: there is none, or one of it is not what Sharp's op computes, or they differ in their heads.
     """
-    calls = find_attention(program)
+    calls = find_attention(program, roles)
     if not calls:
         raise InputError(
-            "no attention was found in its graph: neither scaled_dot_product_attention nor a product, a softmax and a "
-            "product; call sharp.models.normalized_attention where it attends"
+            "no attention was found in its graph: neither scaled_dot_product_attention, nor flex_attention, nor a "
+            "product, a norm that Sharp knows and a product; call sharp.models.normalized_attention where it attends"
         )
     roles = roles.with_masks(find_masks(program, roles, calls))
     batch, tokens = PROBED
@@ -159,7 +197,32 @@ def _layer(
     first = given[program.inputs[0].node]
     tokens = first.shape[1] if first.dim() > 1 else first.shape[0]
     own = query.shape[2] == key.shape[2] == tokens and roles.length is not None
-    return Layer(call, logits, query.shape[1], key.shape[1] // repeated, query.shape[-1], repeated, own)
+    hidden = _projected_from(program, call.query.node)
+    return Layer(call, logits, query.shape[1], key.shape[1] // repeated, query.shape[-1], repeated, own, hidden)
+
+
+def _projected_from(program: Program, query: Node) -> Node | None:
+    """The one tensor [batch, tokens, size] that products with weights make the query of."""
+    found: set[Node] = set()
+    waiting, seen = [query], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node not in program.data:
+            continue
+        seen.add(node)
+        operands = [one for one in node.all_input_nodes if one in program.data]
+        if name_of(node) in (*LINEAR, *PRODUCTS) and len(operands) == 1:
+            found.add(_unfolded(operands[0]))
+        else:
+            waiting.extend(operands)
+    return next(iter(found)) if len(found) == 1 and rank(next(iter(found))) == 3 else None
+
+
+def _unfolded(node: Node) -> Node:
+    """Where [batch * tokens, size] was [batch, tokens, size]."""
+    while rank(node) == 2 and name_of(node) in SHAPING and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def _repeated(heads: Tensor) -> int:

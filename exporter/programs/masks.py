@@ -12,16 +12,15 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.calls import AttentionCall
-from sharp.exporter.programs.logits import given_at, logits_of, mask_inputs
-from sharp.exporter.programs.nodes import ancestors
+from sharp.exporter.programs.logits import MASKED, between, given_at, logits_of, mask_inputs
 from sharp.exporter.programs.program import Program, ProgramInput
 from sharp.exporter.programs.sizes import Roles
 from sharp.plugins.errors import InputError
 
-MASKED = -5e3  # a logit below is no weight; masks are -10000, -1e9, the least float, or -inf
 TOLERANCE = 1e-4
 SMALL = 1e-4  # a logit that no soft cap changes
 SIZES = (7, 12)
+FUNCTIONS = ("score_mod", "mask_mod")  # of flex_attention
 MOST_EVALUATED = 2**26  # logits in float64: 512 MB
 
 
@@ -98,7 +97,7 @@ def examine(program: Program, roles: Roles, call: AttentionCall, longest: int) -
     assert found is not None
     if call.by_name and call.arguments["window"] >= 0:
         found = replace(found, window=call.arguments["window"])
-    if roles.length is None or (call.product is None and call.arguments["attn_mask"] is None):
+    if roles.length is None or (not call.flexible and call.product is None and call.arguments["attn_mask"] is None):
         return found
     for length in _long_sizes(program, call, found.heads, longest):
         base = logits_of(program, call, given_at(program, roles, 1, length, padded=False), 0.0)
@@ -113,11 +112,9 @@ def examine(program: Program, roles: Roles, call: AttentionCall, longest: int) -
 
 def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int) -> list[int]:
     """Longer sequences: where a window of some hundreds or thousands, or a table of that size, begins to matter."""
-    mask = call.arguments.get("attn_mask") if call.product is None else call.logits
-    assert mask is not None
-    until = frozenset() if call.product is None else frozenset({call.product})
     constants: set[int] = set()
-    for node in ancestors(mask, through_sizes=False, until=until):
+    functions = [program.attributes[str(call.arguments[one].target)] for one in FUNCTIONS] if call.flexible else []
+    for node in (*between(call), *(node for one in functions for node in one.graph.nodes)):
         constants |= {one for one in node.args if isinstance(one, int) and not isinstance(one, bool)}
         if node in program.tensors:
             constants |= set(getattr(program, program.tensors[node]).shape)

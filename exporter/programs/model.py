@@ -68,14 +68,25 @@ class ProgramModel(UncachedModel):
         shape = output.meta["val"].shape
         sizes = tuple(size if isinstance(size, int) else self._dimension(str(size)) for size in shape)
         self.output = Port(name="output", dtype="float32", shape=sizes, doc="what the module returns")
-        queries = attention.first.call.query
-        size = queries.arrange(queries.node.meta["val"]).shape[2]
-        self._queries = size if isinstance(size, int) else self._dimension(str(size))
+        queries = [layer.call.query for layer in attention.layers]
+        self._queries = tuple(str(one.arrange(one.node.meta["val"]).shape[2]) for one in queries)  # of every layer
 
     @property
     def queries(self) -> int | str:
-        """See `UncachedModel`."""
-        return self._queries
+        """See `UncachedModel`; of layers that differ, all that are different one after the other."""
+        first = self._queries[0]
+        if len(set(self._queries)) > 1:
+            return "queries"
+        return int(first) if first.isdecimal() else self._dimension(first)
+
+    def stack(self, rows: list[Tensor]) -> Tensor:
+        """See `UncachedModel`; encoder and decoder layers differ in their queries."""
+        sizes = {name: row.shape[2] for name, row in zip(self._queries, rows, strict=True)}
+        padded: list[Tensor] = []
+        for name, row in zip(self._queries, rows, strict=True):
+            others = [row.new_zeros(*row.shape[:2], size, *row.shape[3:]) for one, size in sizes.items() if one != name]
+            padded.append(torch.cat([row, *others], dim=2) if others else row)
+        return torch.stack(padded)
 
     def _dimension(self, size: int | str) -> int | str:
         """What people call a dimension."""
@@ -102,7 +113,8 @@ class ProgramModel(UncachedModel):
                 seen = seen & (given[port.node] == self.roles.visible[port.name])
             return seen.flatten(1).sum(-1)  # [batch]
 
-        replaced = self.attention.replacements(self.parameters_of_norm.around(attention), lengths)
+        parameters = self.parameters_of_norm
+        replaced = self.attention.replacements(parameters.around(attention), lengths, hidden=parameters.reads_hidden)
         output: Tensor = self.program.evaluate(given, [self.result], replaced)[self.result]
         return output
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,53 @@ from sharp.models.normalizers import SSA_START
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
 
-NAMES = {"ssa": ("b", "n"), "ssmax": ("s",), "ssmax-bias": ("s", "b")}  # per head
+NAMES = {
+    "ssa": ("b", "n"),
+    "ssmax": ("s",),
+    "ssmax-bias": ("s", "b"),
+    "sentmax": ("beta", "gamma"),
+    "assmax": ("w_beta", "w_gamma", "c_beta", "c_gamma"),
+    "asentmax": ("w_beta", "w_gamma", "c_beta", "c_gamma"),
+}
+BIASES = ("c_beta", "c_gamma")  # 0 where they are not given
+# Where QueryScale has it, if not under this name.
+PARAMETERS = {
+    "gamma": "gamma_exponent",
+    "w_beta": "w_beta.weight",
+    "w_gamma": "w_gamma.weight",
+    "c_beta": "w_beta.bias",
+    "c_gamma": "w_gamma.bias",
+}
+NO_START = ("head", "token")  # kinds of scales that have no start values
+
+
+class ProgramAttention(Protocol):
+    """An `AttentionFunction` that is told the input of the attention block too [batch, tokens, hidden_size]."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionFunction`; `hidden` is there where `NormParameters.reads_hidden`."""
+        ...
 
 
 class NormParameters(nn.Module):
     """The parameters of the norm in every layer: those that are given, or else the norm's start values.
 
-    `given` maps a name (b and n of ssa, s of ssmax, s and b of ssmax-bias) to a number, a tensor [heads] or
-    [layers, heads], or the name of a tensor [heads] of the module, in which {layer} stands for the layer's number.
-    `tensors` are the module's.
+    `given` maps a name of `NAMES` to a number, a tensor [heads] or [layers, heads], or the name of a tensor [heads] of
+    the module, in which {layer} stands for the layer's number. w_beta and w_gamma, which multiply the input of the
+    attention block, have one more dimension behind the heads, of its size. `tensors` are the module's.
 
     Raises:
-        InputError: a name is not the norm's, or a value is not of such a shape.
+        InputError: a name is not the norm's, a value is not of such a shape, or one is missing that has no start value.
     """
 
     ssa: Tensor | None
@@ -33,12 +68,23 @@ class NormParameters(nn.Module):
     def __init__(self, config: SharpConfig, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.own = False
+        self.reads_hidden = config.scheme.scale_kind == "token"
         names = NAMES.get(config.norm, ())
         for name in given:
             if name not in names:
                 known = f"has {' and '.join(names)}" if names else "has none"
                 raise InputError(f"norm_parameters names {name!r}, but norm {config.norm} {known}")
-        values = {name: _per_head(name, value, config, tensors) for name, value in given.items()}
+        kind = config.scheme.scale_kind
+        missing = [name for name in names if name not in given and name not in BIASES]
+        if kind in NO_START and missing:
+            raise InputError(
+                f"it has no parameters for norm {config.norm} (its scale is learned): give {' and '.join(missing)} "
+                "with norm_parameters (--norm-parameter), or choose another norm"
+            )
+        values = {
+            name: _per_head(name, value, config, tensors, (config.hidden_size,) if name.startswith("w_") else ())
+            for name, value in given.items()
+        }
         self.given = bool(values)
         self.register_buffer("ssa", None, persistent=False)
         self.scales = nn.ModuleList()
@@ -48,12 +94,12 @@ class NormParameters(nn.Module):
             if not (b > 0).all() or not (n >= 1).all():
                 raise InputError("norm_parameters of ssa must have b above 0 and n of at least 1 in every head")
             self.ssa = torch.stack([b, n], dim=-1)  # [layers, heads, 2]
-        if config.scheme.scale_kind != "none":
+        if kind != "none":
             everywhere = (True,) * config.q_heads
             for layer in range(config.layers):
-                scale = QueryScale(config.scheme.scale_kind, config.hidden_size, everywhere, config.trained_context)
+                scale = QueryScale(kind, config.hidden_size, everywhere, config.trained_context)
                 for name, value in values.items():
-                    getattr(scale, name).data = value[layer].clone()
+                    scale.get_parameter(PARAMETERS.get(name, name)).data = value[layer].clone()
                 self.scales.append(scale.requires_grad_(False))
 
     @classmethod
@@ -70,7 +116,7 @@ class NormParameters(nn.Module):
                 if value is not None:
                     self.ssa[..., column] = value
 
-    def around(self, attention: AttentionFunction, positions: Tensor | None = None) -> AttentionFunction:
+    def around(self, attention: AttentionFunction, positions: Tensor | None = None) -> ProgramAttention:
         """`attention` with these parameters; a causal query is at `positions` [batch, tokens], None counts from 0."""
 
         def with_norm(
@@ -81,11 +127,13 @@ class NormParameters(nn.Module):
             head_params: Tensor | None,
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
+            hidden: Tensor | None = None,
         ) -> Tensor:
             if self.scales:
                 check_uncapped(options)
                 last = _last_visible(query, key, options, positions)
-                query = query * self.scales[layer](last, last).unsqueeze(-1).to(query.dtype)
+                factor = self.scales[layer](last if hidden is None else hidden, last)
+                query = query * factor.unsqueeze(-1).to(query.dtype)
             if not self.own:
                 head_params = None if self.ssa is None else self.ssa[layer]
             return attention(layer, query, key, value, head_params, alibi_slopes, options)
@@ -105,21 +153,27 @@ def _last_visible(query: Tensor, key: Tensor, options: LayerOptions, positions: 
     return torch.full((batch, queries), 1, device=query.device) * (key.shape[1] - 1)
 
 
-def _per_head(name: str, value: Any, config: SharpConfig, tensors: Mapping[str, Tensor]) -> Tensor:
-    """[layers, heads], float32."""
-    shape = (config.layers, config.q_heads)
+def _per_head(
+    name: str, value: Any, config: SharpConfig, tensors: Mapping[str, Tensor], last: tuple[int, ...]
+) -> Tensor:
+    """[layers, heads, *last], float32."""
+    shape = (config.layers, config.q_heads, *last)
+    described = f"{[config.q_heads, *last]} or {list(shape)} (layers, heads{', hidden size' if last else ''})"
     if isinstance(value, str):
         names = [value.format(layer=layer) for layer in range(config.layers)]
         missing = next((one for one in names if one not in tensors), None)
         if missing is not None:
             raise InputError(f"norm_parameters names the tensor {missing!r}, which the module does not have")
-        value = torch.stack([tensors[one].detach().float().reshape(-1).expand(config.q_heads) for one in names])
+        try:
+            value = torch.stack([tensors[one].detach().float().squeeze() for one in names])
+            value = value.reshape(config.layers, -1, *last).expand(shape)  # of one head for all
+        except RuntimeError as error:
+            has = list(tensors[names[0]].shape)
+            raise InputError(f"{names[0]!r} of norm_parameters {name!r} has shape {has}, not {described}") from error
     try:
         found = torch.as_tensor(value, dtype=torch.float32).detach().clone().expand(shape).contiguous()
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(
-            f"norm_parameters {name!r} must be a number or of shape [{config.q_heads}] or {list(shape)} (layers, heads)"
-        ) from error
+        raise InputError(f"norm_parameters {name!r} must be a number or of shape {described}") from error
     if not found.isfinite().all():
         raise InputError(f"norm_parameters {name!r} has numbers that are not finite")
     return found

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from sharp.exporter.programs.flat_graph import flattened, writes
+from sharp.exporter.programs.flat_graph import calls_flexible, flattened, writes
 from sharp.exporter.programs.nodes import is_size, name_of, where
 from sharp.plugins.errors import InputError
 
@@ -55,7 +55,7 @@ class Program(nn.Module):
 
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
-        if writes(exported):
+        if writes(exported) or calls_flexible(exported):
             exported = exported.run_decompositions({})  # nothing is left that writes in place
         self.graph, self.attributes = flattened(exported)
         self.tensors: dict[Node, str] = {}  # placeholder -> attribute that holds its tensor

@@ -15,6 +15,7 @@ from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import Source, sha256
 from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
 from sharp.exporter.programs.archive import load_program
+from sharp.exporter.programs.calls import OwnNorm
 from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_a_decoder
 from sharp.exporter.programs.heads import Attention, find_layers
 from sharp.exporter.programs.model import ProgramModel
@@ -31,6 +32,7 @@ from sharp.plugins.errors import InputError
 DEFAULT_LONGEST = 4096  # tokens, where neither the program nor the user says a number
 SIZES = ((2, 7), (1, 12), (3, 33))  # batch and tokens that attention is compared at
 MOST_DIFFERENCE = 1e-3  # of the largest output; another attention moves it by far more
+SPARSEMAX = 2.0  # the alpha of it
 SHIFT_INVARIANT = ("softmax", "adaptive_softmax", "entmax")
 NORMS_OF_OP = {
     "softmax": "softmax",
@@ -117,7 +119,7 @@ def _read(
         longest = _longest_runs(program, roles, longest)
     attention = attention.within(longest)
     own_norm, own_alpha = _own_norm(attention)
-    config = _config(program, attention, output, longest, own_norm, own_alpha, causal=refusal is None)
+    config = _config(attention, output, longest, own_norm, own_alpha, causal=refusal is None)
 
     def made(config: SharpConfig, parameters: NormParameters, *, own: bool) -> Decoder | UncachedModel:
         if refusal is not None:
@@ -155,8 +157,6 @@ def _chosen(
 ) -> tuple[SharpConfig, NormParameters]:
     """The configuration and the parameters of a norm that the program itself does not have."""
     scheme = get_norm(norm)
-    if scheme.scale_kind in ("head", "token"):
-        raise InputError(f"it has no parameters for norm {norm} (its scale is learned); choose another norm")
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
     if scheme.normalizer not in SHIFT_INVARIANT and (
@@ -168,6 +168,8 @@ def _chosen(
         )
     chosen = replace(config, norm=norm, **({"alpha": scheme.alpha} | options.config_fields()))
     tensors = {name: getattr(program, own) for name, own in program.names.items()}
+    if scheme.scale_kind == "token":
+        chosen = replace(chosen, hidden_size=attention.hidden_size)
     parameters = NormParameters(chosen, given.norm_parameters, tensors)
     parameters.fill(options.ssa_b, options.ssa_n)
     options.apply(parameters)
@@ -203,18 +205,26 @@ def _output(program: Program) -> Node:
 
 def _own_norm(attention: Attention) -> tuple[str, float | None]:
     """The norm that the program's own attention has, and its alpha."""
-    named = [layer.call for layer in attention.layers if layer.call.by_name]
-    if not named:
-        return "softmax", None
-    norms = {(call.arguments["normalizer"], call.arguments["alpha"]) for call in named}
-    if len(norms) > 1 or len(named) < len(attention.layers):
-        raise InputError("its layers differ in their norm; give them one, or export with --norm-map")
-    normalizer, alpha = norms.pop()
-    return NORMS_OF_OP[normalizer], float(alpha) if normalizer == "entmax" else None
+    norms = [layer.call.norm for layer in attention.layers]
+    first = norms[0]
+    for layer, norm in zip(attention.layers, norms, strict=True):
+        if (norm.normalizer, norm.alpha, norm.temperature_coefficients) != (
+            *(first.normalizer, first.alpha, first.temperature_coefficients),
+        ):
+            raise InputError(
+                f"its layers differ in their norm: attention at {layer.call.where} has {_described(norm)}, and the "
+                f"first {_described(first)}; export it with one, and --norm-map for the others"
+            )
+    if first.normalizer == "entmax" and first.alpha == SPARSEMAX:
+        return "sparsemax", first.alpha
+    return NORMS_OF_OP[first.normalizer], first.alpha
+
+
+def _described(norm: OwnNorm) -> str:
+    return norm.normalizer if norm.alpha is None else f"{norm.normalizer} of alpha {norm.alpha:g}"
 
 
 def _config(
-    program: Program,
     attention: Attention,
     output: Node,
     longest: int,
@@ -223,16 +233,13 @@ def _config(
     *,
     causal: bool,
 ) -> SharpConfig:
-    del program
     first = attention.first
     width = output.meta["val"].shape[-1]
     hidden = first.q_heads * first.head_dim
-    arguments = first.call.arguments if first.call.by_name else {}
-    coefficients = arguments.get("temperature_coefficients")
     facts: dict[str, Any] = {} if alpha is None else {"alpha": alpha}
-    if coefficients is not None:
-        facts["temperature_coefficients"] = tuple(coefficients)
-        facts["entropy_threshold"] = float(arguments["entropy_threshold"])
+    if first.call.norm.temperature_coefficients is not None:
+        facts["temperature_coefficients"] = first.call.norm.temperature_coefficients
+        facts["entropy_threshold"] = first.call.norm.entropy_threshold
     return SharpConfig(
         vocab_size=width if isinstance(width, int) else 1,
         hidden_size=hidden,

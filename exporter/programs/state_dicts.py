@@ -1,22 +1,28 @@
-"""Weights without a program: whose they are, and what to do. Nothing here is unpickled but tensors and plain data."""
+"""Weights without a program: whose they are, and what to do. Names are read from the pickle; nothing is unpickled."""
 
+import pickletools
 import zipfile
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
 
 DOCUMENT = "docs/your-own-model.md"
-# What a name in a state dict contains -> whose model it is. The first that fits.
-NAMES = {
-    "attn_layers.layers.": "x-transformers",
-    "transformer.h.0.attn.c_attn.": "nanoGPT",
-    "transformer.h.0.attn.qkv.": "litgpt",
-    "transformer.h.0.attn.attn.": "litgpt",
-}
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+MOST_BYTES = 2**26  # of the pickle, which names tensors and does not hold them
+MOST_NAMES = 2**20
+LITGPT_FILES = ("lit_model.pth", "model_config.yaml")
+# What names in a state dict contain -> whose model it is. The first that fits.
+NAMES = (
+    (("attn_layers.layers.",), "x-transformers"),
+    (("transformer.h.0.attn.c_attn.", "transformer.h.0.attn.a", "transformer.h.0.attn.n"), "SSA"),
+    (("self_attn.attn_scale_beta",), "ASEntmax"),
+    (("transformer.h.0.attn.c_attn.",), "nanoGPT"),
+    (("transformer.h.0.attn.qkv.",), "litgpt"),
+    (("transformer.h.0.attn.attn.",), "litgpt"),
+    (("model_args", "iter_num", "best_val_loss"), "nanoGPT"),
+)
 BUILD = {
     "x-transformers": "TransformerWrapper with the arguments that it was trained with",
+    "SSA": "GPT(GPTConfig(**checkpoint['model_args'])) of omyokun/SSA's GPT2SSA/model.py, with attn.flash = False",
+    "ASEntmax": "SparseGemma2ForCausalLM of deep-spin/asentmax, with use_fast_attn=False",
     "nanoGPT": "GPT(GPTConfig(**checkpoint['model_args']))",
     "litgpt": "litgpt.GPT(litgpt.Config.from_file('model_config.yaml'))",
 }
@@ -25,32 +31,32 @@ BUILD = {
 def whose(path: Path) -> str | None:
     """One sentence about a file of weights that are not Sharp's: what it is and how it is exported; None for others."""
     if path.is_dir():
-        if (path / "lit_model.pth").is_file():
-            return _sentence(path, "litgpt")
+        return _sentence(path, "litgpt") if (path / LITGPT_FILES[0]).is_file() else None
+    if path.suffix not in SUFFIXES:
         return None
-    if path.suffix not in (".pt", ".pth", ".ckpt", ".bin") or not zipfile.is_zipfile(path):
+    names = _names(path)
+    if names is None or {"format", "sharp"} <= names or not any(name.endswith((".weight", ".bias")) for name in names):
         return None
+    if (path.parent / LITGPT_FILES[1]).is_file():
+        return _sentence(path, "litgpt")
+    fitting = (owner for parts, owner in NAMES if all(any(part in name for name in names) for part in parts))
+    return _sentence(path, next(fitting, None))
+
+
+def _names(path: Path) -> set[str] | None:
+    """The texts in the pickle of a file of torch.save; None where it is none, or an old or damaged one."""
+    found: set[str] = set()
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # damaged, or more than plain data
+        with zipfile.ZipFile(path) as archive:
+            pickles = [one for one in archive.infolist() if one.filename.endswith("/data.pkl")]
+            if len(pickles) != 1 or pickles[0].file_size > MOST_BYTES:
+                return None
+            for _, argument, _ in pickletools.genops(archive.read(pickles[0])):
+                if isinstance(argument, str) and len(found) < MOST_NAMES:
+                    found.add(argument)
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError):
         return None
-    state = _state(content)
-    if state is None:
-        return None
-    owner = next((one for part, one in NAMES.items() if any(part in name for name in state)), None)
-    if owner is None and isinstance(content, dict) and "model_args" in content:
-        owner = "nanoGPT"
-    return _sentence(path, owner)
-
-
-def _state(content: Any) -> dict[str, Tensor] | None:
-    """The tensors by name: the content itself, or what usually holds them."""
-    if not isinstance(content, dict) or content.get("format") == "sharp":
-        return None
-    for one in (content, *(content.get(name) for name in ("model", "state_dict", "model_state_dict", "module"))):
-        if isinstance(one, dict) and one and all(isinstance(value, Tensor) for value in one.values()):
-            return one
-    return None
+    return found
 
 
 def _sentence(path: Path, owner: str | None) -> str:

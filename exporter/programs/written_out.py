@@ -1,72 +1,78 @@
-"""Attention that is written out: a product, a softmax and a product, in whatever layout."""
+"""Attention that is written out: a product, a normalizer and a product, in whatever layout."""
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.calls import Arrange, AttentionCall, Operand, no_head, one_head, rank, same
 from sharp.exporter.programs.einsum import einsum_logits, einsum_values
-from sharp.exporter.programs.nodes import arguments_of, name_of, where
+from sharp.exporter.programs.nodes import name_of, where
+from sharp.exporter.programs.norms import find_norm
 from sharp.exporter.programs.program import Program
 from sharp.plugins.errors import InputError
 
-SOFTMAXES = ("softmax", "_softmax", "_safe_softmax")
 PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm")
-# What may happen to weights between the normalizer and the product with the values.
-PASSING = (
-    *("dropout", "native_dropout", "feature_dropout", "to", "_to_copy", "type_as", "clone", "contiguous", "view"),
-    *("reshape", "_unsafe_view", "_reshape_alias", "expand", "detach", "alias", "nan_to_num", "getitem"),
-)
+LINEAR = ("linear", "addmm", "mm")
 SHAPING = ("view", "reshape", "_unsafe_view", "_reshape_alias", "clone", "contiguous", "expand")
 
 
-def written_out(program: Program, softmax: Node) -> AttentionCall | None:
-    """The attention around a softmax; None where there is none."""
-    arguments = arguments_of(softmax)
-    logits = next(iter(arguments.values()))
-    dimensions = rank(softmax)
-    if arguments["dim"] not in (-1, dimensions - 1) or dimensions < 3:
-        return None
-    mixed = _product_after(softmax)
-    if mixed is None:
-        return None
-    products = _products_before(program, logits)
-    if len(products) != 1:
-        if not products:
-            return None
-        raise InputError(f"attention at {where(softmax)} adds {len(products)} products; Sharp's op has one, of q and k")
-    product = products[0]
-    query, key = _logit_operands(product)
-    value, restore = _value_operand(mixed)
-    return AttentionCall(mixed, query, key, value, restore, product, logits)
+def written_out(program: Program, mixed: Node, given: Mapping[Node, Tensor]) -> AttentionCall | None:
+    """The attention whose weights are multiplied with values in the product `mixed`; None where it is no such product.
 
+    Args:
+        program: the program.
+        mixed: a node that is one of `PRODUCTS`.
+        given: inputs to evaluate at.
 
-def _product_after(softmax: Node) -> Node | None:
-    """The product of the weights with the values."""
-    waiting, seen = [softmax], set()
-    while waiting:
-        node = waiting.pop()
-        for user in node.users:
-            if name_of(user) in PRODUCTS:
-                operands = _operands(user)
-                if operands is not None and operands[0] is node:
-                    return user
-            elif name_of(user) in PASSING and user not in seen:
-                seen.add(user)
-                waiting.append(user)
+    Raises:
+        InputError: it is one that the op has not, or in a layout that is not known.
+    """
+    operands = _operands(mixed)
+    if operands is None or not program.data >= {*operands}:
+        return None
+    either = (operands, operands[::-1]) if name_of(mixed) == "einsum" else (operands,)
+    for weights, value in either:
+        products = _products_before(program, weights)
+        if not any(_alike(product, weights) for product in products):
+            continue
+        if len(products) > 1:
+            raise InputError(
+                f"attention at {where(mixed)} adds {len(products)} products; Sharp's op has one, of q and k"
+            )
+        (product,) = products
+        query, key = _logit_operands(product)
+        arranged, restore = _value_operand(mixed, value)
+        call = AttentionCall(mixed, query, key, arranged, restore, product)
+        found = find_norm(program, call, weights, given)
+        if found is not None:
+            logits, norm = found
+            return replace(call, logits=logits, norm=norm)
     return None
 
 
-def _products_before(program: Program, logits: Node) -> list[Node]:
-    """The products of two tensors that depend on inputs, neither behind another, that the logits are made of."""
+def _alike(product: Node, weights: Node) -> bool:
+    """Both have a number for every pair of a query and a key."""
+    shapes = [[str(size) for size in node.meta["val"].shape] for node in (product, weights)]
+    return shapes[0][-1] == shapes[1][-1] and len(shapes[1]) > 2 and len(shapes[0]) > 2
+
+
+def _products_before(program: Program, weights: Node) -> list[Node]:
+    """The products of two tensors that depend on inputs, neither behind another, that the weights are made of.
+
+    A product with weights of the module is the end: what is before it is no logit any more.
+    """
     found: list[Node] = []
-    waiting, seen = [logits], set()
+    waiting, seen = [weights], set()
     while waiting:
         node = waiting.pop()
-        if node in seen or node not in program.data:
+        if node in seen or node not in program.data or name_of(node) in LINEAR:
             continue
         seen.add(node)
-        if name_of(node) in PRODUCTS and (operands := _operands(node)) is not None and program.data >= {*operands}:
-            found.append(node)
+        if name_of(node) in PRODUCTS and (operands := _operands(node)) is not None:
+            if program.data >= {*operands}:
+                found.append(node)
         else:
             waiting.extend(one for one in node.all_input_nodes if isinstance(one.meta.get("val"), Tensor))
     return found
@@ -137,12 +143,10 @@ def _logit_operands(product: Node) -> tuple[Operand, Operand]:
     return _operand(operands[0], transposed=False), _operand(operands[1], transposed=True)
 
 
-def _value_operand(mixed: Node) -> tuple[Operand, Arrange]:
-    operands = _operands(mixed)
-    assert operands is not None
+def _value_operand(mixed: Node, node: Node) -> tuple[Operand, Arrange]:
     if name_of(mixed) == "einsum":
-        return einsum_values(mixed, operands[1])
-    value = _operand(operands[1], transposed=False)
+        return einsum_values(mixed, node)
+    value = _operand(node, transposed=False)
     dimensions = rank(mixed)
     if dimensions == 4:
         return value, same

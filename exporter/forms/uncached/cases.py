@@ -46,7 +46,9 @@ class UncachedVerifier:
         output, weights = self.model.eager(
             *(one.double() if double and one.is_floating_point() else one for one in inputs)
         )
-        return self._case_outputs(inputs, output.numpy(), torch.stack([entropy(layer) for layer in weights]).numpy())
+        return self._case_outputs(
+            inputs, output.numpy(), self.model.stack([entropy(layer) for layer in weights]).numpy()
+        )
 
     def open(self, folder: Path, *, kernels: bool) -> UncachedSession:
         """See `Verifier`."""

@@ -55,7 +55,7 @@ class UncachedGraph(nn.Module):
 
         attend = batched_attention(self.model.layer_parts, node, stats)
         output = self.model.compute(attend, *inputs).float()
-        return output, torch.stack(stats)
+        return output, self.model.stack(stats)
 
 
 def trace_uncached(model: UncachedModel) -> Tracing:

@@ -50,6 +50,42 @@ def einsums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), value.repeat_interleave(2, 1))
 
 
+def expanded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Grouped queries by expand, as litgpt and Llama's own code have them."""
+    key, value = (
+        one[:, :, None].expand(-1, -1, query.shape[1] // one.shape[1], -1, -1).flatten(1, 2) for one in (key, value)
+    )
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def with_weights(normalize: Callable[[Tensor], Tensor]) -> Attend:
+    """Attention with another function in the place of softmax."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = logits(query, key)
+        visible = torch.ones(scores.shape[-2:]).tril() > 0
+        weights = normalize(scores.masked_fill(~visible, -torch.inf))
+        return weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+
+    return attend
+
+
+def ssa_of_the_authors(scores: Tensor) -> Tensor:
+    """As github.com/omyokun/SSA writes it: b = exp(0.3), n = exp(0.4)."""
+    a, n = torch.tensor([0.3]).exp(), torch.tensor(0.4).exp()
+    sign = torch.where(scores == 0, 1.0, scores.sign())
+    powers = (1 + a * scores.abs()) ** (sign * n)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def adaptive_of_the_authors(scores: Tensor) -> Tensor:
+    """As the paper's Figure 4 writes it."""
+    probabilities = scores.softmax(-1)
+    entropy = -(probabilities * torch.log(probabilities + 1e-9)).sum(-1, keepdim=True)
+    polynomial = (((-0.037 * entropy + 0.481) * entropy - 2.3) * entropy + 4.917) * entropy - 1.791
+    return (scores * torch.where(entropy > 0.5, polynomial.clamp(min=1.0), 1.0)).softmax(-1)
+
+
 class Attention(nn.Module):
     def __init__(self, attend: Attend, kv_heads: int) -> None:
         super().__init__()

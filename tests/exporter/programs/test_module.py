@@ -88,12 +88,33 @@ def test_cross_attention_with_padding_has_whole_sequences_only(tmp_path: Path) -
         ({"transformer.h.0.attn.qkv.weight": torch.zeros(1)}, "litgpt"),
         ({"net.attn_layers.layers.0.1.to_q.weight": torch.zeros(1)}, "x-transformers"),
         ({"encoder.weight": torch.zeros(1)}, "holds weights and not its code"),
+        # The names in github.com/omyokun/SSA, GPT2SSA/model.py, and in what Lightning saves of deep-spin/asentmax.
+        (
+            {
+                "model": {
+                    f"_orig_mod.transformer.h.0.attn.{name}": torch.zeros(1) for name in ("a", "n", "c_attn.weight")
+                },
+                "model_args": {"n_layer": 1},
+            },
+            "attn.flash = False",
+        ),
+        (
+            {
+                "state_dict": {
+                    "net.model.model.layers.0.self_attn.attn_scale_beta_proj.weight": torch.zeros(1),
+                    "net.model.model.layers.0.self_attn.q_proj.weight": torch.zeros(1),
+                },
+                "hyper_parameters": Path("an object that no reader of plain data takes"),
+            },
+            "use_fast_attn=False",
+        ),
     ],
 )
+@pytest.mark.parametrize("suffix", [".pt", ".ckpt"])
 def test_weights_alone_are_told_whose_they_are_and_what_to_do(
-    tmp_path: Path, sharp_export, content: object, owner: str
+    tmp_path: Path, sharp_export, content: object, owner: str, suffix: str
 ) -> None:
-    path = tmp_path / "checkpoint.pt"
+    path = tmp_path / f"checkpoint{suffix}"
     torch.save(content, path)
     result = sharp_export(path, "--norm", "softmax", "-o", tmp_path / "out")
     assert result.exit_code == 2

@@ -1,11 +1,14 @@
 """What a module's attention is, found in its graph; and what is refused, by name and line."""
 
+from functools import partial
 from pathlib import Path
 
+import entmax
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.programs.decoder import ProgramDecoder
@@ -13,16 +16,27 @@ from sharp.exporter.programs.module import check_traced, evaluated, trace
 from sharp.exporter.programs.reading import ProgramOptions, read_program
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 from tests.exporter.programs import gpt
 
 TOKENS = torch.arange(18).reshape(2, 9)
 
 
-def read(module: nn.Module, *inputs: Tensor, norm: str = "softmax", **given: object) -> Source:
+def read(module: nn.Module, *inputs: Tensor, norm: str | None = "softmax", **given: object) -> Source:
     with evaluated(module):
         exported = trace(module, inputs)
         check_traced(module, exported, inputs)
     return read_program(Path("model"), norm, given=ProgramOptions(exported=exported, **given))  # type: ignore[arg-type]
+
+
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
+def flexible_alibi(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def biased(score: Tensor, _b: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(i >= j, score + SLOPES[head] * (j - i), -torch.inf)
+
+    return flex_attention(query, key, value, score_mod=biased, enable_gqa=True)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +47,8 @@ def read(module: nn.Module, *inputs: Tensor, norm: str = "softmax", **given: obj
         (gpt.alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
         (gpt.capped_in_a_window, 5, 20, None),
         (gpt.einsums, 0, -1, None),
+        (gpt.expanded, 0, -1, None),
+        (flexible_alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
     ],
 )
 def test_what_stands_between_the_products_is_found_by_evaluating_it(
@@ -67,6 +83,81 @@ def test_parameters_that_the_user_gives_make_a_norm_trained() -> None:
     assert source.model.parameters_of_norm.ssa is not None
     assert source.model.parameters_of_norm.ssa.tolist() == [[[2, 1], [2, 2], [2, 3], [2, 4]]]
     assert not read(gpt.GPT(), TOKENS, norm="ssa").trained
+
+
+@pytest.mark.parametrize(
+    ("norm", "parameters"),
+    [
+        ("sentmax", {"beta": 0.5, "gamma": torch.tensor([-1.0, 0.0, 0.5, 1.0])}),
+        ("asentmax", {"w_beta": torch.randn(1, gpt.HEADS, gpt.WIDTH), "w_gamma": "attention.{layer}.gamma"}),
+        ("assmax", {"w_beta": torch.randn(gpt.HEADS, gpt.WIDTH), "w_gamma": "attention.{layer}.gamma"}),
+    ],
+)
+def test_learned_scales_of_the_query_are_those_that_are_given(norm: str, parameters: dict[str, object]) -> None:
+    module = gpt.GPT()
+    gamma = torch.randn(gpt.HEADS, gpt.WIDTH)
+    module.attention[0].register_buffer("gamma", gamma)
+    source = read(module, TOKENS, norm=norm, norm_parameters=parameters)
+    assert source.trained
+    model = source.model
+    assert isinstance(model, ProgramDecoder)
+    seen: list[Tensor] = []
+
+    def attention(_layer: int, query: Tensor, *_rest: object) -> Tensor:
+        seen.append(query)
+        return query
+
+    def queries(one: ProgramDecoder) -> Tensor:
+        one.hidden_states(TOKENS, torch.arange(9).expand(2, 9), attention)  # type: ignore[arg-type]
+        return seen.pop()
+
+    original = read(gpt.GPT(), TOKENS).model
+    assert isinstance(original, ProgramDecoder)
+    plain = queries(original)  # [batch, tokens, heads, dim]
+    with torch.no_grad():
+        hidden = module.norms[0](module.tokens(TOKENS) + module.places(torch.arange(9)))
+        length = torch.log(torch.arange(9) + 2.0)[:, None]
+        if norm == "sentmax":
+            factor = 1 + 0.5 * length ** parameters["gamma"]
+        else:
+            beta = functional.softplus(hidden @ parameters["w_beta"].reshape(gpt.HEADS, -1).T)  # type: ignore[attr-defined]
+            factor = 1 + beta * length ** (2 * torch.tanh(hidden @ gamma.T))
+        assert torch.allclose(queries(model), plain * factor[..., None], atol=1e-5)
+
+
+def test_a_scale_that_is_learned_has_no_start_values() -> None:
+    with pytest.raises(InputError, match="give w_gamma with norm_parameters"):
+        read(gpt.GPT(), TOKENS, norm="asentmax", norm_parameters={"w_beta": torch.zeros(gpt.HEADS, gpt.WIDTH)})
+    with pytest.raises(InputError, match=r"'head.weight' of norm_parameters 'w_beta' has shape \[257, 32\], not"):
+        read(gpt.GPT(), TOKENS, norm="assmax", norm_parameters={"w_beta": "head.weight", "w_gamma": 0.0})
+    with pytest.raises(InputError, match="gamma between -2 and 2"):
+        read(gpt.GPT(), TOKENS, norm="sentmax", norm_parameters={"beta": 1.0, "gamma": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("normalize", "norm", "alpha"),
+    [
+        (partial(entmax.sparsemax, dim=-1), "sparsemax", 2.0),
+        (partial(entmax.entmax15, dim=-1), "entmax", 1.5),
+        (gpt.ssa_of_the_authors, "ssa", 1.5),
+        (gpt.adaptive_of_the_authors, "adaptive-temperature", 1.5),
+        (lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True), "softmax", 1.5),
+        (torch.sigmoid, "sigmoid", 1.5),
+        (lambda scores: scores.relu().square(), "relu2", 1.5),
+    ],
+)
+def test_a_norm_that_is_written_out_is_the_programs_own(normalize: object, norm: str, alpha: float) -> None:
+    source = read(gpt.GPT(gpt.with_weights(normalize)), TOKENS, norm=None)  # type: ignore[arg-type]
+    assert source.trained
+    assert isinstance(source.model, ProgramDecoder)
+    assert (source.model.config.norm, source.model.config.alpha) == (norm, alpha)
+    assert source.no_cache is None
+    if norm == "ssa":
+        head_params = source.model.attention.first.call.norm.head_params
+        assert head_params is not None
+        assert torch.allclose(head_params, torch.tensor([0.3, 0.4]).exp().expand(gpt.HEADS, 2), atol=1e-5)
+    if norm == "adaptive-temperature":
+        assert source.model.config.temperature_coefficients == TEMPERATURE_PRESETS["icml2025"]
 
 
 class Convolved(nn.Module):

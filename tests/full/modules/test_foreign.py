@@ -48,6 +48,18 @@ class TorchDecoder(nn.Module):
         return self.layers(x, memory, tgt_mask=mask, tgt_is_causal=True)
 
 
+class TorchTransformer(nn.Module):
+    """Encoder and decoder: layers over other tokens, and cross-attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Transformer(WIDTH, HEADS, 2, 2, 64, batch_first=True)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        return self.layers(source, target, tgt_mask=mask, tgt_is_causal=True)
+
+
 class TorchEncoder(nn.Module):
     def __init__(self, batch_first: bool) -> None:
         super().__init__()
@@ -89,6 +101,7 @@ DECODERS: dict[str, Callable[[], Made]] = {
 OTHERS: dict[str, Callable[[], Made]] = {
     "torch encoder": lambda: (TorchEncoder(batch_first=False), (HIDDEN,)),
     "torch encoder with padding": lambda: (TorchEncoder(batch_first=True), (HIDDEN, torch.zeros(2, 9).bool())),
+    "torch encoder and decoder": lambda: (TorchTransformer(), (HIDDEN, MEMORY)),
     "torch decoder": lambda: (TorchDecoder(), (HIDDEN, MEMORY)),
     "x-transformers, ALiBi": lambda: x_transformers(alibi_pos_bias=True),
     "x-transformers, shifted tokens": lambda: x_transformers(shift_tokens=1),
