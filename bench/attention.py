@@ -138,6 +138,8 @@ def subjects(work: Workload, options: "Options") -> Iterator[tuple[str, str, Ste
         inputs = PagedInputs(work, dtype)
         for normalizer in options.normalizers:
             yield normalizer, dtype, ours(inputs, normalizer, options.threads)
+            if options.screen and normalizer in ("entmax", "sparsemax") and dtype != "int8":
+                yield f"{normalizer} + screen", dtype, ours(inputs, normalizer, options.threads, screen=True)
             if options.statistics:
                 yield f"{normalizer} + statistics", dtype, ours(inputs, normalizer, options.threads, statistics=True)
     if options.peers:
@@ -158,6 +160,7 @@ class Options:
     repetitions: int
     peers: bool
     statistics: bool
+    screen: bool
     clock: Clock
 
 
@@ -286,6 +289,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option("--repetitions", default=9, show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True)
 @click.option("--statistics/--no-statistics", default=False, show_default=True, help="Also with statistics on.")
+@click.option("--screen/--no-screen", default=True, show_default=True, help="entmax and sparsemax also with one.")
 @click.option("--processor-time", is_flag=True, help="Of the process, with --threads 1: for a machine that others use.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot has its name, as PNG.")
 def main(
@@ -298,6 +302,7 @@ def main(
     repetitions: int,
     peers: bool,
     statistics: bool,
+    screen: bool,
     processor_time: bool,
     output: Path | None,
 ) -> None:
@@ -315,7 +320,7 @@ def main(
     if processor_time and threads != 1:
         raise click.UsageError("--processor-time adds up the time of all threads; give --threads 1")
     clock = time.process_time if processor_time else time.perf_counter
-    options = Options(chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, clock)
+    options = Options(chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, screen, clock)
     lengths = [int(context) for context in contexts.split(",")]
     name, layers = load_layers(data, max(lengths))
     rows: list[Row] = []

@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 
 from bench.attention_data import Layer
 from sharp.plugins import library_path, page_memory
-from sharp.plugins.ops.schema import BESIDE_CACHE, DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
+from sharp.plugins.ops.key_screen import screen_of_cache
+from sharp.plugins.ops.schema import BESIDE_CACHE, CONSTANTS, DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
 
 Step = Callable[[int], object]  # layer -> whatever attention returns
 BLOCK_SIZE = 16
@@ -132,25 +133,39 @@ class PagedInputs:
                 cache /= scale[:, :, None, None]
                 np.rint(cache, out=cache)
             values[name] = _cache_value(cache, self.dtype)
+            if name == "key_cache" and self.dtype != "int8":
+                values |= _screen_values(layer, cache.astype(_NUMPY_TYPES[self.dtype]))
         return values
 
 
-def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = False) -> Step:
+def _screen_values(layer: Layer, cache: NDArray[np.generic]) -> dict[str, ort.OrtValue]:
+    shift = layer.key.mean(0)
+    screen = np.concatenate([screen_of_cache(blocks, shift) for blocks in np.array_split(cache, 64)])
+    return {
+        "key_screen": ort.OrtValue.ortvalue_from_numpy(_in_pages(screen)),
+        "key_shift": ort.OrtValue.ortvalue_from_numpy(shift),
+    }
+
+
+def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = False, screen: bool = False) -> Step:
     """Our op in a one-node model, caches bound in place; sparsemax is entmax with alpha 2."""
     work, cache_type = inputs.work, ONNX_TYPES[inputs.dtype]
     used = [*inputs.layers[0], "collect_stats"]
+    if not screen:
+        used = [name for name in used if name not in ("key_screen", "key_shift")]
     if normalizer != "ssa":
         used.remove("head_params")
     auxiliary = [name for name in BESIDE_CACHE if name in used]
     outputs = [*OUTPUTS, *(f"{name}_out" if name in used else "" for name in BESIDE_CACHE)]
     types = {
         **dict.fromkeys(("key_cache", "value_cache", "key_cache_out", "value_cache_out"), cache_type),
+        **dict.fromkeys(("key_screen", "key_screen_out"), TensorProto.INT8),
         **dict.fromkeys(("slot_mapping", "block_table", "query_start", "context_lens"), TensorProto.INT32),
         "collect_stats": TensorProto.BOOL,
     }
     node = helper.make_node(
         "PagedAttention",
-        [name if name in used else "" for name in (*INPUTS, *BESIDE_CACHE)],
+        [name if name in used else "" for name in (*INPUTS, *BESIDE_CACHE, *CONSTANTS)],
         outputs,
         domain=DOMAIN,
         normalizer="entmax" if normalizer == "sparsemax" else normalizer,
@@ -172,6 +187,9 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
         binding.bind_ortvalue_output("stats", ort.OrtValue.ortvalue_from_shape_and_type((*shape[:2], 4), np.float32))
         bindings.append(binding)
     return lambda layer: loaded.run_with_iobinding(bindings[layer])
+
+
+_NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def _in_pages(array: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -52,33 +52,34 @@ void screen_products(const int8_t* integers, int64_t stride, int64_t quads, cons
 
 constexpr int kScreenRows = 3;
 
+// 8 keys at a time: the sums of 16 would not stay in registers.
 template <int kRows>
 void screen_products(const int8_t* integers, int64_t stride, int64_t quads, const int16_t* query, int64_t query_stride,
                      float* products) {
-  __m256i sums[kRows][4];
-  for (int row = 0; row < kRows; ++row)
-    for (int four = 0; four < 4; ++four) sums[row][four] = _mm256_setzero_si256();
-  for (int64_t quad = 0; quad < quads; ++quad) {
-    const __m128i* from = reinterpret_cast<const __m128i*>(integers + quad * stride);
-    __m256i q[kRows];
+  for (int half = 0; half < 2; ++half) {
+    __m256i sums[kRows][2];
+    for (int row = 0; row < kRows; ++row)
+      for (int four = 0; four < 2; ++four) sums[row][four] = _mm256_setzero_si256();
+    const int8_t* from = integers + half * 32;
+#pragma GCC unroll 2
+    for (int64_t quad = 0; quad < quads; ++quad, from += stride) {
+      const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+      const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + 1));
+      for (int row = 0; row < kRows; ++row) {
+        int64_t channels;
+        __builtin_memcpy(&channels, query + row * query_stride + quad * 4, sizeof channels);
+        const __m256i q = _mm256_set1_epi64x(channels);
+        sums[row][0] = _mm256_add_epi32(sums[row][0], _mm256_madd_epi16(low, q));
+        sums[row][1] = _mm256_add_epi32(sums[row][1], _mm256_madd_epi16(high, q));
+      }
+    }
     for (int row = 0; row < kRows; ++row) {
-      int64_t channels;
-      __builtin_memcpy(&channels, query + row * query_stride + quad * 4, sizeof channels);
-      q[row] = _mm256_set1_epi64x(channels);
-    }
-    for (int four = 0; four < 4; ++four) {
-      const __m256i keys = _mm256_cvtepi8_epi16(_mm_loadu_si128(from + four));
-      for (int row = 0; row < kRows; ++row)
-        sums[row][four] = _mm256_add_epi32(sums[row][four], _mm256_madd_epi16(keys, q[row]));
-    }
-  }
-  for (int row = 0; row < kRows; ++row)
-    for (int half = 0; half < 2; ++half) {
       // Pairs of the two halves of both registers: keys 0, 1, 4, 5, 2, 3, 6, 7.
-      const __m256i pairs = _mm256_hadd_epi32(sums[row][2 * half], sums[row][2 * half + 1]);
+      const __m256i pairs = _mm256_hadd_epi32(sums[row][0], sums[row][1]);
       const __m256i in_order = _mm256_permute4x64_epi64(pairs, 0b11011000);
       _mm256_storeu_ps(products + row * kStripKeys + half * 8, _mm256_cvtepi32_ps(in_order));
     }
+  }
 }
 
 #else
