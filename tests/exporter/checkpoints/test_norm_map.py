@@ -70,6 +70,7 @@ def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_ma
     assert len(completion.token_ids) == 8
 
 
+@pytest.mark.full
 def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):
     source, out = checkpoint("softmax", layers=2), tmp_path / "out"
     mapped = norm_map(json.dumps({"norms": [{"layers": [1], "norm": "ssa", "ssa_b": 0.7}]}), "map.json")
