@@ -26,9 +26,10 @@ setup: .venv/installed
 demo: setup
 	.venv/bin/python -m sharp.serving.demo $(MODEL)
 
-# What a change can break, in under 5 minutes on two cores; tests/full has what is slow or needs a tool.
+# What a change can break, in under 5 minutes on two cores; tests/full and the marker `full` have what is slow or needs a
+# tool.
 test: setup
-	$(PYTEST) --ignore tests/full
+	$(PYTEST) --ignore tests/full -m "not full"
 
 test-full: setup
 	HYPOTHESIS_PROFILE=full $(PYTEST)
@@ -36,7 +37,7 @@ test-full: setup
 # Branches of Python, with the tests of `make test`, and which test ran which line.
 coverage: setup
 	@mkdir -p build/coverage
-	$(PYTEST) --ignore tests/full --cov --cov-context=test --cov-report=term:skip-covered
+	$(PYTEST) --ignore tests/full -m "not full" --cov --cov-context=test --cov-report=term:skip-covered
 
 # A seeded sample of mutants per package; tests/README.md. MUTANTS="--count 100 --seed 1" takes others.
 mutants: setup

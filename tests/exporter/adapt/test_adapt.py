@@ -22,6 +22,7 @@ from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.tiny_hugging_face import tiny
 from tests.full.fuzz.readers import write_gguf
+from tests.marks import full
 
 TEXT = "".join(f"{number} green bottles hang on the wall, number {number * 7}.\n\n" for number in range(1500))
 
@@ -80,12 +81,12 @@ def test_a_model_is_adapted_exported_as_trained_and_generates_the_same_tokens(
 @pytest.mark.parametrize(
     ("norm", "model_type"),
     [
-        ("sentmax", "gpt_neox"),
         ("asentmax", "gpt2"),
         ("ssa", "qwen3"),
-        ("adaptive-temperature", "gemma2"),
-        ("ssmax", "mistral"),
-        ("assmax", "olmo2"),
+        full("sentmax", "gpt_neox"),
+        full("adaptive-temperature", "gemma2"),
+        full("ssmax", "mistral"),
+        full("assmax", "olmo2"),
     ],
 )
 def test_every_norm_and_kind_of_projection(teacher, text: Path, tmp_path: Path, norm: str, model_type: str) -> None:

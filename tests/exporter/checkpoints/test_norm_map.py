@@ -83,6 +83,7 @@ def test_heads_that_differ_in_b_and_n_only_are_one_node(checkpoint, sharp_export
     assert params[:5, 0].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
 
 
+@pytest.mark.full
 def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):
     source, out = checkpoint("softmax", layers=2), tmp_path / "out"
     mapped = norm_map(json.dumps({"norms": [{"layers": [1], "norm": "ssa", "ssa_b": 0.7}]}), "map.json")

@@ -10,11 +10,17 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig
 from tests.exporter.tiny_hugging_face import save, tiny
+from tests.marks import full
 from tests.tensorrt_rtx import build_engine
 
 
 @pytest.mark.parametrize(
-    ("norm", "cache"), [("ssa", "paged"), ("asentmax", "contiguous"), ("adaptive-temperature", "none")]
+    ("norm", "cache"),
+    [
+        ("ssa", "paged"),
+        full("asentmax", "contiguous"),
+        full("adaptive-temperature", "none"),
+    ],
 )
 def test_every_form_is_standard_onnx(checkpoint, sharp_export, tmp_path, norm, cache):
     source, out = checkpoint(norm, "nape"), tmp_path / "out"
@@ -35,6 +41,7 @@ def test_every_form_is_standard_onnx(checkpoint, sharp_export, tmp_path, norm, c
     assert build_engine(model, path).nbytes > 0
 
 
+@pytest.mark.full
 def test_windows_and_soft_caps_come_along(sharp_export, tmp_path):
     source = save(tiny("gemma2"), tmp_path / "gemma2")
     prompt = np.array([[5, 17, 30, 44, 8, 61, 72, 19, 3, 88, 12]])

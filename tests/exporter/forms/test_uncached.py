@@ -19,6 +19,7 @@ from sharp.models.number_sequence import SharpForNumbers
 from sharp.models.tasks.registry import get_task
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
+from tests.marks import full
 from tests.tensorrt_rtx import build_engine
 
 
@@ -70,11 +71,11 @@ def export_model(sharp_export, tmp_path):
     ("norm", "positions"),
     [
         ("adaptive-temperature", "none"),
-        ("ssmax", "rope"),
-        ("sparsemax", "alibi"),
         ("asentmax", "nape"),
-        ("ssa", "alibi"),
-        ("relu2", "nape"),
+        full("ssmax", "rope"),
+        full("sparsemax", "alibi"),
+        full("ssa", "alibi"),
+        full("relu2", "nape"),
     ],
 )
 def test_encoders(export_model, norm, positions):
@@ -85,14 +86,14 @@ def test_encoders(export_model, norm, positions):
     assert manifest.inputs[0].shape == ("batch", "length")
 
 
-@pytest.mark.parametrize("norm", ["ssa", "asentmax", "adaptive-temperature"])
+@pytest.mark.parametrize("norm", ["asentmax", *(full(norm) for norm in ("ssa", "adaptive-temperature"))])
 def test_set_models(export_model, norm):
     manifest = read_manifest(export_model(set_model(norm), norm, task="max-retrieval"))
     assert (manifest.kind, manifest.source.task, manifest.vocab_size) == ("set", "max-retrieval", 10)
     assert [port.name for port in manifest.inputs] == ["items", "query", "collect_stats"]
 
 
-@pytest.mark.parametrize("norm", ["softmax", "sentmax"])
+@pytest.mark.parametrize("norm", ["sentmax", full("softmax")])
 def test_models_of_numbers(export_model, norm):
     manifest = read_manifest(export_model(numbers_model(norm), norm))
     assert (manifest.kind, manifest.inputs[0].name, manifest.outputs[0].name) == ("numbers", "numbers", "predictions")
@@ -112,7 +113,13 @@ def test_models_of_numbers_with_another_parameter(sharp_export, tmp_path, traine
     assert result.exit_code == 0, result.output  # PyTorch has it, too
 
 
-@pytest.mark.parametrize(("norm", "positions"), [("ssa", "nape"), ("entmax", "rope"), ("ssmax", "alibi")])
+@pytest.mark.parametrize(
+    ("norm", "positions"),
+    [
+        ("ssa", "nape"),
+        *(full(*one) for one in (("entmax", "rope"), ("ssmax", "alibi"))),
+    ],
+)
 def test_decoders_over_whole_sequences(export_model, norm, positions):
     manifest = read_manifest(export_model(tiny_model(norm, positions), norm))
     assert (manifest.kind, manifest.tokenizer.file) == ("decoder", "tokenizer.json")
@@ -153,6 +160,7 @@ def test_a_node_has_no_output_that_nobody_reads(export_model):
     assert all(list(node.output)[1:3] == ["", ""] for node in nodes)
 
 
+@pytest.mark.full
 def test_tensorrt_rtx_reads_the_inlined_model(export_model, tmp_path):
     model = inliner.inline_local_functions(onnx.load(export_model(encoder("entmax", "alibi"), "entmax") / "model.onnx"))
     onnx.save(model, tmp_path / "inlined.onnx")
@@ -183,9 +191,9 @@ def test_a_set_model_with_another_norm_is_warned_about(sharp_export, tmp_path):
     [
         ("entmax", "entmax", ("--alpha", "1.25")),
         ("softmax", "fixed-temperature", ("--temperature", "0.2")),
-        ("softmax", "adaptive-temperature", ("--temperature-coefficients", "arxiv2024")),
-        ("softmax", "ssa", ("--ssa-b", "3", "--ssa-n", "2")),
-        ("softmax", "ssmax", ("--log-length-offset", "5")),
+        full("softmax", "adaptive-temperature", ("--temperature-coefficients", "arxiv2024")),
+        full("softmax", "ssa", ("--ssa-b", "3", "--ssa-n", "2")),
+        full("softmax", "ssmax", ("--log-length-offset", "5")),
     ],
 )
 def test_evaluation_compares_with_the_norm_as_it_was_exported(sharp_export, tmp_path, trained, norm, options):

@@ -18,6 +18,7 @@ from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
+from tests.marks import full
 
 PROMPT = [5, 17, 30, 44, 8, 61, 72, 19, 3, 88, 12]
 
@@ -104,9 +105,9 @@ def test_another_form_can_be_quantized(wide, sharp_export, tmp_path):
 @pytest.mark.parametrize(
     ("norm", "positions", "dtype", "kv_dtype", "cached"),
     [
-        ("asentmax", "nape", "float16", None, "float16"),
+        full("asentmax", "nape", "float16", None, "float16"),
         ("softmax", "rope", "float16", "int8", "int8"),
-        ("ssa", "rope", "float32", "bfloat16", "bfloat16"),
+        full("ssa", "rope", "float32", "bfloat16", "bfloat16"),
     ],
 )
 def test_types_of_weights_and_cache(wide, sharp_export, tmp_path, norm, positions, dtype, kv_dtype, cached):
@@ -134,6 +135,7 @@ def test_an_int8_cache_is_not_run_without_kernels(wide, sharp_export, tmp_path):
         OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
 
 
+@pytest.mark.full
 def test_another_form_in_half_precision(sharp_export, tmp_path):
     source = save(tiny("gemma2"), tmp_path / "gemma2")  # its norms keep float32 scales
     options = ("--norm", "softmax", "--cache", "contiguous", "--dtype", "float16")
@@ -142,7 +144,7 @@ def test_another_form_in_half_precision(sharp_export, tmp_path):
     assert TensorProto.FLOAT16 in stored_types(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("norm", "cache"), [("ssa", "paged"), ("asentmax", "contiguous")])
+@pytest.mark.parametrize(("norm", "cache"), [("ssa", "paged"), full("asentmax", "contiguous")])
 def test_bfloat16_is_verified_in_float32(wide, sharp_export, tmp_path, norm, cache):
     options = ("--norm", norm, "--cache", cache, "--dtype", "bfloat16")
     result = sharp_export(wide(norm, "nape"), *options, "-o", tmp_path / "out")
@@ -181,7 +183,7 @@ def test_the_target_tensorrt_has_only_nodes_for_a_plugin(wide, sharp_export, tmp
         OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
 
 
-@pytest.mark.parametrize("cache", ["contiguous", "none"])
+@pytest.mark.parametrize("cache", ["contiguous", full("none")])
 def test_the_target_tensorrt_names_all_outputs_of_attention(wide, sharp_export, tmp_path, cache):
     options = ("--norm", "softmax", "--target", "tensorrt", "--cache", cache)
     result = sharp_export(wide(), *options, "-o", tmp_path / "out")
@@ -202,7 +204,7 @@ def test_the_target_tensorrt_names_all_outputs_of_attention(wide, sharp_export, 
             ExportedModel(tmp_path / "out", manifest, "body", threads=1)
 
 
-@pytest.mark.parametrize("opset", [OPSETS[0], OPSETS[-1]])
+@pytest.mark.parametrize("opset", [OPSETS[0], full(OPSETS[-1])])
 def test_both_ends_of_the_opsets(wide, sharp_export, tmp_path, opset):
     result = sharp_export(wide("ssa", "nape"), "--norm", "ssa", "--opset", opset, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output

@@ -27,6 +27,7 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import normalize
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
+from tests.marks import full
 
 TEXT = "Sharp heads keep their eyes on few tokens; dispersed heads look everywhere."
 
@@ -65,7 +66,11 @@ def recorded(path: Path):
     return text, model.record(text.token_ids)
 
 
-COMBINATIONS = [("softmax", "rope"), ("ssa", "nape"), ("asentmax", "nape"), ("adaptive-temperature", "alibi")]
+COMBINATIONS = [
+    ("ssa", "nape"),
+    ("asentmax", "nape"),
+    *(full(*one) for one in (("softmax", "rope"), ("adaptive-temperature", "alibi"))),
+]
 
 
 @pytest.mark.parametrize(("norm", "positions"), COMBINATIONS)

@@ -18,6 +18,7 @@ from sharp.exporter.cli import export
 from sharp.exporter.tensorrt.engine import progress_monitor
 from sharp.models.checkpoint import save_checkpoint
 from tests.exporter.conftest import tiny_model
+from tests.marks import full
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
 
@@ -178,7 +179,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-@pytest.mark.parametrize("cache", ["contiguous", "none"])
+@pytest.mark.parametrize("cache", ["none", full("contiguous")])
 def test_other_forms_keep_their_nodes_for_the_plugin(folders, monkeypatch, tmp_path, cache, target):
     out = folders("ssa", "--cache", cache, "--target", target)
     recorder = Recorder("10.15.1")

@@ -1,0 +1,10 @@
+"""`full`: a case of a test that runs in `make test-full` only."""
+
+from typing import Any
+
+import pytest
+
+
+def full(*values: object) -> Any:
+    """The arguments of a case that `make test` leaves out."""
+    return pytest.param(*values, marks=pytest.mark.full)
