@@ -157,10 +157,20 @@ class AttentionNorm(nn.Module):
         )
 
 
+def is_local(module: nn.Module) -> bool:
+    """Whether `module` is attention of an encoder to near tokens on either side: softmax, whatever the model's norm."""
+    window = getattr(module, "sliding_window", None)
+    return isinstance(window, int) and getattr(module, "is_causal", True) is False
+
+
 def adapted_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """What transformers calls: query [batch, q_heads, tokens, head_dim], already rotated -> [batch, tokens, ...]."""
+    if is_local(module):
+        # The mask says what is near; there is none where everything is.
+        softmax = normalized_attention(query, key, value, scale=kwargs.get("scaling"), mask=attention_mask)
+        return softmax.transpose(1, 2), None
     norm: AttentionNorm = module.sharp_norm  # type: ignore[assignment]  # modules have any attribute
     described, window = norm.described, kwargs.get("sliding_window")
     causal = getattr(module, "is_causal", True)
@@ -214,7 +224,7 @@ def find_attention(model: PreTrainedModel) -> tuple[str, ...]:
         model.base_model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
     model.set_attn_implementation(before or "eager")
     names = {id(module): name for name, module in model.named_modules()}
-    return tuple(names[id(module)] for module in found)
+    return tuple(names[id(module)] for module in found if not is_local(module))
 
 
 def attach(model: PreTrainedModel, described: AdaptedNorm) -> None:

@@ -263,14 +263,19 @@ def _open_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise InputError(f"{path} is damaged or not a safetensors file; copy or save it again") from error
 
 
-def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_torch_file(path: Path) -> Any:
+    """What torch.save wrote, if that is plain data and tensors.
+
+    Raises:
+        InputError: it is damaged, or holds more.
+    """
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path} is damaged or not a file that torch.save writes since 1.6; copy or save it again")
     try:
         with zipfile.ZipFile(path) as archive:  # torch never packs; what is packed may grow a thousandfold
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise InputError(f"{path} is compressed, which torch.save does not do; save it again")
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} holds more than plain weights, which Sharp does not run; save its state_dict with "
@@ -278,6 +283,10 @@ def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again") from error
+
+
+def _read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    content = read_torch_file(path)
     state = content.get("state_dict") if isinstance(content, dict) else None
     if (
         not isinstance(content, dict)

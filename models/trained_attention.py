@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from sharp.models.adapted_model import NORM_MODULE, VERSION, AdaptedNorm, AttentionNorm, adapted_attention, attach
+from sharp.models.adapted_model import (
+    NORM_MODULE,
+    VERSION,
+    AdaptedNorm,
+    AttentionNorm,
+    adapted_attention,
+    attach,
+    is_local,
+)
 from sharp.models.normalizers import NORMS
 from sharp.plugins.errors import InputError
 
@@ -34,7 +42,7 @@ def trained_attention(
     """What transformers calls, see `adapted_attention`."""
     if kwargs.get("dropout"):
         raise InputError("attention weights have no dropout under Sharp's norms; set it to 0 in the configuration")
-    if not hasattr(module, NORM_MODULE):
+    if not (hasattr(module, NORM_MODULE) or is_local(module)):
         raise InputError(
             "the model was made with another attention and has no parameters of the norm; make it with "
             'attn_implementation="sharp-NORM" in from_config or from_pretrained'
@@ -55,6 +63,7 @@ def attention_modules(model: nn.Module) -> tuple[str, ...]:
         if "Attention" in type(module).__name__
         and isinstance(getattr(module, "layer_idx", None), int)
         and not getattr(module, "is_cross_attention", False)
+        and not is_local(module)
     }
     return tuple(name for name in found if not any(other.startswith(f"{name}.") for other in found))
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt
 from sharp.exporter.checkpoints.trained_norm import read_trained_norm, stored_norm
 
 
@@ -13,5 +14,7 @@ def recorded_norm(path: Path, trained_norm: Path | None = None) -> str | None:
     """
     if trained_norm is not None:
         return read_trained_norm(trained_norm).norm
+    if is_ssa_nano_gpt(path):
+        return "ssa"
     found = stored_norm(path)
     return None if found is None else found.norm

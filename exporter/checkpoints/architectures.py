@@ -61,6 +61,12 @@ ARCHITECTURES = {
         Architecture(
             "roberta", "RoBERTa, BabyBERTa", kind="encoder", positions="learned", positions_after_padding=True
         ),
+        Architecture(
+            "modernbert",
+            "ModernBERT, Sparse ModernBERT",
+            kind="encoder",
+            notes="most layers see near tokens only: softmax in standard ops, without statistics",
+        ),
         Architecture("xlm-roberta", "XLM-RoBERTa", kind="encoder", positions="learned", positions_after_padding=True),
     )
 }

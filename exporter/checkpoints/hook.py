@@ -9,14 +9,23 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sharp.models.adapted_model import is_local
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.plugins.errors import InputError
 
 HOOK = "sharp"
 # What a model may tell its attention: the first line is honored, the second means nothing to a model that is not
 # trained and caches nothing of its own.
-HONORED = ("scaling", "sliding_window", "softcap", "sharp_attention")
-IGNORED = ("dropout", "is_causal", "position_ids", "use_cache", "encoder_hidden_states", "output_attentions")
+HONORED = ("scaling", "sliding_window", "softcap", "sharp_attention", "sharp_mask")
+IGNORED = (
+    "dropout",
+    "deterministic",
+    "is_causal",
+    "position_ids",
+    "use_cache",
+    "encoder_hidden_states",
+    "output_attentions",
+)
 
 
 def hooked_attention(
@@ -33,8 +42,27 @@ def hooked_attention(
     unknown = sorted(name for name, given in kwargs.items() if name not in (*HONORED, *IGNORED) and given is not None)
     if unknown or kwargs.get("dropout"):
         raise InputError(f"its attention uses {(unknown or ['dropout'])[0]}, which Sharp's attention op does not have")
+    if is_local(module):
+        scale = kwargs["scaling"] if options.scale is not None else query.shape[-1] ** -0.5
+        return local_attention(query, key, value, scale, options.window, kwargs.get("sharp_mask")), None
     heads = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return attention(layer, *heads, None, None, options), None
+
+
+def local_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, mask: Tensor | None
+) -> Tensor:
+    """Softmax over the keys less than `window` tokens away to either side, [batch, tokens, heads, value_dim].
+
+    The op has windows to one side only, so an encoder's local layers are standard ops, without statistics. `mask`
+    [batch, tokens] is 0 at padding; what comes out there counts for nothing.
+    """
+    places = torch.arange(query.shape[2], device=query.device)
+    hidden = (places[:, None] - places).abs() >= window
+    if mask is not None:
+        hidden = hidden | (mask == 0)[:, None, None, :]
+    logits = (query @ key.transpose(-1, -2) * scale).masked_fill(hidden, torch.finfo(query.dtype).min)
+    return (logits.softmax(-1) @ value).transpose(1, 2)
 
 
 def check_uncapped(options: LayerOptions) -> None:
@@ -53,6 +81,7 @@ class HeadShape:
     q_heads: int
     kv_heads: int
     head_dim: int
+    layers: int  # without an encoder's local ones
 
 
 def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], object]) -> HeadShape:
@@ -62,6 +91,8 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
         InputError: a layer does not call it, or calls it more than once, or the layers differ in their sizes, or one
             uses what the op does not have.
     """
+    local = sum(is_local(module) for module in model.modules())
+    layers = model.config.num_hidden_layers - local
     calls: list[int] = []
     shapes: set[HeadShape] = set()
 
@@ -77,14 +108,13 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
         calls.append(layer)
         if value.shape[-1] != key.shape[-1]:
             raise InputError("its values and keys differ in size, which the exporter does not support yet")
-        shapes.add(HeadShape(query.shape[2], key.shape[2], key.shape[3]))
+        shapes.add(HeadShape(query.shape[2], key.shape[2], key.shape[3], layers))
         return torch.zeros_like(query)
 
     model.set_attn_implementation(HOOK)
     with torch.no_grad():
         run(attention)
-    layers = model.config.num_hidden_layers
-    if sorted(calls) != list(range(layers)):
+    if len(calls) != layers or (not local and sorted(calls) != list(range(layers))):
         raise InputError(
             f"only {len(set(calls))} of its {layers} layers call transformers' attention interface once, "
             "so their attention cannot be replaced"

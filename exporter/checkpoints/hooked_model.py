@@ -1,6 +1,7 @@
 """Models of transformers whose attention goes through the hook, as the decoder or encoder that is exported."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.hook import HOOK, check_uncapped
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.models.adapted_model import MODEL_TYPE as ADAPTED
-from sharp.models.adapted_model import AttentionNorm, attention_norms
+from sharp.models.adapted_model import AttentionNorm, attention_norms, is_local
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import SsaParameters
@@ -142,6 +143,10 @@ class HookedEncoder(UncachedModel):
         self.config = config
         self.positions = positions
         self.parameters_of_norm = LearnedParameters(model) if learned else StartParameters(config)
+        modules = [one for one in model.modules() if isinstance(getattr(one, "layer_idx", None), int)]
+        local = {one.layer_idx for one in modules if is_local(one)}
+        # The numbers of the layers that are the op's, where others are not.
+        self.order = [layer for layer in range(model.config.num_hidden_layers) if layer not in local] if local else []
         shape = ("batch", "length")
         self.inputs = (
             Port(name="input_ids", dtype="int64", shape=shape, doc="token ids"),
@@ -161,8 +166,17 @@ class HookedEncoder(UncachedModel):
         input_ids, mask, *token_types = inputs
         last_visible = (mask.sum(-1, keepdim=True) - 1).clamp(min=0).expand_as(input_ids)
         self.model.set_attn_implementation(HOOK)
-        named = {"token_type_ids": token_types[0]} if token_types else {}
+        named: dict[str, object] = {"token_type_ids": token_types[0]} if token_types else {}
         around = self.parameters_of_norm.around(attention, last_visible)
+        if self.positions == "rope":  # of every row, as ONNX's RotaryEmbedding has no batch of 1 for all
+            named["position_ids"] = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        if self.order:
+            named["sharp_mask"] = mask
+            in_order = around
+
+            def around(layer: int, *arguments: Any) -> Tensor:
+                return in_order(self.order.index(layer), *arguments)
+
         logits: Tensor = self.model(input_ids=input_ids, sharp_attention=around, **named).logits
         return logits
 

@@ -24,10 +24,12 @@ from transformers import (
 )
 
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
+from sharp.exporter.checkpoints.authors_models import prepare_configuration
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.gguf_file import check_gguf_header, one_reader
 from sharp.exporter.checkpoints.hook import HeadShape, probe_heads
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
+from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt, read_ssa_nano_gpt
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import Source, sha256
 from sharp.exporter.checkpoints.trained_norm import TrainedNorm, read_trained_norm, stored_norm
@@ -81,7 +83,7 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions, trained_norm:
             needs parameters that it cannot have.
     """
     stored = stored_norm(path) if trained_norm is None else read_trained_norm(trained_norm)
-    trained = "softmax" if stored is None else stored.norm
+    trained = "ssa" if is_ssa_nano_gpt(path) else "softmax" if stored is None else stored.norm
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
     if get_norm(norm).scale_kind in ("head", "token") and norm != trained:
@@ -90,7 +92,11 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions, trained_norm:
             "choose a norm without learned projections, train the model with it first (sharp adapt), or say where its "
             "parameters are (--trained-norm)"
         )
-    opened = open_model(path)
+    if is_ssa_nano_gpt(path):
+        model, described = read_ssa_nano_gpt(path)
+        opened = OpenedModel(model, model.config, ARCHITECTURES["gpt2"], None, sha256([path]), (), described)
+    else:
+        opened = open_model(path)
     if isinstance(stored, TrainedNorm):
         q_heads = _heads_of(path, opened.model).q_heads
         described, unused = attach_trained_norm(path, opened.model, q_heads, stored, opened.unused_weights)
@@ -144,6 +150,7 @@ def _open(path: Path) -> OpenedModel:
     where |= {"gguf_file": path.name if one_file else None, "local_files_only": True, "trust_remote_code": False}
     try:
         stored = AutoConfig.from_pretrained(**where)
+        prepare_configuration(stored)
         facts = stored.base_config() if isinstance(stored, AdaptedConfig) else stored
         architecture = _architecture(path, facts)
         loader = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModelForMaskedLM
@@ -316,7 +323,7 @@ def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture
         vocab_size=len(vocabulary),
         hidden_size=facts.hidden_size,
         intermediate_size=getattr(facts, "intermediate_size", None) or 4 * facts.hidden_size,
-        layers=facts.num_hidden_layers,
+        layers=heads.layers,
         q_heads=heads.q_heads,
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sharp.exporter.checkpoints.hugging_face import read_hugging_face
+from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.own_model import read_own_model
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
@@ -63,5 +64,5 @@ def _reader(path: Path) -> Callable[[Path, str, NormOptions], Source]:
     if path.suffix == ".gguf":
         return read_hugging_face
     if path.suffix in (".pt", ".safetensors"):
-        return read_own_model
+        return read_hugging_face if is_ssa_nano_gpt(path) else read_own_model
     raise InputError(f"{path} is not a checkpoint that Sharp can read; give {KINDS}")

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
+from sharp.exporter.checkpoints.authors_models import norm_of_configuration
 from sharp.models.adapted_model import MODEL_TYPE, AdaptedNorm, Positions, read_adapted_norm
 from sharp.models.normalizers import get_norm
 from sharp.models.trained_attention import ENTRY as ATTENTION_ENTRY
@@ -74,6 +75,7 @@ class TrainedNorm(BaseModel):
     positions: Positions = "own"
     softcap: float | None = None
     scale: float | None = None
+    scaled_heads: int | None = None
     parameters: dict[str, float | str | Weights] = {}
     ignore: list[str] = []
 
@@ -138,6 +140,8 @@ def stored_norm(path: Path) -> TrainedNorm | AdaptedNorm | None:
         return read_adapted_norm(content.get("sharp"))
     if (attention := content.get(ATTENTION_ENTRY)) is not None:
         return read_adapted_norm(attention)
+    if (written := norm_of_configuration(content, str(path / "config.json"))) is not None:
+        return _validated(written, str(path / "config.json"))
     if (entry := content.get(ENTRY)) is not None:
         return _validated(entry, f"the entry {ENTRY!r} of {path / 'config.json'}")
     return None

@@ -36,7 +36,7 @@ def attach_trained_norm(
     modules = find_attention(model)
     values = read_parameters(given, path, len(modules))
     facts = model.config
-    scaled = scaled_heads(values[0], q_heads) if values else None
+    scaled = given.scaled_heads or (scaled_heads(values[0], q_heads) if values else None)
     described = described_norm(given, modules, q_heads, facts.hidden_size, facts.max_position_embeddings, scaled)
     attach(model, described)
     for norm, own in zip(attention_norms(model), values, strict=True):
@@ -92,10 +92,10 @@ def read_parameters(given: TrainedNorm, path: Path, layers: int) -> list[dict[st
     Raises:
         InputError: a name is not there.
     """
-    wanted = named_weights(given)
+    named = named_weights(given)
     names = {
         (name, layer): value.name.replace("{layer}", str(layer))
-        for name, value in wanted.items()
+        for name, value in named.items()
         for layer in range(layers)
     }
     found: dict[str, Tensor] = {}
@@ -111,7 +111,7 @@ def read_parameters(given: TrainedNorm, path: Path, layers: int) -> list[dict[st
     made: list[dict[str, Tensor]] = []
     for layer in range(layers):
         values = {name: torch.tensor(value) for name, value in given.parameters.items() if isinstance(value, float)}
-        for name, value in wanted.items():
+        for name, value in named.items():
             values[name] = TRANSFORMS[value.transform](found[names[name, layer]])
         made.append(values)
     return made

@@ -60,6 +60,14 @@ SPECIAL = {
     "ministral": {**GROUPED, "head_dim": 12, "sliding_window": 7},
     "bert": {},
     "roberta": {"pad_token_id": 1, "type_vocab_size": 1},
+    "modernbert": {
+        "num_hidden_layers": 3,
+        "global_attn_every_n_layers": 2,
+        "local_attention": 6,
+        "reference_compile": False,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+    },
     "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
 }
 # An interval of two in place of four or six.

@@ -8,8 +8,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig
-from transformers.models.gpt2 import modeling_gpt2
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForMaskedLM, GPT2LMHeadModel, LlamaConfig
 
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.plugins.errors import InputError
@@ -56,7 +55,7 @@ def ssa_logits(model, ids):
         scores = scores * torch.ones(z.shape[-2:]).tril()
         return (scores / scores.sum(-1, keepdim=True) @ value).transpose(1, 2), None
 
-    modeling_gpt2.ALL_ATTENTION_FUNCTIONS.register("written_out", attention)
+    AttentionInterface.register("written_out", attention)
     model.set_attn_implementation("written_out")
     with torch.no_grad():
         return model(input_ids=ids, use_cache=False).logits
@@ -80,6 +79,30 @@ def test_a_gpt2_with_learned_b_and_n_in_every_head(gpt2_with_ssa, sharp_export, 
     assert len(nodes) == LAYERS
     for layer, node in enumerate(nodes):
         np.testing.assert_allclose(stored[node.input[9]], torch.stack([B[layer], N[layer]], -1), rtol=1e-6)
+
+
+def test_a_roberta_with_b_and_n_in_every_layer(tmp_path):
+    folder = save(tiny("roberta"), tmp_path / "roberta")
+    attention = "roberta.encoder.layer.{layer}.attention.self."
+    with_weights(folder, {f"{attention}a".format(layer=layer): B[layer, 0].log() for layer in range(LAYERS)})
+    content = {"norm": "ssa", "parameters": {"b": {"name": f"{attention}a", "transform": "exp"}, "n": 1.5}}
+    (tmp_path / "ssa.json").write_text(json.dumps(content))
+    source = read_source(folder, "ssa", trained_norm=tmp_path / "ssa.json")
+    ids = torch.tensor([[5, 9, 30, 31, 7], [6, 8, 1, 1, 1]])
+    mask = (ids != 1).long()
+
+    def written_out(module, query, key, value, _mask, scaling=None, **_rest):
+        z = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        scores = (1 + B[module.layer_idx, 0] * z.abs()) ** (torch.where(z < 0, -1.0, 1.0) * 1.5) * mask[:, None, None]
+        return (scores / scores.sum(-1, keepdim=True) @ value).transpose(1, 2), None
+
+    AttentionInterface.register("written_out", written_out)
+    model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="written_out")
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        found = (source.model.eager(ids, mask)[0], source.model.own_output(ids, mask))
+    for logits in found:
+        torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], atol=1e-4, rtol=0)
 
 
 def test_the_file_may_be_an_entry_of_the_configuration(gpt2_with_ssa):
