@@ -16,6 +16,7 @@ PARSERS: dict[str, type[ToolCallParser]] = {
     "hermes": ToolCallParser,
     "qwen": ToolCallParser,
     "llama3": Llama3Parser,
+    "llama3_json": Llama3Parser,  # vLLM's name
     "mistral": MistralParser,
     "pythonic": PythonicParser,
 }
