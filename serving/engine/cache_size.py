@@ -40,7 +40,7 @@ def cache_blocks(
 ) -> int:
     """The blocks of the cache: for `cache_tokens` if given, else for the default that at most half the memory allows.
 
-    On a GPU ("cuda") the default is `engine.gpu_memory_share` of the memory: as many sequences as possible run together.
+    On a GPU ("cuda") the default is `engine.gpu_memory_share` of the memory: more sequences run together.
 
     Raises:
         InputError: the cache would be larger than the memory.

@@ -24,7 +24,7 @@ PARSERS: dict[str, type[ToolCallParser]] = {
 
 @dataclass(frozen=True)
 class ChatForms:
-    """How a model writes what is no answer.
+    """How a model writes what is not the text of its message.
 
     Attributes:
         tools: the parser of its calls; None where it writes them in a form that nobody reads.

@@ -54,8 +54,10 @@ def encode(
     for registry in registries:
         chosen = registry.restricted_registry(names) if names else registry
         written += encoder(chosen).removesuffix(LAST_LINE)
-    wanted = {name.removesuffix(suffix) for name in names for suffix in ("", *SUFFIXES)}
-    text = "".join(_text(family, openmetrics) for family in families if not names or family.name in wanted).encode()
+    chosen_families = {name.removesuffix(suffix) for name in names for suffix in ("", *SUFFIXES)}
+    text = "".join(
+        _text(family, openmetrics) for family in families if not names or family.name in chosen_families
+    ).encode()
     return written + text + (LAST_LINE if openmetrics else b""), content_type
 
 
