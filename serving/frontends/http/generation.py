@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sharp.serving.api.errors import FieldError, SharpError, UnavailableError
 from sharp.serving.api.request import GenerateRequest, Prompt
+from sharp.serving.api.sampling_fields import first_error
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.body import read_body
@@ -80,7 +82,10 @@ class Generation:
 
     def _read(self, body: bytes) -> tuple[GenerationRequest, SamplingParams, list[Prompt]]:
         parsed = self._endpoint.fields.parse(self._kind, body)
-        request = parsed if isinstance(parsed, GenerationRequest) else parsed.generation()
+        try:
+            request = parsed if isinstance(parsed, GenerationRequest) else parsed.generation()
+        except ValidationError as error:  # of what it holds as another API has it
+            raise first_error(error) from error
         self._endpoint.fields.note(request.without_effect, "has no effect here")
         self._service.check_model(request.model)
         request.written_in(self._endpoint.forms)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import PrivateAttr
+from pydantic import ConfigDict, PrivateAttr
 
 from sharp.serving.api.errors import ContextLengthError, FieldError
 from sharp.serving.api.request import Prompt
@@ -28,7 +28,7 @@ class TextFormat(StrictMessage):
     schema_: dict[str, Any] | None = None
     strict: bool | None = None
 
-    model_config = {"alias_generator": lambda name: name.rstrip("_")}
+    model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_"))
 
 
 class TextConfig(StrictMessage):

@@ -87,9 +87,9 @@ def test_json_by_a_schema(client):
 
 def test_a_stream_is_what_the_package_expects(client):
     with client.responses.stream(model="responding", input="a", temperature=0, max_output_tokens=4) as stream:
-        kinds = [event.type for event in stream]
-        response = stream.get_final_response()
-    assert response.output_text == "bcde"
+        seen = list(stream)
+    kinds = [event.type for event in seen]
+    assert seen[-1].response.output_text == "bcde"
     assert kinds[:4] == [
         "response.created",
         "response.in_progress",
@@ -137,11 +137,8 @@ def test_thoughts_are_items(start_server, folder):
         ({"temperature": -1}, "temperature", "temperature is -1"),
         ({"input": [{"role": "user"}]}, "input", "input.0 has no 'content'"),
         ({"input": [{"type": "image_generation_call"}]}, "input", "input.0 is of type 'image_generation_call'"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input",
-            "has a part of type 'input_image'",
-        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "a part of type 'input_image'"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.function.name cannot be used"),
         ({"input": "x" * 200}, "input", "Please reduce the length of the input"),
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "x"}}}},
