@@ -34,6 +34,7 @@ HEADS_SHOWN = 5
 COLLECTIONS = (50_000, 50, 100)  # Python's garbage collector: by default (700, 10, 10)
 PATH = click.Path(path_type=Path)
 
+NAMES_FLAG = "--served-model-name"
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -45,11 +46,31 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
         choices = f" One of: {', '.join(setting.metadata.choices)}." if setting.metadata.choices else ""
         default = f"  [default: {setting.default_text}]" if setting.default_text else ""
         text = f"{setting.metadata.help}{choices}{default}"
-        command = click.option(flag, setting.name, default=None, type=kind, help=text)(command)
+        flags = (flag, *setting.metadata.aliases)
+        command = click.option(*flags, setting.name, default=None, type=kind, help=text)(command)
     return command
 
 
-@click.command(cls=SharpCommand, context_settings=HELP)
+class ServeCommand(SharpCommand):
+    """`--served-model-name A B` has several values, as in vLLM."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        return super().parse_args(ctx, joined_names(args))
+
+
+def joined_names(args: list[str]) -> list[str]:
+    """The arguments with all names behind `--served-model-name` in one; the last is FOLDER where none came before."""
+    if NAMES_FLAG not in args:
+        return args
+    start = args.index(NAMES_FLAG) + 1
+    end = next((place for place in range(start, len(args)) if args[place].startswith("-")), len(args))
+    if end == len(args) and end - start > 1 and args[0].startswith("-"):
+        end -= 1
+    return [*args[:start], ",".join(args[start:end]), *args[end:]] if end > start else args
+
+
+@click.command(cls=ServeCommand, context_settings=HELP)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--config", type=click.Path(path_type=Path), envvar=CONFIG_VARIABLE, help="TOML file of settings, as grpc_port = 1."

@@ -61,6 +61,7 @@ class ServerConfig:
         int,
         Setting(
             "Port of the OpenAI API and /metrics; 0 picks a free one.",
+            aliases=("--port",),
             at_least=0,
             at_most=65535,
             limits="from 0 to 65535",
@@ -119,6 +120,13 @@ class ServerConfig:
         Setting(
             "File of bearer tokens, one per line. Without a token only health, metrics, version and the page are "
             "accessible.",
+            default="no authentication",
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        Setting(
+            "A bearer token itself, in place of a file. Other users of the machine see flags; better as a variable.",
             default="no authentication",
         ),
     ] = None
@@ -197,9 +205,32 @@ class EngineConfig:
         Setting(
             "Most tokens that one step computes; longer prompts are computed in chunks. At least max_sequences.",
             at_most=MOST_BATCH_TOKENS,
+            aliases=("--max-num-batched-tokens",),
         ),
     ] = 2048
-    max_sequences: Annotated[int, Setting("Most sequences that run together.", at_least=1)] = 64
+    max_sequences: Annotated[
+        int, Setting("Most sequences that run together.", at_least=1, aliases=("--max-num-seqs",))
+    ] = 64
+    max_context: Annotated[
+        int | None,
+        Setting(
+            "Longest sequence that one request may grow to, in tokens.",
+            default="what the model takes and the cache holds",
+            at_least=1,
+            at_most=MOST,
+            aliases=("--max-model-len",),
+        ),
+    ] = None
+    gpu_memory_share: Annotated[
+        float,
+        Setting(
+            "Share of the memory of a GPU that the server may use, for a cache whose size is not given.",
+            above=0,
+            at_most=1,
+            limits="above 0 and at most 1",
+            aliases=("--gpu-memory-utilization",),
+        ),
+    ] = 0.9
     prefill_chunk_tokens: Annotated[
         int | None,
         Setting(
@@ -220,7 +251,11 @@ class EngineConfig:
         ),
     ] = None
     prefix_cache: Annotated[
-        bool, Setting("Keep computed blocks for later prompts that start with the same tokens.")
+        bool,
+        Setting(
+            "Keep computed blocks for later prompts that start with the same tokens.",
+            aliases=("--enable-prefix-caching/--no-enable-prefix-caching",),
+        ),
     ] = True
     json_whitespace: Annotated[
         str,
@@ -282,7 +317,8 @@ class ApiConfig:
         str,
         Setting(
             "Form in which the model writes calls of tools; auto finds it out from the chat template.",
-            choices=("auto", "hermes", "qwen", "llama3", "mistral", "pythonic"),
+            choices=("auto", "hermes", "qwen", "llama3", "llama3_json", "mistral", "pythonic"),
+            aliases=("--tool-call-parser",),
         ),
     ] = "auto"
     reasoning_parser: Annotated[
@@ -329,10 +365,15 @@ class MetricsConfig:
     attention_metrics: Annotated[
         str,
         Setting(
-            "Series of attention metrics: one per head or per layer. off collects only what requests ask to see.",
+            "Series of attention metrics: one per layer or per head; /metrics?attention=head has those of heads "
+            "whatever this says. off collects only what requests ask to see.",
             choices=("off", "layer", "head"),
         ),
-    ] = "head"
+    ] = "layer"
+    metric_aliases: Annotated[
+        str,
+        Setting("Repeat the metrics of requests under vLLM's names, for its dashboards.", choices=("none", "vllm")),
+    ] = "none"
     attention_series_limit: Annotated[
         int, Setting("Most heads with a series of their own. With more heads there is one per layer.", at_least=0)
     ] = 2048

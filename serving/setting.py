@@ -23,6 +23,7 @@ class Setting:
         at_least: smallest value.
         above: exclusive lower limit.
         at_most: largest value.
+        aliases: other flags of the same meaning, as vLLM names them.
         limits: the limits in words, where they are not those above or an error is to name both.
     """
 
@@ -34,6 +35,7 @@ class Setting:
     above: float | None = None
     at_most: float | None = None
     limits: str = ""
+    aliases: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
         """Check a value; None is never out of range.

@@ -35,7 +35,7 @@ from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_log import set_up_logging
 from sharp.serving.server.running import RunningModel, run_model
 from sharp.serving.server.settings import read_settings
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.server.tokens import tokens_of
 from sharp.v1 import control_pb2
 
 logger = logging.getLogger(__name__)
@@ -94,8 +94,8 @@ class ModelServer:
         self._folders = {read_manifest(Path(path)).name: Path(path) for path in models}
         if len(self._folders) < len(models):
             raise InputError("two of the models have the same name")
-        self._tokens = None if config.token_file is None else Tokens(config.token_file)
-        self._metrics = Metrics()
+        self._tokens = tokens_of(config)
+        self._metrics = Metrics(self._settings.metrics.metric_aliases)
 
         @serve.multiplexed(max_num_models_per_replica=models_per_replica)  # type: ignore[untyped-decorator]
         async def load(name: str) -> LoadedModel:

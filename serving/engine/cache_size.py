@@ -6,13 +6,13 @@ from pathlib import Path
 from sharp.plugins.cache_tensors import CacheTensor, cache_tensors
 from sharp.plugins.manifest import Manifest
 from sharp.serving.api.errors import InputError
+from sharp.serving.config import EngineConfig
 from sharp.serving.machine import groups
 
 # By default there is room for the longest request, or for this many tokens where the context is short.
 DEFAULT_TOKENS = 16 * 2048
 MEMORY_SHARE = 0.5
-# Of what the largest step has left on a GPU, which has nothing else to do; some is for CUDA graphs and fragments.
-GPU_SHARE = 0.9
+DEFAULT = EngineConfig()
 MEMINFO = Path("/proc/meminfo")
 # Of a control group: its limit, what it uses, and in `memory.stat` what of that are files that can be read again.
 GROUP_FILES = (
@@ -31,10 +31,16 @@ def bytes_per_block(manifest: Manifest) -> int:
     return sum(tensor.block_bytes for tensor in tensors_of(manifest))
 
 
-def cache_blocks(manifest: Manifest, cache_tokens: int | None, available_bytes: int, device: str = "cpu") -> int:
+def cache_blocks(
+    manifest: Manifest,
+    cache_tokens: int | None,
+    available_bytes: int,
+    device: str = "cpu",
+    engine: EngineConfig = DEFAULT,
+) -> int:
     """The blocks of the cache: for `cache_tokens` if given, else for the default that at most half the memory allows.
 
-    On a GPU ("cuda") the default is 90 % of the memory, so that as many sequences as possible run together.
+    On a GPU ("cuda") the default is `engine.gpu_memory_share` of the memory: more sequences run together.
 
     Raises:
         InputError: the cache would be larger than the memory.
@@ -42,9 +48,9 @@ def cache_blocks(manifest: Manifest, cache_tokens: int | None, available_bytes: 
     block_size = manifest.cache.block_size
     block_bytes = bytes_per_block(manifest)
     if cache_tokens is None and device == "cuda":
-        return max(1, int(available_bytes * GPU_SHARE) // block_bytes)
+        return max(1, int(available_bytes * engine.gpu_memory_share) // block_bytes)
     if cache_tokens is None:
-        target = -(-max(manifest.max_context, DEFAULT_TOKENS) // block_size)
+        target = -(-max(engine.max_context or manifest.max_context, DEFAULT_TOKENS) // block_size)
         return max(1, min(target, int(available_bytes * MEMORY_SHARE) // block_bytes))
     blocks = -(-cache_tokens // block_size)
     if blocks * block_bytes > available_bytes:

@@ -78,10 +78,13 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         )
     tokenizer = load_tokenizer(path, manifest)
     loaded = load_backend(path, manifest, backend)
-    context = min(manifest.max_context, engine.cache_tokens or manifest.max_context)
+    if engine.max_context is not None and engine.max_context > manifest.max_context:
+        raise InputError(f"max_context is {engine.max_context}; the model takes at most {manifest.max_context} tokens")
+    most = engine.max_context or manifest.max_context
+    context = min(most, engine.cache_tokens or most)
     largest = Limits(engine.max_sequences, engine.max_batch_tokens, context, blocks=1)
-    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory(largest), loaded.device)
-    longest = manifest.max_context
+    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory(largest), loaded.device, engine)
+    longest = most
     if (limits := loaded.limits) is not None:
         blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)
         longest = min(longest, limits.context)

@@ -21,7 +21,7 @@ from sharp.serving.server.descriptors import allowed_connections
 from sharp.serving.server.grpc_server import GrpcServer
 from sharp.serving.server.running import run_model
 from sharp.serving.server.tls import Tls
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.server.tokens import tokens_of
 from sharp.v1 import control_pb2
 
 EXIT_SECONDS = 3.0  # after the grace period, for what is cancelled to end
@@ -57,8 +57,8 @@ async def run_server(
     own_process = stop is None
     stop = stop or _signal(config.grace_seconds)
     tls = None if config.tls is None else Tls(config.tls)
-    tokens = None if config.token_file is None else Tokens(config.token_file)
-    metrics = Metrics()
+    tokens = tokens_of(config)
+    metrics = Metrics(settings.metrics.metric_aliases)
     async with run_model(path, settings, metrics) as running:
         if stop.is_set():
             return

@@ -42,7 +42,8 @@ def settings_page() -> str:
 
 
 def _row(setting: ServerSetting) -> str:
-    names = f"`{setting.name}`<br>`{setting.variable}`<br>`{setting.flag}`"
+    others = (name.partition("/")[0] for name in setting.metadata.aliases)
+    names = "<br>".join(f"`{name}`" for name in (setting.name, setting.variable, setting.flag, *others))
     return f"| {names} | {_values(setting)} | {setting.default_text or 'none'} | {setting.metadata.help} |"
 
 

@@ -76,5 +76,6 @@ def _security(server: ServerConfig) -> str:
         if server.tls.client_ca is None
         else "TLS with client certificates"
     )
-    tokens = "authentication: none" if server.token_file is None else f"bearer tokens of {server.token_file}"
+    file = "the key that was given" if server.api_key is not None else server.token_file
+    tokens = "authentication: none" if file is None else f"bearer tokens of {file}"
     return f"{tls}, {tokens}"

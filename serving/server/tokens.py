@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 from sharp.serving.api.errors import InputError, UnauthenticatedError
+from sharp.serving.config import ServerConfig
 from sharp.serving.server.watched_files import signature
 
 logger = logging.getLogger(__name__)
@@ -21,9 +22,22 @@ class Tokens:
         Raises:
             InputError: there is no such file, or no token in it, or one with white space or other than ASCII.
         """
-        self._path = path
-        self._signature = signature([path])
+        self._path: Path | None = path
+        self._signature: object = signature([path])
         self._tokens = _read(path)
+
+    @classmethod
+    def of_key(cls, key: str) -> "Tokens":
+        """The one token `key`, without a file.
+
+        Raises:
+            InputError: it is empty, or has white space or other than ASCII.
+        """
+        if not key or not key.isascii() or len(key.split()) != 1:
+            raise InputError("api_key cannot be sent: it must be ASCII without spaces, and not empty")
+        tokens = cls.__new__(cls)
+        tokens._path, tokens._signature, tokens._tokens = None, None, (key.encode(),)
+        return tokens
 
     def check(self, authorization: str | None) -> None:
         """Check the value of an `authorization` header.
@@ -39,6 +53,8 @@ class Tokens:
             raise UnauthenticatedError("the token is not one that this server knows; ask whoever runs it for one")
 
     def _newest(self) -> tuple[bytes, ...]:
+        if self._path is None:
+            return self._tokens
         now = signature([self._path])
         if now != self._signature:
             self._signature = now
@@ -48,6 +64,19 @@ class Tokens:
             except InputError as error:
                 logger.warning("tokens: %s; the old ones still count", error)
         return self._tokens
+
+
+def tokens_of(config: ServerConfig) -> Tokens | None:
+    """Those of a server; None without authentication.
+
+    Raises:
+        InputError: they cannot be used.
+    """
+    if config.api_key is not None and config.token_file is not None:
+        raise InputError("api_key and token_file are both set; set one of them")
+    if config.api_key is not None:
+        return Tokens.of_key(config.api_key)
+    return None if config.token_file is None else Tokens(config.token_file)
 
 
 def _read(path: Path) -> tuple[bytes, ...]:

@@ -16,6 +16,7 @@ PARSERS: dict[str, type[ToolCallParser]] = {
     "hermes": ToolCallParser,
     "qwen": ToolCallParser,
     "llama3": Llama3Parser,
+    "llama3_json": Llama3Parser,  # vLLM's name
     "mistral": MistralParser,
     "pythonic": PythonicParser,
 }
@@ -23,7 +24,7 @@ PARSERS: dict[str, type[ToolCallParser]] = {
 
 @dataclass(frozen=True)
 class ChatForms:
-    """How a model writes what is no answer.
+    """How a model writes what is not the text of its message.
 
     Attributes:
         tools: the parser of its calls; None where it writes them in a form that nobody reads.

@@ -180,7 +180,7 @@ def expected_hashing():
 SETTINGS = Settings(
     ServerConfig(grpc_port=0, http_port=0, grace_seconds=0.2),
     EngineConfig(attention_interval=1),
-    MetricsConfig(),
+    MetricsConfig(attention_metrics="head"),
     BackendConfig(threads=1, kernels=False),
 )
 

@@ -19,6 +19,7 @@ from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import KServeRoutes
 from sharp.serving.frontends.http.live import LiveState
+from sharp.serving.frontends.http.messages_request import MessagesRequest, messages_refusal
 from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest
 from sharp.serving.frontends.http.openapi import OpenApi, Operation
 from sharp.serving.frontends.http.operations import (
@@ -29,6 +30,7 @@ from sharp.serving.frontends.http.operations import (
     tokenizer_route,
 )
 from sharp.serving.frontends.http.request_ids import HEADER, RequestIdMiddleware
+from sharp.serving.frontends.http.responses_request import ResponsesRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, tokenization
 from sharp.serving.frontends.http.unknown_fields import UnknownFields
@@ -41,6 +43,8 @@ __all__ = ["make_app", "metrics_route"]
 OPERATIONS = (
     Operation("/v1/completions", "post", "Completions of prompts.", CompletionRequest),
     Operation("/v1/chat/completions", "post", "The next message of a conversation.", ChatRequest),
+    Operation("/v1/responses", "post", "The same, as OpenAI's Responses API.", ResponsesRequest),
+    Operation("/v1/messages", "post", "The same, as Anthropic's Messages API.", MessagesRequest),
     Operation("/v1/models", "get", "The names of the model."),
     Operation("/tokenize", "post", "The tokens of a text or conversation.", TokenizeRequest),
     Operation("/detokenize", "post", "The text of tokens.", DetokenizeRequest),
@@ -64,6 +68,8 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
     routes: list[BaseRoute] = [
         Route("/v1/completions", Generation(endpoint, CompletionRequest), methods=["POST"]),
         Route("/v1/chat/completions", Generation(endpoint, ChatRequest), methods=["POST"]),
+        Route("/v1/responses", Generation(endpoint, ResponsesRequest), methods=["POST"]),
+        Route("/v1/messages", Generation(endpoint, MessagesRequest, messages_refusal), methods=["POST"]),
         Route("/tokenize", tokenization(endpoint, TokenizeRequest), methods=["POST"]),
         Route("/detokenize", tokenization(endpoint, DetokenizeRequest), methods=["POST"]),
         tokenizer_route(service),

@@ -35,7 +35,9 @@ class TokenMiddleware:
         if is_protected(scope):
             try:
                 with refusals_logged(Call("http"), None):
-                    self._tokens.check(Request(scope).headers.get("authorization"))
+                    headers = Request(scope).headers
+                    key = headers.get("x-api-key")  # Anthropic's
+                    self._tokens.check(headers.get("authorization") or (None if key is None else f"Bearer {key}"))
             except UnauthenticatedError as error:
                 await error_response(error)(scope, receive, send)
                 return

@@ -4,18 +4,21 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sharp.serving.api.errors import FieldError, SharpError, UnavailableError
 from sharp.serving.api.request import GenerateRequest, Prompt
+from sharp.serving.api.sampling_fields import first_error
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.logprobs import LogprobLimit
-from sharp.serving.frontends.http.openai_request import GenerationRequest
+from sharp.serving.frontends.http.openai_request import ForeignRequest, GenerationRequest
 from sharp.serving.frontends.http.request_ids import request_id_of
 from sharp.serving.frontends.http.sending import completions, send_stream, send_whole, until_disconnected
 from sharp.serving.observability.request_log import refusals_logged
@@ -28,7 +31,14 @@ class Generation:
     All of a request happens inside one call, so that whatever ends it, also a client that goes, ends what it runs.
     """
 
-    def __init__(self, endpoint: Endpoint, kind: type[GenerationRequest]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        kind: type[GenerationRequest] | type[ForeignRequest],
+        refusal: Callable[[SharpError], Response] = error_response,
+    ) -> None:
+        """`refusal` is the response of a request that fails before its own has begun."""
+        self._refusal = refusal
         self._service = endpoint.service
         self._endpoint = endpoint
         self._kind = kind
@@ -44,7 +54,7 @@ class Generation:
         except ClientDisconnect:
             return
         except SharpError as error:
-            await error_response(error)(scope, receive, send)
+            await self._refusal(error)(scope, receive, send)
 
     async def _respond(self, held: Held, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         with refusals_logged(call, self._service.model.manifest.name):
@@ -66,12 +76,16 @@ class Generation:
             try:
                 complete = await completions(streams)
             except UnavailableError as error:  # caught here: to the log it is cancelled, not failed
-                await error_response(error)(scope, receive, send)
+                await self._refusal(error)(scope, receive, send)
             else:
                 await send_whole(response, complete, streams[0].headers, send)
 
     def _read(self, body: bytes) -> tuple[GenerationRequest, SamplingParams, list[Prompt]]:
-        request = self._endpoint.fields.parse(self._kind, body)
+        parsed = self._endpoint.fields.parse(self._kind, body)
+        try:
+            request = parsed if isinstance(parsed, GenerationRequest) else parsed.generation()
+        except ValidationError as error:  # of what it holds as another API has it
+            raise first_error(error) from error
         self._endpoint.fields.note(request.without_effect, "has no effect here")
         self._service.check_model(request.model)
         request.written_in(self._endpoint.forms)

@@ -155,6 +155,18 @@ class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
         return self.structure() if names else super().guide()
 
 
+class ForeignRequest(StrictMessage):
+    """The body of another API, which is a conversation too."""
+
+    def generation(self) -> "ChatRequest":
+        """The same as a request of `/v1/chat/completions`.
+
+        Raises:
+            FieldError: a field cannot be honoured.
+        """
+        raise NotImplementedError
+
+
 class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from sharp.serving.api.attention import AttentionSummary, json_numbers
 from sharp.serving.api.completion import Completion
 from sharp.serving.api.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
+from sharp.serving.frontends.http.compact_json import compact_json
 from sharp.serving.frontends.http.logprobs import TextLogprobs, chat_logprobs
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.text.chat_forms import MessageParser, MessageParts
@@ -44,6 +45,7 @@ class ResponseBuilder(ABC):
     prefix: str
     whole_object: str
     chunk_object: str
+    last_frame = "data: [DONE]\n\n"
 
     def __init__(self, request_id: str, model: str, texts: TokenTexts, extras: Extras) -> None:
         self._base: dict[str, Any] = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
@@ -71,6 +73,14 @@ class ResponseBuilder(ABC):
             "choices": choices,
             "usage": usage_of([first.usage for first in completions], [one.usage for _, one in all_completions]),
         }
+
+    def frame(self, data: dict[str, Any]) -> str:
+        """A chunk as a server-sent event."""
+        return f"data: {compact_json(data, 0)}\n\n"
+
+    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The chunk of an error, of which `body` is the one of a response."""
+        return body
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The last chunk of a stream with `stream_options.include_usage`."""

@@ -50,7 +50,7 @@ class Operation:
 
 
 class OpenApi:
-    """Describes routes. Made when it is first asked for: it takes a while."""
+    """Describes routes. Made at the first request: it takes a while."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._operations = operations
@@ -85,7 +85,7 @@ class OpenApi:
         ).encode()
 
     def routes(self, *, docs: bool) -> list[Route]:
-        """`/openapi.json`, and `/docs` if it is wanted."""
+        """`/openapi.json`, and `/docs` if there shall be one."""
 
         def describe(_request: Request) -> Response:  # not async, so it runs in a thread
             return Response(self.text, media_type="application/json")

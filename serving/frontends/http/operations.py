@@ -1,5 +1,6 @@
 """Routes for those who run servers: health, load, version, metrics, models and the page to look at."""
 
+import gzip
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import Request
@@ -11,6 +12,9 @@ from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.server.version import sharp_version
+
+MOST_NAMES = 256  # of metrics, in one request
+GZIP_LEVEL = 5
 
 
 def operation_routes(
@@ -113,10 +117,15 @@ def tokenizer_route(service: GenerationService) -> Route:
 
 
 def metrics_route(metrics: Metrics) -> Route:
-    """`/metrics`."""
+    """`/metrics`: all, or those of `name[]`; attention per head with `attention=head`; compressed on request."""
 
     def expose(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
-        text, content_type = metrics.text(request.headers.get("accept", ""))
-        return Response(text, headers={"Content-Type": content_type})
+        names = request.query_params.getlist("name[]")[:MOST_NAMES]
+        per_head = request.query_params.get("attention") == "head"
+        text, content_type = metrics.text(request.headers.get("accept", ""), names, per_head=per_head)
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            text, headers = gzip.compress(text, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
+        return Response(text, headers=headers)
 
     return Route("/metrics", expose)

@@ -1,7 +1,6 @@
 """Writing responses, whole and as streams, as their events come."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
@@ -13,6 +12,7 @@ from sharp.serving.api.completion import Completion, CompletionBuilder
 from sharp.serving.api.errors import SharpError, UnavailableError
 from sharp.serving.api.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
 from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.http.compact_json import compact_json
 from sharp.serving.frontends.http.errors import error_body
 from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.openai_response import ResponseBuilder, usage_of
@@ -20,7 +20,6 @@ from sharp.serving.frontends.service import EventStream
 
 CUT_SHORT = "the server ended or the request was aborted before the completion was done; ask again"
 RETRY_SECONDS = 1  # after that response; another server may take it at once
-BODY_LEVELS = 5  # body, choices, choice, logprobs, their lists
 PIECE_BYTES = 2**16  # handed over at once; the next waits until the client has taken what was before
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
@@ -38,7 +37,7 @@ async def send_whole(
     response: ResponseBuilder, completions: list[Completion], trace: Mapping[str, str], send: Send
 ) -> None:
     """A response in one body. One with many logprobs takes seconds to write, and the event loop serves everyone."""
-    body = await asyncio.to_thread(lambda: _json(response.whole(completions)).encode())
+    body = await asyncio.to_thread(lambda: compact_json(response.whole(completions)).encode())
     headers = {"content-type": "application/json", "content-length": str(len(body)), **trace}
     await send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
     await send_pieces(send, body)
@@ -75,13 +74,13 @@ async def send_stream(
                     usages[first + event.index] = event.usage
                     chunks = response.finished(first + event.index, event)
                 for chunk in chunks:
-                    await _send_data(send, chunk if running is None else running.in_chunk(chunk))
+                    await _send_data(send, response, chunk if running is None else running.in_chunk(chunk))
         if request.counts_stream:
             prompts = [usages[number * params.n] for number in range(len(streams))]
-            await _send_data(send, response.usage(usage_of(prompts, usages.values())))
+            await _send_data(send, response, response.usage(usage_of(prompts, usages.values())))
     except SharpError as error:  # the status is sent already
-        await _send_data(send, error_body(error)[1])
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        await _send_data(send, response, response.failed(error_body(error)[1]))
+    await send({"type": "http.response.body", "body": response.last_frame.encode(), "more_body": False})
 
 
 class RunningUsage:
@@ -116,19 +115,16 @@ async def _send_start(
 ) -> None:
     if not large:
         for chunk in response.start(choice, prompt, event.logprobs):
-            await _send_data(send, chunk if running is None else running.in_chunk(chunk))
+            await _send_data(send, response, chunk if running is None else running.in_chunk(chunk))
         return
     # The logprobs of a whole prompt take a while to write.
     for chunk in await asyncio.to_thread(response.start, choice, prompt, event.logprobs):
-        await _send_text(send, await asyncio.to_thread(_json, chunk))
+        text = await asyncio.to_thread(compact_json, chunk)
+        await send_pieces(send, f"data: {text}\n\n".encode())
 
 
-async def _send_data(send: Send, data: dict[str, Any]) -> None:
-    await _send_text(send, _json(data, 0))
-
-
-async def _send_text(send: Send, text: str) -> None:
-    await send_pieces(send, f"data: {text}\n\n".encode())
+async def _send_data(send: Send, response: ResponseBuilder, data: dict[str, Any]) -> None:
+    await send_pieces(send, response.frame(data).encode())
 
 
 async def send_pieces(send: Send, body: bytes) -> None:
@@ -140,19 +136,6 @@ async def send_pieces(send: Send, body: bytes) -> None:
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Headers as ASGI has them."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-
-def _json(value: Any, levels: int = BODY_LEVELS) -> str:
-    """Compact JSON.
-
-    So many `levels` are written part by part: inside one call of the encoder no other thread runs, and of a large body
-    that call would take as long as many steps.
-    """
-    if levels and isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(name)}:{_json(one, levels - 1)}" for name, one in value.items()) + "}"
-    if levels and isinstance(value, list):
-        return "[" + ",".join(_json(one, levels - 1) for one in value) + "]"
-    return json.dumps(value, separators=(",", ":"))
 
 
 async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:

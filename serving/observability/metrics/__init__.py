@@ -1,12 +1,13 @@
 """The Prometheus metrics of a server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from sharp.plugins.manifest import Manifest
 from sharp.serving.config import MetricsConfig
 from sharp.serving.engine.report import EngineReport
+from sharp.serving.observability.metrics.aliases import Aliases
 from sharp.serving.observability.metrics.attention import AttentionModel, attention_families
 from sharp.serving.observability.metrics.exposition import encode
 from sharp.serving.observability.metrics.heads import HeadStatistics
@@ -44,9 +45,14 @@ class ModelMetrics:
 class Metrics:
     """The metric families of a server, which its models share."""
 
-    def __init__(self) -> None:
+    def __init__(self, aliases: str = "none") -> None:
+        """`aliases` is whose names they have, too."""
         self.registry = CollectorRegistry()  # of all but attention
         self._requests = RequestFamilies(self.registry)
+        self._registries = [self.registry]
+        if aliases == "vllm":
+            self._registries.append(CollectorRegistry())
+            self._registries[1].register(Aliases(self.registry))
         self._attention: list[AttentionModel] = []
 
     def add_model(self, manifest: Manifest, config: MetricsConfig) -> ModelMetrics:
@@ -63,6 +69,10 @@ class Metrics:
         metrics.watch_step(lambda: 0.0)  # the engine and its cache must not stay for this
         self._attention = [model for model in self._attention if model is not metrics.attention]
 
-    def text(self, accept: str) -> tuple[bytes, str]:
-        """All of them in the format that an `Accept` header asks for, and its content type."""
-        return encode(self.registry, attention_families(self._attention), accept)
+    def text(self, accept: str, names: Sequence[str] = (), *, per_head: bool = False) -> tuple[bytes, str]:
+        """All of them in the format that an `Accept` header asks for, and its content type.
+
+        Only those with samples of one of the `names`, if there are some; `per_head` whatever the settings say.
+        """
+        models = [model.with_heads if per_head else model for model in self._attention]
+        return encode(self._registries, attention_families(models), accept, names)

@@ -1,7 +1,7 @@
 """The attention metrics, made from the sums of `HeadStatistics` when they are read."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any
@@ -18,6 +18,7 @@ from sharp.serving.observability.metrics.heads import HeadSnapshot, HeadStatisti
 FLUSH_SECONDS = 2.0
 FLOAT32 = "%.9g"  # all its digits, in a third of the time of all digits of a float64
 ALL_HEADS = "all"
+MOST_DISPERSED = 16  # heads with a series of their own in any case
 ENTROPY = "sharp_attention_entropy_nats"
 CONTEXT = "sharp_attention_context_normalized_entropy"
 
@@ -40,6 +41,11 @@ class AttentionModel:
     def per_head(self) -> bool:
         """Every head has series of its own; else they are per layer."""
         return self.config.attention_metrics == "head" and not self.limited
+
+    @cached_property
+    def with_heads(self) -> "AttentionModel":
+        """The same with series per head."""
+        return replace(self, config=replace(self.config, attention_metrics="head"))
 
     @cached_property
     def labels(self) -> str:
@@ -111,6 +117,16 @@ class _View:
         counts = self.snapshot.context_counts.tolist() * len(self.model.layers)
         sums = self.snapshot.context_sums.ravel().tolist()
         return self.model.by_context % tuple(chain.from_iterable(zip(counts, sums, strict=True)))
+
+    def most_dispersed(self, name: str) -> str:
+        """Of the heads whose recent normalized entropy is highest."""
+        recent = self.snapshot.recent
+        values = np.full((1, 1), np.nan) if recent is None else recent.normalized_entropy
+        flat = np.where(np.isnan(values), -np.inf, values).ravel()
+        highest = [one for one in np.argsort(-flat, kind="stable")[:MOST_DISPERSED].tolist() if flat[one] > -np.inf]
+        places = [divmod(one, values.shape[1]) for one in highest]
+        labels = tuple(f"{self.model.layers[layer]},{labelled(head=str(head))}" for layer, head in places)
+        return template(name, labels, FLOAT32) % tuple(flat[highest].tolist())
 
     def dispersed(self, name: str) -> str:
         """Of the number of dispersed heads."""
@@ -184,6 +200,13 @@ def attention_families(models: list[AttentionModel]) -> Iterator[Family]:
         "",
         "Heads whose smoothed normalized entropy has been above --dispersion-threshold for --dispersion-tokens.",
         lambda view, name: view.dispersed(name),
+    )
+    yield family(
+        "sharp_attention_most_dispersed_normalized_entropy",
+        "gauge",
+        "",
+        f"The {MOST_DISPERSED} highest means of entropy / ln(visible keys) of heads, over the last collected steps.",
+        lambda view, name: view.most_dispersed(name),
     )
     yield family(
         "sharp_attention_drift_psi",

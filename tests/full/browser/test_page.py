@@ -37,7 +37,7 @@ def get(started, path):
 @pytest.fixture(scope="module")
 def started(start_server, counting):
     """A server whose head 0 attends to everything, so it is dispersed once contexts are long enough."""
-    started = start_server(counting, metrics=MetricsConfig(dispersion_tokens=16))
+    started = start_server(counting, metrics=MetricsConfig("head", dispersion_tokens=16))
     generate(started, "a" * 40, 60)
     return started
 

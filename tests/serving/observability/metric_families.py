@@ -29,6 +29,7 @@ FAMILIES = {
     "sharp_attention_left_out_tokens": ("counter", "tokens", MODEL),
     "sharp_attention_smoothed_normalized_entropy": ("gauge", "", HEAD),
     "sharp_attention_dispersion_context_tokens": ("gauge", "tokens", HEAD),
+    "sharp_attention_most_dispersed_normalized_entropy": ("gauge", "", HEAD),
     "sharp_attention_drift_psi": ("gauge", "", HEAD),
     "sharp_attention_dispersed_heads": ("gauge", "", LAYER),
     "sharp_attention_context_normalized_entropy": ("summary", "", ("model", "layer", "context")),

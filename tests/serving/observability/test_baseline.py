@@ -151,7 +151,7 @@ def test_rounding_errors_are_no_drift(file, counting):
 
 def test_metrics_compare_with_the_file(file, counting):
     metrics = Metrics()
-    model = metrics.add_model(read_manifest(counting), MetricsConfig(attention_baseline=file))
+    model = metrics.add_model(read_manifest(counting), MetricsConfig("head", attention_baseline=file))
     model.attention.heads.put(rows(np.full((1, 1100, 2), 0.7)))
     families = {family.name: family for family in text_string_to_metric_families(metrics.text("")[0].decode())}
     model.close()

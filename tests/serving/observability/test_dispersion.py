@@ -84,7 +84,7 @@ def test_what_was_seen_long_ago_is_forgotten():
 def series(counting):
     """A model of two heads: of growing context, head 1 spreads as n does and head 0 does not; the metrics by name."""
     metrics = Metrics()
-    config = MetricsConfig(dispersion_threshold=0.9, dispersion_tokens=48)
+    config = MetricsConfig("head", dispersion_threshold=0.9, dispersion_tokens=48)
     model = metrics.add_model(read_manifest(counting), config)
     for start in range(0, 128, 16):
         positions = np.arange(start, start + 16)
@@ -124,7 +124,8 @@ def test_the_smoothed_entropy_and_the_crossing_are_shown_per_head(series):
 
 def test_dispersed_heads_are_counted_per_layer(counting):
     heads = HeadStatistics(
-        read_manifest(counting), MetricsConfig(dispersion_threshold=0.9, dispersion_tokens=32, dispersion_half_life=16)
+        read_manifest(counting),
+        MetricsConfig("head", dispersion_threshold=0.9, dispersion_tokens=32, dispersion_half_life=16),
     )
     for _ in range(4):
         positions = np.arange(64, 80)

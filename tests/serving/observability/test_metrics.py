@@ -196,7 +196,7 @@ def test_layer_level_is_what_was_asked_for_and_no_limit(start_server, counting):
 
 
 def test_past_the_series_limit_there_is_one_series_per_layer(start_server, counting):
-    started = start_server(counting, metrics=MetricsConfig(attention_series_limit=1))
+    started = start_server(counting, metrics=MetricsConfig("head", attention_series_limit=1))
     generate(started, "abcd", 1)
     families = scrape(started)
     assert value(families, "sharp_attention_series_limited", model="counting") == 1
@@ -237,7 +237,7 @@ def parsed(metrics):
 def metrics(counting):
     """(a function that gives the families by name, a function that puts rows) of a model without a server."""
     made = Metrics()
-    model = made.add_model(read_manifest(counting), MetricsConfig(attention_window=2))
+    model = made.add_model(read_manifest(counting), MetricsConfig("head", attention_window=2))
 
     def families():
         return parsed(made)
@@ -282,7 +282,7 @@ def test_the_engine_does_not_wait_for_statistics(metrics, monkeypatch):
 
 def test_models_share_families(counting, hashing):
     metrics = Metrics()
-    models = [metrics.add_model(read_manifest(folder), MetricsConfig()) for folder in (counting, hashing)]
+    models = [metrics.add_model(read_manifest(folder), MetricsConfig("head")) for folder in (counting, hashing)]
     models[1].attention.heads.put(rows(0, [7]))
     text = metrics.text("")[0].decode()
     for model in models:
@@ -330,7 +330,7 @@ def test_settings_are_checked(settings, message):
 def test_names_of_models_are_escaped(counting):
     metrics = Metrics()
     name = 'a "b" \\ c'
-    model = metrics.add_model(read_manifest(counting).model_copy(update={"name": name}), MetricsConfig())
+    model = metrics.add_model(read_manifest(counting).model_copy(update={"name": name}), MetricsConfig("head"))
     model.attention.heads.put(rows(0, [7]))
     for accept, parse in (("", text_string_to_metric_families), (OPENMETRICS, openmetrics)):
         text = metrics.text(accept)[0].decode()

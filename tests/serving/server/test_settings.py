@@ -1,15 +1,17 @@
 """The settings of `sharp-serve`: flags before the environment before the file, and one sentence for what cannot be."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from sharp.serving.api.errors import InputError
-from sharp.serving.cli import serve
-from sharp.serving.config import TlsConfig
+from sharp.serving.api.errors import InputError, UnauthenticatedError
+from sharp.serving.cli import joined_names, serve
+from sharp.serving.config import ServerConfig, TlsConfig
 from sharp.serving.server.settings import SERVER_SETTINGS, read_settings
 from sharp.serving.server.settings_page import settings_page
+from sharp.serving.server.tokens import tokens_of
 
 
 @pytest.fixture
@@ -86,6 +88,7 @@ def test_the_reference_page_is_current():
 
 VALUES = {bool: False, int: 77, float: 0.5, str: "x", Path: Path("x")}
 CHOSEN = {"device": "cuda", "attention_metrics": "layer", "log_format": "json", "max_buffered_bytes": 2**21}
+CHOSEN |= {"metric_aliases": "vllm"}
 CHOSEN |= {
     "unknown_fields": "error",
     "json_whitespace": "flexible",
@@ -122,6 +125,58 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(setting, file, monkeypatch
     assert read({setting.name: value}, None) == value
     monkeypatch.setenv(setting.variable, str(value))
     assert read({}, None) == value
+
+
+VLLMS = {
+    "--max-model-len": ("max_context", "64"),
+    "--max-num-seqs": ("max_sequences", "3"),
+    "--max-num-batched-tokens": ("max_batch_tokens", "128"),
+    "--gpu-memory-utilization": ("gpu_memory_share", "0.5"),
+    "--api-key": ("api_key", "secret"),
+    "--host": ("host", "127.0.0.1"),
+    "--port": ("http_port", "1"),
+    "--chat-template": ("chat_template", "chatml"),
+    "--served-model-name": ("served_model_name", "a"),
+    "--tool-call-parser": ("tool_parser", "llama3_json"),
+    "--enable-prefix-caching": ("prefix_cache", None),
+    "--no-enable-prefix-caching": ("prefix_cache", None),
+}
+
+
+@pytest.mark.parametrize("flag", VLLMS)
+def test_vllms_flags(flag):
+    name, value = VLLMS[flag]
+    context = serve.make_context("serve", ["folder", flag, *([] if value is None else [value])])
+    expected = {None: not flag.startswith("--no-")}.get(value, value)
+    assert str(context.params[name]) == str(expected)
+    read_settings({name: context.params[name]}, None)
+
+
+def test_several_served_names():
+    for args in (["folder", "--served-model-name", "a", "b"], ["--served-model-name", "a", "b", "folder"]):
+        context = serve.make_context("serve", [*args, "--port", "1"] if args[0] == "folder" else args)
+        assert (context.params["served_model_name"], str(context.params["folder"])) == ("a,b", "folder")
+    assert joined_names(["f", "--served-model-name", "a"]) == ["f", "--served-model-name", "a"]
+    assert joined_names(["--served-model-name"]) == ["--served-model-name"]
+
+
+def test_one_key_or_a_file_of_tokens(tmp_path):
+    assert tokens_of(ServerConfig()) is None
+    tokens = tokens_of(ServerConfig(api_key="secret"))
+    tokens.check("Bearer secret")
+    with pytest.raises(UnauthenticatedError):
+        tokens.check("Bearer other")
+    with pytest.raises(InputError, match="api_key and token_file are both set"):
+        tokens_of(ServerConfig(api_key="a", token_file=tmp_path))
+    with pytest.raises(InputError, match="api_key cannot be sent"):
+        tokens_of(ServerConfig(api_key="a b"))
+
+
+def test_the_longest_context_may_be_shorter(start_server, counting, server_settings):
+    started = start_server(counting, engine=replace(server_settings.engine, max_context=64))
+    assert started.model.context_limit == 64
+    with pytest.raises(InputError, match="max_context is 200; the model takes at most 128 tokens"):
+        start_server(counting, engine=replace(server_settings.engine, max_context=200))
 
 
 def test_an_empty_variable_is_no_number(monkeypatch):

@@ -1,0 +1,174 @@
+"""The response of OpenAI's Responses API, and its events."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sharp.serving.api.events import FinishReason, Usage
+from sharp.serving.frontends.http.parts_response import REASONING, PartsResponse
+from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.text.chat_forms import MessageParser
+from sharp.serving.text.tool_calls import ToolCall
+
+# The fields of a request that its response repeats, and what they are where the request does not say it.
+REPEATED = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+class ResponsesResponse(PartsResponse):
+    """A response whose parts are items: reasoning, a message, calls of functions."""
+
+    prefix = "resp"
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        texts: TokenTexts,
+        parser: Callable[[], MessageParser],
+        prompt_tokens: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """`settings` are the fields of the request."""
+        super().__init__(request_id, model, texts, parser, prompt_tokens)
+        self._id = f"resp_{request_id}"
+        self._created = int(time.time())
+        self._settings = {name: value if (value := settings.get(name)) else unset for name, unset in REPEATED.items()}
+        self._numbers = 0
+        self._items = 0
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._numbers += 1
+        return {"type": kind, "sequence_number": self._numbers - 1, **fields}
+
+    def _response(self, status: str, usage: dict[str, Any] | None, incomplete: str | None = None) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None if incomplete is None else {"reason": incomplete},
+            "model": self.model,
+            "output": self.parts,
+            "store": False,
+            "usage": usage,
+            **self._settings,
+        }
+
+    def opening(self) -> list[dict[str, Any]]:
+        """See `PartsResponse`."""
+        response = self._response("in_progress", None)
+        return [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": len(self.parts), "content_index": 0}
+
+    def _new_id(self, prefix: str) -> str:
+        self._items += 1
+        self._item_id = f"{prefix}_{self._id.removeprefix('resp_')}_{self._items}"
+        return self._item_id
+
+    def part_begins(self, kind: str) -> list[dict[str, Any]]:
+        """See `PartsResponse`."""
+        item = _item(kind, self._new_id("rs" if kind == REASONING else "msg"), "in_progress", None)
+        return [
+            self._event("response.output_item.added", output_index=len(self.parts), item=item),
+            self._event("response.content_part.added", **self._place(), part=_content(kind, "")),
+        ]
+
+    def part_grows(self, kind: str, text: str) -> dict[str, Any]:
+        """See `PartsResponse`."""
+        logprobs = {} if kind == REASONING else {"logprobs": []}
+        return self._event(f"response.{_content_name(kind)}.delta", **self._place(), delta=text, **logprobs)
+
+    def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
+        """See `PartsResponse`."""
+        logprobs = {} if kind == REASONING else {"logprobs": []}
+        item = _item(kind, self._item_id, "completed", text)
+        events = [
+            self._event(f"response.{_content_name(kind)}.done", **self._place(), text=text, **logprobs),
+            self._event("response.content_part.done", **self._place(), part=_content(kind, text)),
+            self._event("response.output_item.done", output_index=len(self.parts), item=item),
+        ]
+        self.parts.append(item)
+        return events
+
+    def call(self, call: ToolCall) -> list[dict[str, Any]]:
+        """See `PartsResponse`."""
+        begun = {
+            "id": self._new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call.call_id,
+            "name": call.name,
+            "arguments": "",
+        }
+        item = {**begun, "status": "completed", "arguments": call.arguments}
+        where = {"item_id": item["id"], "output_index": len(self.parts)}
+        arguments = "response.function_call_arguments"
+        events = [
+            self._event("response.output_item.added", output_index=len(self.parts), item=begun),
+            self._event(f"{arguments}.delta", **where, delta=call.arguments),
+            self._event(f"{arguments}.done", **where, name=call.name, arguments=call.arguments),
+            self._event("response.output_item.done", output_index=len(self.parts), item=item),
+        ]
+        self.parts.append(item)
+        return events
+
+    def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
+        """See `PartsResponse`."""
+        response = self.body(reason, matched, usage)
+        return [self._event(f"response.{response['status']}", response=response)]
+
+    def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:  # noqa: ARG002
+        """See `PartsResponse`."""
+        complete = reason is FinishReason.STOP
+        if not complete and self.parts and self.parts[-1].get("status"):
+            self.parts[-1]["status"] = "incomplete"
+        counted = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+        if complete:
+            return self._response("completed", counted)
+        return self._response("incomplete", counted, "max_output_tokens")
+
+    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See `ResponseBuilder`."""
+        error = body["error"]
+        return self._event("error", code=error["code"], message=error["message"], param=error["param"])
+
+
+def _content_name(kind: str) -> str:
+    return "reasoning_text" if kind == REASONING else "output_text"
+
+
+def _content(kind: str, text: str) -> dict[str, Any]:
+    more = {} if kind == REASONING else {"annotations": [], "logprobs": []}
+    return {"type": _content_name(kind), "text": text, **more}
+
+
+def _item(kind: str, item_id: str, status: str, text: str | None) -> dict[str, Any]:
+    """An item of the output; `text` is None while it has none."""
+    content = [] if text is None else [_content(kind, text)]
+    if kind == REASONING:
+        return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
