@@ -10,6 +10,8 @@ from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.forms.form import Form
 from sharp.exporter.graph.graph_options import GraphOptions
 from sharp.exporter.graph.quantization import choose_packings
+from sharp.exporter.programs.products import product_shapes
+from sharp.exporter.programs.program import Program
 from sharp.exporter.verification.parked_weights import LEAST_BYTES
 from sharp.models.config import SharpConfig
 from sharp.plugins.cache_tensors import cache_tensors
@@ -108,11 +110,18 @@ def _weight_bytes(model: nn.Module, options: GraphOptions, config: SharpConfig) 
     parameters = {id(parameter): parameter for parameter in model.parameters()}  # each once, tied ones too
     if options.quantize is None:
         return sum(parameter.numel() for parameter in parameters.values()) * BYTES[options.dtype]
-    products = {id(one.weight): one for one in model.modules() if isinstance(one, nn.Linear | Conv1D)}
+    products: dict[int, nn.Module | nn.Parameter] = {
+        id(one.weight): one for one in model.modules() if isinstance(one, nn.Linear | Conv1D)
+    }
     shapes = [
         (one.weight.shape[0], one.weight.shape[1]) if isinstance(one, Conv1D) else (one.in_features, one.out_features)
         for one in products.values()
+        if isinstance(one, nn.Linear | Conv1D)
     ]
+    for one in model.modules():
+        if isinstance(one, Program):
+            products |= {key: parameters[key] for key in product_shapes(one)}
+            shapes += product_shapes(one).values()
     packed = zip(choose_packings(shapes, options.quantize, config), shapes, strict=True)
     rest = sum(parameter.numel() for key, parameter in parameters.items() if key not in products)
     return sum(packing.bytes_of(*shape) for packing, shape in packed) + rest * BYTES["float32"]

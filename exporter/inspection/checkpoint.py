@@ -15,7 +15,7 @@ from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
-from sharp.exporter.programs.reading import read_program
+from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.models.checkpoint import is_sharp_folder, load_checkpoint
 from sharp.models.config import SharpConfig
@@ -26,14 +26,14 @@ from sharp.plugins.ops.torch_op import paged_attention
 QUERY_CHUNK = 256  # queries whose logits are in memory together
 
 
-def open_checkpoint(path: Path) -> InspectedModel:
-    """The decoder of a checkpoint, with the norm that it was trained with.
+def open_checkpoint(path: Path, program: ProgramOptions = NO_PROGRAM_OPTIONS) -> InspectedModel:
+    """The decoder of a checkpoint, with the norm that it was trained with; `program` is for those of torch.export.
 
     Raises:
         InputError, NotFoundError: it cannot be read, or is no decoder over tokens.
     """
     if path.suffix == ".pt2" and path.exists():
-        source = read_program(path, None)
+        source = read_program(path, None, given=program)
     else:
         own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
         norm = load_checkpoint(path).config.norm if own and path.exists() else recorded_norm(path)

@@ -20,6 +20,11 @@ from sharp.plugins.errors import InputError
     metavar="N",
     help="Read only the first N tokens.  [default: all; 512 of the text that is made where none is given]",
 )
+@click.option(
+    "--tokenizer",
+    metavar="FILE",
+    help="Of a .pt2 program, which has none itself: a tokenizer.json, a folder with one, or bytes.",
+)
 @click.option("--layer", type=int, metavar="L", help="Map heads of this layer, the first is 0.  [default: of all]")
 @click.option(
     "--head", type=int, metavar="H", help="Map this head of --layer.  [default: the sharpest and the most dispersed]"
@@ -37,6 +42,7 @@ def inspect(
     prompt: str | None,
     token_ids: str | None,
     max_tokens: int | None,
+    tokenizer: str | None,
     layer: int | None,
     head: int | None,
     output: Path | None,
@@ -58,7 +64,7 @@ def inspect(
 
     progress = Console(stderr=True)
     with progress.status("Reading the model") as status:
-        opened = open_model(model)
+        opened = open_model(model, tokenizer)
         folder = output or Path(f"{opened.name}-inspect")
         chosen = choose_text(opened, source, layer, head)
         make_folder(folder)

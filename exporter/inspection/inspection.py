@@ -9,11 +9,13 @@ from sharp.exporter.inspection.folder import open_folder
 from sharp.exporter.inspection.heads import HeadStatistics, extreme_heads, head_statistics
 from sharp.exporter.inspection.prompt import Prompt, TokenizedText, tokenize
 from sharp.exporter.inspection.recording import InspectedModel
+from sharp.exporter.programs.reading import ProgramOptions
 from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.manifest import MANIFEST_FILE
 
 KINDS = (
-    "a model folder (of sharp-export), a .pt or .safetensors file of Sharp's own, a Hugging Face folder or a .gguf file"
+    "a model folder (of sharp-export), a .pt or .safetensors file of Sharp's own, a .pt2 file of torch.export.save, a "
+    "Hugging Face folder or a .gguf file"
 )
 
 
@@ -27,18 +29,21 @@ class Inspection:
     maps: tuple[AttentionMap, ...]
 
 
-def open_model(path: Path) -> InspectedModel:
-    """The model folder or checkpoint at `path`.
+def open_model(path: Path, tokenizer: str | None = None) -> InspectedModel:
+    """The model folder or checkpoint at `path`; `tokenizer` is that of a program (`.pt2`), which has none itself.
 
     Raises:
         NotFoundError: nothing is there.
-        InputError: it cannot be read, or is no decoder.
+        InputError: it cannot be read, or is no decoder, or has a tokenizer already.
     """
     if not path.exists():
         raise NotFoundError(f"{path} does not exist; give {KINDS}")
     if path.is_dir() and not (path / "config.json").exists() and not (path / MANIFEST_FILE).exists():
         raise InputError(f"{path} has neither {MANIFEST_FILE} nor config.json; give {KINDS}")
-    return open_folder(path) if (path / MANIFEST_FILE).exists() else open_checkpoint(path)
+    given = ProgramOptions(tokenizer=tokenizer)
+    if path.suffix != ".pt2":
+        given.check_unused(path)
+    return open_folder(path) if (path / MANIFEST_FILE).exists() else open_checkpoint(path, given)
 
 
 def choose_text(model: InspectedModel, prompt: Prompt, layer: int | None, head: int | None) -> TokenizedText:

@@ -1,5 +1,6 @@
 """`sharp.export(module)` and `sharp-export MODEL.pt2`: the folder that a user gets."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sharp
+from sharp.exporter.inspection.inspection import choose_text, open_model
+from sharp.exporter.inspection.prompt import Prompt
 from sharp.exporter.programs.module import evaluated, trace
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
@@ -47,9 +50,27 @@ def test_a_saved_program_is_exported_from_the_command_line(tmp_path: Path, sharp
     result = sharp_export(path, "--norm", "softmax", "--cache", "contiguous", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert read_manifest(tmp_path / "out").source.name == "tiny"
+    planned = sharp_export(
+        path, "--norm", "softmax", "--quantize", "int4", "--dry-run", "--json", "-o", tmp_path / "four"
+    )
+    whole = sharp_export(path, "--norm", "softmax", "--dry-run", "--json", "-o", tmp_path / "four")
+    sizes = [json.loads(one.stdout)["weight_bytes"] for one in (planned, whole)]
+    assert sizes[0] < 0.8 * sizes[1]
     refused = sharp_export(path, "--norm", "ssa", "-o", tmp_path / "other")
     assert refused.exit_code == 2
     assert "--untrained-norm" in refused.output
+
+
+def test_a_saved_program_is_inspected_with_a_tokenizer(tmp_path: Path) -> None:
+    module, path = gpt.GPT(), tmp_path / "tiny.pt2"
+    with evaluated(module):
+        torch.export.save(trace(module, (torch.zeros(1, 9, dtype=torch.int64),)), path)
+    model = open_model(path, "bytes")
+    text = choose_text(model, Prompt(None, "To be or not", None, None), None, None)
+    assert list(text.token_ids) == list(b"To be or not")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="--tokenizer is for programs"):
+        open_model(tmp_path, "bytes")
 
 
 class Reader(nn.Module):
