@@ -186,6 +186,14 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     metavar="TOKENS",
     help="The longest prompt and completion that a server accepts.  [default: the checkpoint's]",
 )
+@click.option(
+    "--key-screen",
+    type=click.Choice(["auto", "int8", "none"]),
+    default="none",
+    show_default=True,
+    help="Keep the keys of entmax heads a second time, in 8 bits, so that decoding reads few of the others; the result "
+    "is the same. auto: where the paged cache is of floats and Sharp's kernels run it.",
+)
 @click.option("--opset", type=int, default=23, show_default=True, help="The version of ONNX's standard ops, 18 to 25.")
 @click.option(
     "--untrained-norm",
@@ -260,7 +268,8 @@ def export(
         from sharp.plugins.manifest import NormParameter
 
         graph = {
-            name: chosen.pop(name) for name in ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "opset")
+            name: chosen.pop(name)
+            for name in ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "opset", "key_screen")
         }
         settings = ExportSettings(
             norm=chosen.pop("norm"),

@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sharp.exporter.checkpoints.decoder import Decoder
@@ -23,6 +24,7 @@ from sharp.exporter.forms.form import Form, make_form
 from sharp.exporter.graph import lowering
 from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptions
 from sharp.exporter.graph.half_precision import weights_as, widen_bfloat16
+from sharp.exporter.graph.key_screens import key_shifts
 from sharp.exporter.graph.quantization import quantize
 from sharp.exporter.plan import Plan, make_plan
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions
@@ -144,7 +146,7 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
     source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
-    form = make_form(settings.cache, source, path, settings.graph)
+    form = make_form(settings.cache, source, path, settings.graph, settings.target)
     settings.graph.context_of(form.config, form.positions)
     if not (source.trained or settings.untrained_norm):
         raise InputError(
@@ -169,10 +171,16 @@ def _export_into(
         vocab_size = form.config.vocab_size
         name_of_text, tokens = read_tokens(settings.text, staging / "tokenizer.json", vocab_size, most)
         measured, text = _measure(source, name_of_text, tokens, phase("Measuring perplexity", 1 + (not source.trained)))
+    shifts: dict[str, Tensor] = {}
+    if form.cache.key_screens:
+        phase("Measuring keys", 1)
+        assert isinstance(source.model, Decoder)
+        shifts = key_shifts(source.model, form.cache, _some_tokens(source, settings, staging))
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()
     with weights_as(tracing.module, TORCH_DTYPES[settings.graph.dtype]):
         graph = lowering.lower(tracing, settings.graph.opset)
+        lowering.add_key_shifts(graph, shifts)
         windows = lowering.windows_of(graph)
         phase("Writing the model", 1)
         lowering.write(graph, staging, tracing.defaults, settings.target)
@@ -216,6 +224,14 @@ def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | Non
     runtimes = tuple(Runtime(f"{name} {options.quantize}", kernels) for name, kernels in runtimes)
     on_check = phase(f"Verifying the {options.quantize} model", number_of_checks(verifier, runtimes, text))
     return found + verify(verifier, folder, runtimes, text, on_check, tolerance_of(options, quantized=True))
+
+
+def _some_tokens(source: Source, settings: ExportSettings, staging: Path) -> Tensor:
+    """Tokens of the text to measure on, or random ones where the model reads no text."""
+    vocab_size = source.model.config.vocab_size
+    if source.reads_text:
+        return read_tokens(settings.text, staging / "tokenizer.json", vocab_size)[1]
+    return torch.randint(vocab_size, (MOST_TOKENS,), generator=torch.Generator().manual_seed(0))
 
 
 def _norm_name(source: Source) -> str:

@@ -9,6 +9,7 @@ import onnxruntime
 
 from sharp.plugins import page_memory
 from sharp.plugins.manifest import Cache, CacheDtype
+from sharp.plugins.ops.key_screen import screen_bytes
 
 # What numpy holds for each type, and its number in ONNX; numpy has no bfloat16.
 ELEMENTS: dict[CacheDtype, tuple[type[np.generic], int]] = {
@@ -34,6 +35,11 @@ class CacheTensor:
         return f"{kind}_out.{layer}"
 
     @property
+    def is_screen(self) -> bool:
+        """Whether it is a key screen, of which any number of blocks may be given: with none, all keys are read."""
+        return self.name.startswith("key_screen.")
+
+    @property
     def block_bytes(self) -> int:
         """Memory of one block."""
         return prod(self.block_shape) * np.dtype(ELEMENTS[self.dtype][0]).itemsize
@@ -53,4 +59,6 @@ def cache_tensors(cache: Cache, layers: int, kv_heads: int, head_dim: int, value
         found.append(CacheTensor(f"key_cache.{number}", cache.dtype, keys))
         found.append(CacheTensor(f"value_cache.{number}", cache.dtype, values))
         found += [CacheTensor(f"{name}.{number}", "float32", (heads,)) for name in cache.beside]
+        if number in cache.key_screens:
+            found.append(CacheTensor(f"key_screen.{number}", "int8", (heads, screen_bytes(head_dim, cache.block_size))))
     return tuple(found)

@@ -10,7 +10,7 @@ from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data, lies_inside
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.7"
+FORMAT_VERSION = "1.8"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers", "module"]
@@ -92,10 +92,12 @@ class Cache(_Frozen):
     dtype: CacheDtype = "float32"
     # KV heads of every cache; empty where each layer has one with all of the model's.
     heads: tuple[Positive, ...] = ()
+    # Numbers of the caches that have a key screen (op input key_screen), a copy of the keys in 8 bits.
+    key_screens: tuple[Annotated[int, Field(ge=0)], ...] = ()
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The tensors [blocks, kv_heads] that every layer has beside its two caches."""
+        """The tensors [blocks, kv_heads] that every layer has beside its two caches, and cannot do without."""
         return ("key_scale", "value_scale") if self.dtype == "int8" else ()
 
 

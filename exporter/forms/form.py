@@ -13,11 +13,12 @@ from sharp.exporter.forms.paged.model import trace_paged
 from sharp.exporter.forms.uncached.cases import UncachedVerifier
 from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS, trace_uncached
 from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, GraphOptions
+from sharp.exporter.graph.key_screens import screened_caches
 from sharp.exporter.graph.lowering import Tracing
 from sharp.exporter.verification.verifier import Verifier
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme
+from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme, Target
 
 FORMS = get_args(CacheForm)
 
@@ -48,7 +49,8 @@ class PagedForm:
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
 
-    def __init__(self, decoder: Decoder, options: GraphOptions) -> None:
+    def __init__(self, decoder: Decoder, options: GraphOptions, target: Target = "onnxruntime") -> None:
+        screened = options.key_screen != "none" and target == "onnxruntime" and options.cache_dtype != "int8"
         self.decoder = decoder
         self.config = decoder.config
         self.positions = decoder.positions
@@ -58,6 +60,7 @@ class PagedForm:
             block_size=options.block_size,
             dtype=options.cache_dtype,
             heads=() if heads == (self.config.kv_heads,) * self.config.layers else heads,
+            key_screens=screened_caches(decoder) if screened else (),
         )
 
     def trace(self) -> Tracing:
@@ -115,7 +118,9 @@ class UncachedForm:
         return UncachedVerifier(self.model)
 
 
-def make_form(cache: str, source: Source, path: Path, options: GraphOptions = DEFAULT_GRAPH) -> Form:
+def make_form(
+    cache: str, source: Source, path: Path, options: GraphOptions = DEFAULT_GRAPH, target: Target = "onnxruntime"
+) -> Form:
     """The model of `source`, read from `path`, in the form that `--cache` names.
 
     Raises:
@@ -130,4 +135,9 @@ def make_form(cache: str, source: Source, path: Path, options: GraphOptions = DE
         raise InputError(f"{path} cannot have a cache: {source.no_cache}; export it with --cache none")
     if not isinstance(model, Decoder):
         raise InputError(f"{path} holds a {source.architecture}, which has no cache; export it with --cache none")
-    return PagedForm(model, options) if cache == "paged" else ContiguousForm(model)
+    if cache != "paged":
+        return ContiguousForm(model)
+    form = PagedForm(model, options, target)
+    if options.key_screen == "int8" and not form.cache.key_screens:
+        raise InputError(f"{path} has no head with norm entmax, sparsemax or one like them; leave --key-screen out")
+    return form

@@ -1,6 +1,7 @@
 """What the user chooses about a graph besides its norm: precisions, sizes, the version of ONNX."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -25,7 +26,8 @@ TORCH_DTYPES: dict[CacheDtype, torch.dtype] = {
 class GraphOptions:
     """The choices.
 
-    `kv_dtype` is of the paged cache, None takes the model's own; `max_context` None leaves the checkpoint's.
+    `kv_dtype` is of the paged cache, None takes the model's own; `max_context` None leaves the checkpoint's;
+    `key_screen` auto has one wherever kernels use it.
     """
 
     dtype: Dtype = "float32"
@@ -34,6 +36,7 @@ class GraphOptions:
     block_size: int = BLOCK_MULTIPLE
     max_context: int | None = None
     opset: int = 23
+    key_screen: Literal["auto", "int8", "none"] = "none"
 
     def check(self, cache: str, target: Target) -> None:
         """Check the options with each other, for a `--cache` and a `--target`.
@@ -51,6 +54,10 @@ class GraphOptions:
             raise InputError(f"--opset is {self.opset}, but must be from {OPSETS[0]} to {OPSETS[-1]}")
         if cache != "paged" and self.kv_dtype is not None:
             raise InputError(f"--kv-dtype is for --cache paged; with --cache {cache}, leave it out")
+        if self.key_screen == "int8" and (cache != "paged" or target != "onnxruntime" or self.cache_dtype == "int8"):
+            raise InputError(
+                "--key-screen int8 is for --cache paged, --target onnxruntime and a cache of floats; leave it out"
+            )
         if cache != "paged" and self.block_size != BLOCK_MULTIPLE:
             raise InputError(f"--block-size is for --cache paged; with --cache {cache}, leave it out")
         if target == "portable" and self.kv_dtype == "int8":

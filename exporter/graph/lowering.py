@@ -146,7 +146,7 @@ def widen_norms(graph: onnx_ir.Model) -> None:
 
 def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
     """Give every paged attention node its tensors beside the cache, as inputs and outputs of the graph."""
-    names = schema.PAGED_ATTENTION.input_names + schema.BESIDE_CACHE
+    names = schema.PAGED_ATTENTION.input_names + schema.BESIDE_CACHE + schema.CONSTANTS
     updated = schema.PAGED_ATTENTION.output_names + tuple(f"{name}_out" for name in schema.BESIDE_CACHE)
     nodes = [
         node for node in graph.graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name)
@@ -157,14 +157,33 @@ def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
         node = by_layer[layer]
         node.resize_inputs(len(names))
         node.resize_outputs(len(updated))
-        dtype = onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
-        shape = onnx_ir.Shape(["blocks", *tensor.block_shape])
+        for unused in node.outputs[len(schema.OUTPUTS) :]:  # until it gets its tensor
+            if not unused.is_graph_output():
+                unused.name = ""
+        dtype = onnx_ir.TensorType(onnx_ir.DataType[tensor.dtype.upper().replace("FLOAT32", "FLOAT")])
+        # A runtime may leave screens out, by none of their blocks.
+        shape = onnx_ir.Shape(["screen_blocks" if tensor.is_screen else "blocks", *tensor.block_shape])
         value = onnx_ir.Value(name=tensor.name, type=dtype, shape=shape)
         graph.graph.inputs.append(value)
         node.replace_input_with(names.index(kind), value)
         output = node.outputs[updated.index(f"{kind}_out")]
         output.name, output.type, output.shape = tensor.updated_name, dtype, shape
         graph.graph.outputs.append(output)
+
+
+def add_key_shifts(graph: onnx_ir.Model, shifts: Mapping[str, torch.Tensor]) -> None:
+    """Give paged attention nodes their constant `key_shift`, float32 [kv_heads, head_dim], by the cache's number."""
+    names = schema.PAGED_ATTENTION.input_names + schema.BESIDE_CACHE + schema.CONSTANTS
+    for node in graph.graph:
+        if (node.domain, node.op_type) != (schema.DOMAIN, schema.PAGED_ATTENTION.name):
+            continue
+        number = caches_of(node)
+        if number in shifts:
+            tensor = onnx_ir.tensor(shifts[number].numpy(), name=f"key_shift.{number}")
+            value = onnx_ir.Value(name=tensor.name, type=onnx_ir.TensorType(tensor.dtype), shape=tensor.shape)
+            value.const_value = tensor
+            graph.graph.register_initializer(value)
+            node.replace_input_with(names.index("key_shift"), value)
 
 
 def windows_of(graph: onnx_ir.Model) -> list[int]:

@@ -42,10 +42,17 @@ class Form:
     coefficients: tuple[float, ...] = ()
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The formal outputs."""
+        definition, _ = BODIES[self.op]
+        beside = definition.beside if "key_screen" in self.given else ()
+        return (*definition.output_names, *(f"{parameter.name}_out" for parameter in beside))
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """The formal inputs, up to the last one that is given: TensorRT wants as many actual ones."""
         definition, _ = BODIES[self.op]
-        names = definition.input_names
+        names = definition.all_input_names
         last = max((names.index(name) + 1 for name in self.given), default=0)
         return names[: max(last, definition.required_inputs)]
 
@@ -69,12 +76,14 @@ def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.Funct
     definition, write_body = BODIES[form.op]
     nodes = NodeList()
     write_body(nodes, form.normalizer, given, form.coefficients or ICML2025_COEFFICIENTS)
+    for name in form.outputs[len(definition.output_names) :]:  # all keys are read: a key screen is left as it is
+        nodes.op("Identity", name.removesuffix("_out"), name=name)
     return helper.make_function(
         DOMAIN,
         form.op,
         list(form.inputs),
-        list(definition.output_names),
-        nodes.leading_to(definition.output_names),
+        list(form.outputs),
+        nodes.leading_to(form.outputs),
         [helper.make_opsetid("", opset)],
         attributes=list(REQUIRED_ATTRIBUTES),
         attribute_protos=attribute_defaults(),
@@ -95,8 +104,8 @@ def attach_function(model: onnx.ModelProto) -> None:
         InputError: there is no such node.
     """
     ours = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in BODIES]
-    # What a node has beside its cache (an int8 cache has scales) only kernels can use: there is no body for it.
-    nodes = [node for node in ours if not any(node.input[len(BODIES[node.op_type][0].inputs) :])]
+    # The scales of an int8 cache only kernels can use: there is no body for them.
+    nodes = [node for node in ours if not {"key_scale", "value_scale"} & {*_given(node)}]
     if ours and not nodes:
         return
     forms = sorted({_form(node) for node in nodes})
@@ -116,7 +125,7 @@ def attach_function(model: onnx.ModelProto) -> None:
         node.overload = overloads[form]
         _complete_inputs(model.graph, node, form.inputs)
         # torch gives a node every output of the schema; those that only kernels know are not the function's.
-        del node.output[len(BODIES[node.op_type][0].outputs) :]
+        del node.output[len(form.outputs) :]
         present = {attribute.name for attribute in node.attribute}
         node.attribute.extend(default for default in attribute_defaults() if default.name not in present)
     if DOMAIN not in opsets:
@@ -124,7 +133,9 @@ def attach_function(model: onnx.ModelProto) -> None:
 
 
 def _complete_inputs(graph: onnx.GraphProto, node: onnx.NodeProto, formal: Sequence[str]) -> None:
-    types = {parameter.name: parameter.type for parameter in BODIES[node.op_type][0].inputs}
+    definition, _ = BODIES[node.op_type]
+    parameters = (*definition.inputs, *definition.beside, *definition.constants)
+    types = {parameter.name: parameter.type for parameter in parameters}
     actual = dict(zip(formal, node.input, strict=False))
     inputs = [actual.get(name) or ABSENT[types[name]] for name in formal]
     del node.input[:]
@@ -136,14 +147,19 @@ def _complete_inputs(graph: onnx.GraphProto, node: onnx.NodeProto, formal: Seque
 
 
 def _form(node: onnx.NodeProto) -> Form:
-    definition, _ = BODIES[node.op_type]
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    optional = tuple(zip(definition.input_names, node.input, strict=False))[definition.required_inputs :]
     normalizer = attributes.get("normalizer", b"").decode()
     coefficients = tuple(attributes.get("temperature_coefficients", ICML2025_COEFFICIENTS))
     return Form(
         node.op_type,
         normalizer,
-        tuple(name for name, value in optional if value and value not in ABSENT.values()),
+        _given(node),
         coefficients if normalizer == "adaptive_softmax" else (),
     )
+
+
+def _given(node: onnx.NodeProto) -> tuple[str, ...]:
+    """The optional inputs that a node has."""
+    definition, _ = BODIES[node.op_type]
+    optional = tuple(zip(definition.all_input_names, node.input, strict=False))[definition.required_inputs :]
+    return tuple(name for name, value in optional if value and value not in ABSENT.values())

@@ -69,6 +69,11 @@ class OpDefinition:
         return tuple(parameter.name for parameter in self.inputs)
 
     @property
+    def all_input_names(self) -> tuple[str, ...]:
+        """Those, and the auxiliary cache tensors and constants behind them."""
+        return tuple(parameter.name for parameter in (*self.inputs, *self.beside, *self.constants))
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         """The names of the outputs in order."""
         return tuple(parameter.name for parameter in self.outputs)

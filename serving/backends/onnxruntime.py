@@ -264,7 +264,13 @@ class OnnxRuntimeBackend:
     def _set_cache(self, blocks: int) -> None:
         def make() -> list[Any]:
             on_device = self._device == "cuda"
-            return [device_cache(tensor, blocks) if on_device else tensor.make(blocks) for tensor in self._caches]
+            screened = self._kernels and not on_device  # what nothing else uses takes no memory
+            return [
+                device_cache(tensor, blocks)
+                if on_device and not tensor.is_screen
+                else tensor.make(blocks if screened or not tensor.is_screen else 0)
+                for tensor in self._caches
+            ]
 
         self._current = make()
         self._next = self._current if self._kernels else make()

@@ -48,7 +48,7 @@ class TensorRtBackend:
         self._described = described
         self._manifest = manifest
         self._cuda = cuda
-        self._caches = tensors_of(manifest)
+        self._caches = _tensors_of(manifest)
         self._stream = int(cuda.call("cudaStreamCreate"))
         self._profiles = _profiles(engine, self._caches)
         self._contexts = [self._make_context(number) for number in range(len(self._profiles))]
@@ -103,7 +103,7 @@ class TensorRtBackend:
                 f"{path} cannot be loaded by TensorRT {trt.__version__} on this GPU; its messages are above. "
                 f"Build it here with: sharp build {folder} --backend tensorrt"
             )
-        _check_tensors(path, engine, tensors_of(manifest))
+        _check_tensors(path, engine, _tensors_of(manifest))
         return cls(engine, described, manifest, cuda)
 
     def free_memory(self, largest: Limits) -> int:  # noqa: ARG002 - of the interface
@@ -214,6 +214,11 @@ def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, Sh
 
     count = engine.num_optimization_profiles
     return [{name: bounds(name, profile) for name in names} for profile in range(count)]
+
+
+def _tensors_of(manifest: Manifest) -> tuple[CacheTensor, ...]:
+    """Of the model's cache; engines have no key screens."""
+    return tuple(tensor for tensor in tensors_of(manifest) if not tensor.is_screen)
 
 
 def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> None:

@@ -26,9 +26,10 @@ def tensors_of(manifest: Manifest) -> tuple[CacheTensor, ...]:
     return cache_tensors(manifest.cache, manifest.layers, manifest.kv_heads, manifest.head_dim, manifest.value_dim)
 
 
-def bytes_per_block(manifest: Manifest) -> int:
-    """The cache bytes of one block over all layers."""
-    return sum(tensor.block_bytes for tensor in tensors_of(manifest))
+def bytes_per_block(manifest: Manifest, device: str = "cpu") -> int:
+    """The cache bytes of one block over all layers; only the CPU's kernels use key screens."""
+    tensors = (tensor for tensor in tensors_of(manifest) if device == "cpu" or not tensor.is_screen)
+    return sum(tensor.block_bytes for tensor in tensors)
 
 
 def cache_blocks(
@@ -46,7 +47,7 @@ def cache_blocks(
         InputError: the cache would be larger than the memory.
     """
     block_size = manifest.cache.block_size
-    block_bytes = bytes_per_block(manifest)
+    block_bytes = bytes_per_block(manifest, device)
     if cache_tokens is None and device == "cuda":
         return max(1, int(available_bytes * engine.gpu_memory_share) // block_bytes)
     if cache_tokens is None:

@@ -122,5 +122,5 @@ def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:
             **{one.name: ("blocks", *one.block_shape) for one in (*keys, *values)},
         },
         outputs=(*OUTPUTS, *(one.updated_name for pair in zip(keys, values, strict=True) for one in pair)),
-        beside=tuple(tensor for tensor in tensors if tensor.name.partition(".")[0] in cache.beside),
+        beside=tuple(tensor for tensor in tensors if tensor.name.partition(".")[0] in (*cache.beside, "key_screen")),
     )

@@ -1,0 +1,67 @@
+"""`sharp-export --key-screen`: an entmax model whose cache holds its keys a second time, in 8 bits."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from sharp.plugins.manifest import read_manifest
+from sharp.plugins.ops.key_screen import screen_bytes
+
+
+@pytest.fixture
+def screened(checkpoint, sharp_export, tmp_path):
+    def run(norm: str, *options: object, positions: str = "rope"):
+        result = sharp_export(checkpoint(norm, positions), "--norm", norm, "-o", tmp_path / "out", *options)
+        assert result.exit_code == 0, result.output
+        return tmp_path / "out"
+
+    return run
+
+
+@pytest.mark.parametrize(("norm", "positions"), [("entmax", "rope"), ("asentmax", "nape")])
+def test_the_export_agrees_with_pytorch_in_both_runtimes(screened, norm, positions):
+    folder = screened(norm, "--key-screen", "int8", positions=positions)
+    manifest = read_manifest(folder)
+    assert manifest.cache.key_screens == (0,)
+    comparisons = manifest.verification["comparisons"]
+    assert {comparison["runtime"] for comparison in comparisons} == {"kernels", "inlined"}
+    assert all(comparison["logits_error"] < 1e-4 for comparison in comparisons)
+    graph = onnx.load(folder / "model.onnx").graph
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)}
+    assert shapes["key_screen.0"][2].dim_value == shapes["key_screen_out.0"][2].dim_value == screen_bytes(8, 16)
+    shifts = [onnx.numpy_helper.to_array(one) for one in graph.initializer if one.name == "key_shift.0"]
+    assert shifts[0].shape == (2, 8)
+    assert np.abs(shifts[0]).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [
+        ("softmax", ("--key-screen", "auto")),
+        ("entmax", ("--key-screen", "none")),
+        ("entmax", ("--key-screen", "auto", "--kv-dtype", "int8")),
+        ("entmax", ("--key-screen", "auto", "--target", "portable")),
+        ("entmax", ("--key-screen", "auto", "--cache", "none")),
+    ],
+)
+def test_no_screen_where_nothing_reads_it(checkpoint, sharp_export, norm, options):
+    result = sharp_export(checkpoint(norm), "--norm", norm, "--dry-run", "--json", "-q", *options)
+    assert result.exit_code == 0, result.output
+    assert not any("key_screen" in name for name in json.loads(result.stdout)["inputs"])
+
+
+@pytest.mark.parametrize(
+    ("norm", "options", "message"),
+    [
+        ("softmax", (), "has no head with norm entmax"),
+        ("entmax", ("--kv-dtype", "int8"), "a cache of floats"),
+        ("entmax", ("--cache", "contiguous"), "--cache paged"),
+    ],
+)
+def test_a_screen_that_nothing_would_read_is_refused(checkpoint, sharp_export, tmp_path, norm, options, message):
+    result = sharp_export(checkpoint(norm), "--norm", norm, "-o", tmp_path / "out", "--key-screen", "int8", *options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out").exists()
