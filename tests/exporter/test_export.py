@@ -27,6 +27,7 @@ from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import DOMAIN
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
+from tests.marks import full
 
 # Every norm once, every position scheme at least twice.
 COMBINATIONS = list(zip(NORMS, ("rope", "nape", "alibi", "none") * len(NORMS), strict=False))
@@ -146,7 +147,7 @@ def hugging_face_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("norm", ["softmax", "adaptive-temperature"])
+@pytest.mark.parametrize("norm", ["softmax", full("adaptive-temperature")])
 def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
     result = sharp_export(hugging_face_folder, "--norm", norm, "--untrained-norm", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output

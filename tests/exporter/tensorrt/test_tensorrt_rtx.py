@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.build import build
+from tests.marks import full
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
 BACKEND = ("--backend", "tensorrt-rtx", "--compute-capability")
@@ -19,8 +20,8 @@ def run(*arguments):
     ("norm", "positions", "cache", "dtype"),
     [
         ("softmax", "rope", "paged", "bfloat16"),
-        ("ssa", "nape", "contiguous", "float32"),
-        ("asentmax", "nape", "none", "float16"),
+        full("ssa", "nape", "contiguous", "float32"),
+        full("asentmax", "nape", "none", "float16"),
     ],
 )
 def test_engines_of_every_form(checkpoint, sharp_export, tmp_path, norm, positions, cache, dtype):
