@@ -16,7 +16,10 @@ HOOK = "sharp"
 # What a model may tell its attention: the first line is honored, the second means nothing to a model that is not
 # trained and caches nothing of its own.
 HONORED = ("scaling", "sliding_window", "softcap", "sharp_attention")
-IGNORED = ("dropout", "is_causal", "position_ids", "use_cache", "encoder_hidden_states", "output_attentions")
+IGNORED = (
+    *("dropout", "is_causal", "position_ids", "use_cache", "encoder_hidden_states", "output_attentions"),
+    "output_router_logits",
+)
 
 
 def hooked_attention(
