@@ -2,10 +2,11 @@
 PYTHON ?= python3
 MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
+FOREIGN := litgpt==0.5.13 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 timm==1.0.31 torchvision==0.29.1
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full coverage mutants sanitize kernels gpu-wheel lint format typing clean
+.PHONY: setup demo test test-full foreign coverage mutants sanitize kernels gpu-wheel lint format typing clean
 
 setup: .venv/installed
 
@@ -33,6 +34,10 @@ test: setup
 
 test-full: setup
 	HYPOTHESIS_PROFILE=full $(PYTEST)
+
+# Libraries for tests/full/modules whose pins conflict with ours, without what they depend on and apart from .venv; 90 MB.
+foreign: setup
+	@$(PIP) install --quiet --no-deps --upgrade --target build/foreign $(FOREIGN)
 
 # Branches of Python, with the tests of `make test`, and which test ran which line.
 coverage: setup

@@ -153,8 +153,9 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     "norm_parameters",
     multiple=True,
     metavar="NAME=TENSOR",
-    help="What a .pt2 program has learned for its norm (b and n of ssa, s of ssmax): a number, or the name of a "
-    "tensor of the program, in which {layer} is the layer's number.",
+    help="What a .pt2 program has learned for its norm (b and n of ssa, s of ssmax, beta and gamma of sentmax, "
+    "w_beta and w_gamma of assmax and asentmax): a number, or the name of a tensor of the program, in which {layer} is "
+    "the layer's number.",
 )
 @click.option(
     "--dtype",

@@ -4,19 +4,17 @@ Rows of queries are worked on a few at a time, and the backward pass computes th
 value and their gradients only one chunk of logits exists. `torch.export` sees one op, `sharp::normalized_attention`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sharp.models.attention_chunks import ChunkedAttention, by_head, by_key_head, wide
 from sharp.models.normalizer_gradients import GRADIENTS
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, Options, attention_weights, get_norm
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, Options, get_norm
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
-
-CHUNK = 2**19  # logits of one chunk: several arrays of this size are alive at once, 2 MiB each in float32
 
 
 def normalized_attention(
@@ -117,78 +115,6 @@ def _check(
         raise InputError("mask must be bool [batch, heads, queries, keys], with 1 where it is the same for all")
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Some rows of queries, and the keys that any of them may see."""
-
-    rows: slice
-    keys: slice
-    distance: Tensor  # key - query position [rows, keys]
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """Everything but query, key and value; `compute` is the dtype of logits and sums."""
-
-    normalizer: str
-    options: Options
-    scale: float
-    causal: bool
-    window: int
-    softcap: float
-    alibi_slopes: Tensor | None
-    mask: Tensor | None
-
-    def chunks(self, query: Tensor, key: Tensor) -> Iterator[_Chunk]:
-        """The chunks in order; under a causal mask or a window the keys outside are left out."""
-        queries, keys = query.shape[2], key.shape[2]
-        rows = max(1, CHUNK // max(1, query.shape[0] * query.shape[1] * keys))
-        before = keys - queries
-        for start in range(0, queries, rows):
-            end = min(start + rows, queries)
-            directed = self.causal or self.window >= 0
-            last = max(0, end + before) if directed else keys
-            first = min(last, max(0, start + before + 1 - self.window)) if self.window >= 0 else 0
-            index = torch.arange(first, last, device=query.device)
-            places = torch.arange(start + before, end + before, device=query.device)
-            yield _Chunk(slice(start, end), slice(first, last), index[None, :] - places[:, None])
-
-    def logits(self, products: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
-        """Of q k [batch, q_heads, rows, keys]: the logits, those before the position bias, and what is visible."""
-        capped = products.mul_(self.scale)
-        if self.softcap > 0:
-            capped = self.softcap * torch.tanh(capped / self.softcap)
-        logits, distance = capped, chunk.distance
-        if self.alibi_slopes is not None:
-            logits = logits - self.alibi_slopes[:, None, None].to(logits.dtype) * distance.abs()
-        visible = torch.ones_like(distance, dtype=torch.bool)
-        if self.causal or self.window >= 0:
-            visible = distance <= 0
-        if self.window >= 0:
-            visible = visible & (distance > -self.window)
-        if self.mask is not None:
-            rows = chunk.rows if self.mask.shape[2] > 1 else slice(None)
-            keys = chunk.keys if self.mask.shape[3] > 1 else slice(None)
-            visible = visible & self.mask[:, :, rows, keys]
-        visible = visible.expand(logits.shape)
-        return logits.masked_fill(~visible, 0.0), capped, visible
-
-    def weights(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """The weights of visible logits, of their shape."""
-        if logits.shape[-1] == 0:
-            return logits
-        options = self.options
-        return attention_weights(
-            self.normalizer,
-            logits,
-            visible,
-            head_params=options.head_params,
-            alpha=options.alpha,
-            temperature_coefficients=options.temperature_coefficients,
-            entropy_threshold=options.entropy_threshold,
-        )
-
-
 @torch.library.custom_op("sharp::normalized_attention", mutates_args=())
 def _forward(
     query: Tensor,
@@ -207,15 +133,15 @@ def _forward(
     softcap: float,
 ) -> Tensor:
     options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
-    attention = _Attention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
-    wide_key, wide_value = _wide(key), _wide(value)
+    attention = ChunkedAttention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
+    wide_key, wide_value = wide(key), wide(value)
     output = query.new_empty(*query.shape[:3], value.shape[3])
     for chunk in attention.chunks(query, key):
-        products = _by_key_head(_wide(query[:, :, chunk.rows]), key.shape[1]) @ wide_key[:, :, chunk.keys].mT
-        logits, _, visible = attention.logits(_by_head(products, query.shape[1]), chunk)
+        products = by_key_head(wide(query[:, :, chunk.rows]), key.shape[1]) @ wide_key[:, :, chunk.keys].mT
+        logits, _, visible = attention.logits(by_head(products, query.shape[1]), chunk)
         weights = attention.weights(logits, visible)
-        mixed = _by_key_head(weights, key.shape[1]) @ wide_value[:, :, chunk.keys]
-        output[:, :, chunk.rows] = _by_head(mixed, query.shape[1])
+        mixed = by_key_head(weights, key.shape[1]) @ wide_value[:, :, chunk.keys]
+        output[:, :, chunk.rows] = by_head(mixed, query.shape[1])
     return output
 
 
@@ -243,37 +169,36 @@ def _backward(
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
-    attention = _Attention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
+    attention = ChunkedAttention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
     q_heads, kv_heads = query.shape[1], key.shape[1]
-    wide_key, wide_value = _wide(key), _wide(value)
+    wide_key, wide_value = wide(key), wide(value)
     d_query = torch.empty_like(query, memory_format=torch.contiguous_format)
     d_key = torch.zeros_like(wide_key, memory_format=torch.contiguous_format)
     d_value = torch.zeros_like(wide_value, memory_format=torch.contiguous_format)
     d_params = wide_key.new_zeros(0 if head_params is None else (q_heads, head_params.shape[1]))
     for chunk in attention.chunks(query, key):
-        rows = _by_key_head(_wide(query[:, :, chunk.rows]), kv_heads)  # [batch, kv_heads, group * rows, head_dim]
-        d_rows = _by_key_head(_wide(gradient[:, :, chunk.rows]), kv_heads)
+        rows = by_key_head(wide(query[:, :, chunk.rows]), kv_heads)  # [batch, kv_heads, group * rows, head_dim]
+        d_rows = by_key_head(wide(gradient[:, :, chunk.rows]), kv_heads)
         keys, values = wide_key[:, :, chunk.keys], wide_value[:, :, chunk.keys]
-        logits, capped, visible = attention.logits(_by_head(rows @ keys.mT, q_heads), chunk)
+        logits, capped, visible = attention.logits(by_head(rows @ keys.mT, q_heads), chunk)
         weights = attention.weights(logits, visible)
-        d_value[:, :, chunk.keys] += _by_key_head(weights, kv_heads).mT @ d_rows
-        d_weights = _by_head(d_rows @ values.mT, q_heads)
+        d_value[:, :, chunk.keys] += by_key_head(weights, kv_heads).mT @ d_rows
+        d_weights = by_head(d_rows @ values.mT, q_heads)
         d_logits, d_own = GRADIENTS[normalizer](logits, visible, weights, d_weights, options)
         if d_own is not None:
             d_params += d_own
         d_logits = d_logits * scale
         if softcap > 0:
             d_logits = d_logits * (1 - (capped / softcap).square()).masked_fill(~visible, 0.0)
-        d_products = _by_key_head(d_logits, kv_heads)
-        d_query[:, :, chunk.rows] = _by_head(d_products @ keys, q_heads)
+        d_products = by_key_head(d_logits, kv_heads)
+        d_query[:, :, chunk.rows] = by_head(d_products @ keys, q_heads)
         d_key[:, :, chunk.keys] += d_products.mT @ rows
     return d_query, d_key.to(key.dtype), d_value.to(value.dtype), d_params
 
 
 @_backward.register_fake
 def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, *_rest: Any) -> Any:
-    wide = _wide(key[:0])
-    params = wide.new_empty(0 if head_params is None else head_params.shape)
+    params = wide(key[:0]).new_empty(0 if head_params is None else head_params.shape)
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), params
 
 
@@ -292,20 +217,3 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Float32, or float64 where it was that."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _by_key_head(tensor: Tensor, kv_heads: int) -> Tensor:
-    """[batch, q_heads, rows, dim] -> [batch, kv_heads, group * rows, dim]: one product for all heads of a key head."""
-    grouped: Tensor = tensor.unflatten(1, (kv_heads, -1)).flatten(2, 3)
-    return grouped
-
-
-def _by_head(tensor: Tensor, q_heads: int) -> Tensor:
-    """The way back."""
-    heads: Tensor = tensor.unflatten(2, (q_heads // tensor.shape[1], -1)).flatten(1, 2)
-    return heads

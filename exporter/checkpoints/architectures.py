@@ -57,6 +57,9 @@ ARCHITECTURES = {
         Architecture("apertus", "Apertus", notes="normalized queries and keys"),
         Architecture("hunyuan_v1_dense", "Hunyuan (dense)", notes="normalized queries and keys"),
         Architecture("ministral", "Ministral", notes="sliding window in most layers"),
+        Architecture("qwen3_moe", "Qwen3 (Mixture of Experts)", notes="normalized queries and keys; experts"),
+        Architecture("mixtral", "Mixtral", notes="sliding window; experts"),
+        Architecture("olmoe", "OLMoE", notes="normalized queries and keys; experts"),
         Architecture("bert", "BERT", kind="encoder", positions="learned"),
         Architecture(
             "roberta", "RoBERTa, BabyBERTa", kind="encoder", positions="learned", positions_after_padding=True

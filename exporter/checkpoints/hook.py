@@ -18,13 +18,8 @@ HOOK = "sharp"
 # trained and caches nothing of its own.
 HONORED = ("scaling", "sliding_window", "softcap", "sharp_attention", "sharp_mask")
 IGNORED = (
-    "dropout",
-    "deterministic",
-    "is_causal",
-    "position_ids",
-    "use_cache",
-    "encoder_hidden_states",
-    "output_attentions",
+    *("dropout", "deterministic", "is_causal", "position_ids", "use_cache", "encoder_hidden_states"),
+    *("output_attentions", "output_router_logits"),
 )
 
 

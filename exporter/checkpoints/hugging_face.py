@@ -45,6 +45,8 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme
 from sharp.plugins.tokenizer_trial import check_tokenizer_file
 
+# Of transformers' implementations of experts the one whose shapes do not depend on where tokens are routed to.
+EXPERTS = "batched_mm"
 PROBED_TOKENS = 24
 # The files that transformers makes a tokenizer of: the fast one's own, SentencePiece's, GPT-2's and Qwen's, BERT's.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -168,6 +170,8 @@ def _open(path: Path) -> OpenedModel:
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation(EXPERTS)
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"{path}: the weights of {name} are not all finite; copy the checkpoint again")

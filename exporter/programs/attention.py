@@ -105,7 +105,7 @@ def _by_name(node: Node) -> AttentionCall:
 
 
 def _flexible(node: Node) -> AttentionCall:
-    query, key, value, score_mod, block_mask, scale, _options, score_buffers, mask_buffers = node.args
+    _, _, _, score_mod, block_mask, scale, _, score_buffers, mask_buffers = node.args
     assert isinstance(block_mask, list | tuple)
     arguments = {
         "score_mod": score_mod,
@@ -118,5 +118,5 @@ def _flexible(node: Node) -> AttentionCall:
     if others:
         raise InputError(f"attention at {where(node)} returns the logarithms of its sums too, which Sharp's op has not")
     result = next(user for user in node.users if name_of(user) == "getitem" and user.args[1] == 0)
-    operands = (Operand(one) for one in (query, key, value) if isinstance(one, Node))
-    return AttentionCall(result, *operands, arguments=arguments)
+    query, key, value = (Operand(one) for one in node.args[:3] if isinstance(one, Node))
+    return AttentionCall(result, query, key, value, arguments=arguments)

@@ -74,7 +74,8 @@ def fold(z: Tensor, product: Node) -> Tensor:
     """[batch, heads, queries, keys] in the shape of the product's node."""
     rank = product.meta["val"].dim()
     if rank == 5:
-        return z.unflatten(1, (int(product.meta["val"].shape[1]), -1))
+        grouped: Tensor = z.unflatten(1, (int(product.meta["val"].shape[1]), -1))
+        return grouped
     if rank == 3:
         return z.squeeze(1) if z.shape[1] == 1 else z.flatten(0, 1)
     return z

@@ -58,6 +58,16 @@ SPECIAL = {
     "seed_oss": {**GROUPED, "head_dim": 12},
     "hunyuan_v1_dense": {**GROUPED, "head_dim": 12},
     "ministral": {**GROUPED, "head_dim": 12, "sliding_window": 7},
+    "qwen3_moe": {
+        **GROUPED,
+        "head_dim": 12,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {**GROUPED, "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
     "bert": {},
     "roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "modernbert": {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharp.models import normalized_attention as module
+from sharp.models import attention_chunks
 from sharp.models.normalized_attention import normalized_attention
 from sharp.models.normalizers import NORMS, attention_weights
 from sharp.plugins.errors import InputError
@@ -18,7 +18,7 @@ BATCH, Q_HEADS, KV_HEADS, DIM = 2, 6, 2, 5
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of a few rows, the last of them of another size."""
-    monkeypatch.setattr(module, "CHUNK", 3 * BATCH * Q_HEADS * 11)
+    monkeypatch.setattr(attention_chunks, "CHUNK", 3 * BATCH * Q_HEADS * 11)
 
 
 def tensors(queries: int, keys: int, *, dtype: torch.dtype = torch.float64, size: float = 2.0) -> list[Tensor]:

@@ -38,6 +38,15 @@ def litgpt(name: str, **changes: Any) -> Made:
     return library.GPT(library.Config.from_name(name, **(sizes | vocabulary | changes))), (TOKENS,)
 
 
+def timm(name: str, **options: Any) -> Made:
+    library = pytest.importorskip("timm")
+    sizes = {"img_size": 16, "embed_dim": WIDTH, "num_classes": 10}
+    return getattr(library.models, name)(**sizes, **options), (torch.randn(2, 3, 16, 16),)
+
+
+VIT = {"patch_size": 4, "depth": 2, "num_heads": HEADS}
+
+
 class TorchDecoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -103,12 +112,17 @@ OTHERS: dict[str, Callable[[], Made]] = {
     "torch encoder with padding": lambda: (TorchEncoder(batch_first=True), (HIDDEN, torch.zeros(2, 9).bool())),
     "torch encoder and decoder": lambda: (TorchTransformer(), (HIDDEN, MEMORY)),
     "torch decoder": lambda: (TorchDecoder(), (HIDDEN, MEMORY)),
+    "timm ViT": lambda: timm("VisionTransformer", **VIT),
+    "timm EVA": lambda: timm("Eva", use_rot_pos_emb=True, **VIT),
+    "timm CaiT": lambda: timm("Cait", **VIT),
     "x-transformers, ALiBi": lambda: x_transformers(alibi_pos_bias=True),
     "x-transformers, shifted tokens": lambda: x_transformers(shift_tokens=1),
     "litgpt gemma 2": lambda: litgpt("Gemma-2-2b", n_query_groups=2, head_size=8, sliding_window_size=4),
 }
+SWIN = {"patch_size": 2, "depths": (2,), "num_heads": (HEADS,), "window_size": 4}
 REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
     "x-transformers, T5 bias": (lambda: x_transformers(rel_pos_bias=True), "bias that is not ALiBi's"),
+    "timm Swin": (lambda: timm("SwinTransformer", **SWIN), "bias that is not ALiBi's"),
     "x-transformers, top-k": (lambda: x_transformers(attn_sparse_topk=4), "does something to its logits"),
     "x-transformers, memory keys": (lambda: x_transformers(attn_num_mem_kv=2), "none that Sharp knows"),
 }
