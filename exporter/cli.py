@@ -112,7 +112,7 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="What the norm of a Hugging Face model has learned: TOML or JSON with norm, its options and [parameters], the "
-    "names of weights in which {layer} is the layer's number.  [default: the entry sharp_norm of config.json]",
+    "names of weights in which {layer} is the layer's number.  [default: the entry trained_norm of config.json]",
 )
 @click.option(
     "--alpha",

@@ -18,6 +18,7 @@ from sharp.exporter.verification.greedy_decoding import Continuation
 from sharp.exporter.verification.perplexity import Perplexity
 from sharp.exporter.verification.verifier import ROUNDING_FACTOR
 from sharp.plugins.manifest import HeadNorm
+from sharp.plugins.temperature_range import short_of_context
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # for paths and lists
 COLUMNS = {"kernels": "Sharp's kernels", "inlined": "standard ops"}  # of the runtimes
@@ -61,6 +62,8 @@ def report(result: Export) -> None:
         console.print(f"{result.manifest.norm.name}: {parameter.name} {value} ({where[parameter.origin]})", **PLAIN)
     for line in mapped_heads(result.manifest.norm.heads):
         console.print(line, **PLAIN)
+    if (short := short_of_context(result.manifest)) is not None:
+        console.print(short, **PLAIN)
     print_verification(console, result)
     facts = result.manifest
     size = sum(file.stat().st_size for file in result.folder.iterdir()) / 1e6

@@ -6,9 +6,9 @@
     model.save_pretrained(folder)  # sharp-export FOLDER
 
 What the norm learns is registered in every attention module as `sharp_norm`: it is among the model's parameters, and is
-saved and loaded with them. `config.json` says the norm under "sharp_attention", so a program in which this module is
+saved and loaded with them. `config.json` says the norm under "attention_norm", so a program in which this module is
 imported loads the model with it again; another program would take it for a model of plain attention. Options of the
-norm that are not its defaults are set there before the model is made: `config.sharp_attention = {"alpha": 1.25}`.
+norm that are not its defaults are set there before the model is made: `config.attention_norm = {"alpha": 1.25}`.
 """
 
 from dataclasses import asdict, fields
@@ -33,7 +33,7 @@ from sharp.models.normalizers import NORMS
 from sharp.plugins.errors import InputError
 
 PREFIX = "sharp-"
-ENTRY = "sharp_attention"
+ENTRY = "attention_norm"
 
 
 def trained_attention(

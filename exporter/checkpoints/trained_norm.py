@@ -1,6 +1,6 @@
 """`--trained-norm FILE`: which weights of a Hugging Face model are what its attention's norm has learned.
 
-As TOML or JSON, or as the entry "sharp_norm" of the model's `config.json`:
+As TOML or JSON, or as the entry "trained_norm" of the model's `config.json`:
 
 ```toml
 norm = "ssa"
@@ -33,7 +33,7 @@ from sharp.models.trained_attention import ENTRY as ATTENTION_ENTRY
 from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_BYTES = 2**20
-ENTRY = "sharp_norm"  # of config.json
+ENTRY = "trained_norm"  # of config.json
 
 Transform = Literal["none", "exp", "softplus", "one_plus_softplus", "tanh"]
 TRANSFORMS: dict[Transform, Callable[[Tensor], Tensor]] = {

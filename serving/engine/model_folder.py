@@ -1,5 +1,6 @@
 """A model folder, loaded and ready for an engine."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from sharp.plugins.checksums import verify_files
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, check_verified, read_manifest
+from sharp.plugins.temperature_range import short_of_context
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.backends import Backend, Limits, load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -16,6 +18,8 @@ from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.engine.prepare import prepare_request
 from sharp.serving.engine.warm_up import check_first_token
 from sharp.serving.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
             f"{path} was exported with --cache {manifest.cache.form}, but the server needs --cache paged; "
             "export the checkpoint again"
         )
+    if (short := short_of_context(manifest)) is not None:
+        logger.warning("%s", short)
     tokenizer = load_tokenizer(path, manifest)
     loaded = load_backend(path, manifest, backend)
     if engine.max_context is not None and engine.max_context > manifest.max_context:

@@ -45,7 +45,7 @@ def test_its_parameters_are_trained_saved_and_loaded_with_the_model(norm, kind, 
     assert all(not torch.equal(one, before[name]) for name, one in own.items())
 
     model.eval().save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["sharp_attention"]["norm"] == norm
+    assert json.loads((tmp_path / "config.json").read_text())["attention_norm"]["norm"] == norm
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)  # no attn_implementation
     assert loaded.config._attn_implementation == f"sharp-{norm}"
     with torch.no_grad():
@@ -64,11 +64,11 @@ def test_a_model_of_softmax_gets_the_norms_start_values(tmp_path):
 
 
 def test_options_of_the_norm():
-    config = LlamaConfig(**LLAMA, sharp_attention={"alpha": 1.25})
+    config = LlamaConfig(**LLAMA, attention_norm={"alpha": 1.25})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sharp-entmax")
     assert [norm.described.alpha for norm in attention_norms(model)] == [1.25, 1.25]
-    config = LlamaConfig(**LLAMA, sharp_attention={"alfa": 1.25})
-    with pytest.raises(InputError, match=r"config\.sharp_attention has the unknown entry 'alfa'"):
+    config = LlamaConfig(**LLAMA, attention_norm={"alfa": 1.25})
+    with pytest.raises(InputError, match=r"config\.attention_norm has the unknown entry 'alfa'"):
         AutoModelForCausalLM.from_config(config, attn_implementation="sharp-entmax")
 
 

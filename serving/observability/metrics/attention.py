@@ -181,6 +181,13 @@ def attention_families(models: list[AttentionModel]) -> Iterator[Family]:
         description += " Over the last collected steps."
         yield family(f"sharp_attention_{field}", "gauge", unit, description, recent(field))
     yield family(
+        "sharp_attention_unsharpened_ratio",
+        "gauge",
+        "ratio",
+        "Share of recent rows whose entropy is beyond the reach of the adaptive temperature's polynomial.",
+        lambda view, name: view.gauge(name, view.snapshot.unsharpened),
+    )
+    yield family(
         "sharp_attention_smoothed_normalized_entropy",
         "gauge",
         "",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.temperature_range import largest_sharpened
 from sharp.serving.api.attention import ENTROPY, AttentionRows, AttentionSummary, AttentionTotals, add_up, normalized
 from sharp.serving.config import MIB, MetricsConfig
 from sharp.serving.observability.metrics.baseline import Drift, read_baseline
@@ -38,6 +39,8 @@ class HeadSnapshot:
         recent: means over the last collected steps; None before the first.
         smoothed: float64 [layers, heads], see `Dispersion`; so are `dispersed` and `crossing`.
         drift: float64 [layers, heads], see `Drift`; None without a baseline.
+        unsharpened: float64 [layers, heads], the share of recent rows beyond their adaptive temperature's reach; NaN
+            where a head has none; None before the first step.
         left_out_tokens: tokens that are in none of these.
     """
 
@@ -50,7 +53,19 @@ class HeadSnapshot:
     dispersed: NDArray[np.bool_]
     crossing: NDArray[np.float64]
     drift: NDArray[np.float64] | None
+    unsharpened: NDArray[np.float64] | None
     left_out_tokens: int
+
+
+def reach_of_heads(manifest: Manifest) -> NDArray[np.float64]:
+    """The entropy [layers, heads] beyond which a head's adaptive temperature does nothing; NaN where it has none."""
+    reach = np.full((manifest.layers, manifest.q_heads), np.nan)
+    if manifest.norm.normalizer == "adaptive_softmax":
+        reach[:] = largest_sharpened(manifest.norm.temperature_coefficients)
+    for one in manifest.norm.heads:
+        adaptive = one.normalizer == "adaptive_softmax"
+        reach[one.layer, list(one.heads)] = largest_sharpened(one.temperature_coefficients) if adaptive else np.nan
+    return reach
 
 
 class HeadStatistics:
@@ -75,6 +90,8 @@ class HeadStatistics:
         self._context_sums = np.zeros((layers, len(self.contexts)))
         self._context_counts = np.zeros(len(self.contexts), np.int64)
         self._recent: deque[AttentionTotals] = deque(maxlen=config.attention_window)
+        self._reach = reach_of_heads(manifest)
+        self._unsharpened: deque[tuple[NDArray[np.int64], int]] = deque(maxlen=config.attention_window)
         self._dispersion = Dispersion(layers, heads, self.contexts, config)
         path = config.attention_baseline
         self._drift = None if path is None else Drift(read_baseline(path, manifest), config.drift_half_life)
@@ -131,8 +148,16 @@ class HeadStatistics:
                 self._dispersion.dispersed(),
                 self._dispersion.crossing(),
                 None if self._drift is None else self._drift.index(),
+                self._share_unsharpened(),
                 refused + self._not_finite_tokens,
             )
+
+    def _share_unsharpened(self) -> NDArray[np.float64] | None:
+        tokens = sum(count for _, count in self._unsharpened)
+        if not tokens:
+            return None
+        rows = np.sum([beyond for beyond, _ in self._unsharpened], axis=0) / tokens
+        return np.where(np.isnan(self._reach), np.nan, rows)
 
     def _run(self) -> None:
         while rows := self._next():
@@ -169,6 +194,8 @@ class HeadStatistics:
             self._counts += counts.reshape(self._counts.shape)
             self._entropy += totals.sums[0]
             self._recent.append(totals)
+            # A sharpened row has less entropy than before, so what lies beyond now did so then.
+            self._unsharpened.append(((entropy > self._reach[:, None]).sum(1), entropy.shape[1]))
             self._context_sums += context_sums.sum(1)
             self._context_counts += context_tokens * heads
             self._dispersion.add(context_sums, context_tokens)

@@ -107,7 +107,7 @@ def test_a_roberta_with_b_and_n_in_every_layer(tmp_path):
 
 def test_the_file_may_be_an_entry_of_the_configuration(gpt2_with_ssa):
     file = gpt2_with_ssa / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "sharp_norm": SSA}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "trained_norm": SSA}))
     assert read_source(gpt2_with_ssa, "ssa").trained
 
 
