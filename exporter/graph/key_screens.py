@@ -1,11 +1,14 @@
 """Key screens of the paged caches (op input `key_screen`): which caches have one, and the shift of their keys."""
 
+import onnx
 import torch
 from torch import Tensor
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.models.attention import EagerAttention
 from sharp.plugins.manifest import Cache
+from sharp.plugins.ops import schema
+from sharp.plugins.ops.function_body import attach_function
 
 WINDOW = 64  # tokens; a text is read in so short pieces, at positions from the first to the last that were trained
 
@@ -43,3 +46,19 @@ def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tens
             if number in cache.key_screens:
                 found[str(number)] = means[layer][list(part.kv_heads)].contiguous()
     return found
+
+
+def leave_out_key_screens(model: onnx.ModelProto) -> None:
+    """Take the screens from a model's nodes, inputs and outputs, for engines that have none; the result is the same."""
+    graph = model.graph
+    for node in graph.node:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name):
+            del node.input[len(schema.INPUTS) :]
+            del node.output[len(schema.OUTPUTS) :]
+    for values in (graph.input, graph.output, graph.initializer):
+        kept = [
+            value for value in values if not value.name.startswith(("key_screen.", "key_screen_out.", "key_shift."))
+        ]
+        del values[:]
+        values.extend(kept)  # type: ignore[arg-type]
+    attach_function(model)

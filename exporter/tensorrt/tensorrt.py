@@ -6,6 +6,7 @@ from typing import Any
 import onnx
 from rich.progress import Progress
 
+from sharp.exporter.graph.key_screens import leave_out_key_screens
 from sharp.exporter.graph.lowering import inline, leave_to_plugin
 from sharp.exporter.tensorrt.engine import Engine, build_engine, check_quantization
 from sharp.plugins import library_path
@@ -40,6 +41,8 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
             "again with another --kv-dtype"
         )
     model = onnx.load(path, load_external_data=False)
+    if manifest.cache.key_screens:
+        leave_out_key_screens(model)
     paged = manifest.cache.form == "paged"
     plugin, parser_flags = None, []
     if manifest.target != "portable":

@@ -6,6 +6,7 @@ from typing import Any
 import onnx
 from rich.progress import Progress
 
+from sharp.exporter.graph.key_screens import leave_out_key_screens
 from sharp.exporter.graph.lowering import inline
 from sharp.exporter.tensorrt.engine import Engine, build_engine, check_quantization
 from sharp.plugins.engine_manifest import EngineLimits
@@ -45,6 +46,8 @@ def build(
             "export the model again with --target portable"
         )
     model = onnx.load(path, load_external_data=False)
+    if manifest.cache.key_screens:
+        leave_out_key_screens(model)
     if model.functions:
         model = inline(model)  # its parser takes a node Attention of any domain for ONNX's own
 

@@ -6,14 +6,18 @@ import numpy as np
 import onnx
 import pytest
 
+from sharp import LLM, SamplingParams
+from sharp.exporter.graph.key_screens import leave_out_key_screens
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.key_screen import screen_bytes
+from sharp.serving.config import BackendConfig
 
 
 @pytest.fixture
 def screened(checkpoint, sharp_export, tmp_path):
     def run(norm: str, *options: object, positions: str = "rope"):
-        result = sharp_export(checkpoint(norm, positions), "--norm", norm, "-o", tmp_path / "out", *options)
+        source = checkpoint(norm, positions, trained_context=1024)
+        result = sharp_export(source, "--norm", norm, "-o", tmp_path / "out", *options)
         assert result.exit_code == 0, result.output
         return tmp_path / "out"
 
@@ -34,6 +38,17 @@ def test_the_export_agrees_with_pytorch_in_both_runtimes(screened, norm, positio
     shifts = [onnx.numpy_helper.to_array(one) for one in graph.initializer if one.name == "key_shift.0"]
     assert shifts[0].shape == (2, 8)
     assert np.abs(shifts[0]).max() > 0
+    # Served, with the screen and as standard ops, which read all keys: long prompts, one of them from the prefix cache.
+    prompt = (np.arange(700) * 31 % 251).tolist()
+    prompts, params = [prompt, [*prompt[:640], 5, 6]], SamplingParams(temperature=0, max_tokens=6)
+    served = LLM(folder).generate(prompts, params)
+    standard = LLM(folder, backend=BackendConfig(kernels=False)).generate(prompts, params)
+    assert [one.token_ids for one in served] == [one.token_ids for one in standard]
+    # Engines get the model without.
+    model = onnx.load(folder / "model.onnx")
+    leave_out_key_screens(model)
+    onnx.checker.check_model(model)
+    assert "key_screen" not in str(model)
 
 
 @pytest.mark.parametrize(
