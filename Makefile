@@ -5,7 +5,7 @@ PIP := .venv/bin/pip --disable-pip-version-check
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full coverage mutants sanitize kernels gpu-wheel lint format typing clean
+.PHONY: setup demo test test-full clients coverage mutants sanitize kernels gpu-wheel lint format typing clean
 
 setup: .venv/installed
 
@@ -32,6 +32,11 @@ test: setup
 
 test-full: setup
 	HYPOTHESIS_PROFILE=full $(PYTEST)
+
+# Other people's clients, at pinned versions in build/clients, against a server; writes docs/compatibility.md.
+clients: setup
+	bash tests/full/clients/install.sh $(PYTHON)
+	.venv/bin/python -m tests.full.clients.table
 
 # Branches of Python, with the tests of `make test`, and which test ran which line.
 coverage: setup
