@@ -48,9 +48,19 @@ Messages hold text; parts of images, audio and files are refused.
 
 ## The model in other tools
 
-A model folder is one ONNX file, whose attention is the op `ai.sharp.PagedAttention` with its function of standard ops. ONNX Runtime loads it
-without Sharp's library. For tools that read no functions (OpenVINO: "No conversion rule"), export with `--target portable`, which has
-standard ops only; so do onnxruntime-web and converters. A folder of symbolic links, as Hugging Face's cache makes them, is served.
+A model folder is one ONNX file, whose attention is an op of Sharp's with its function of standard ops. Models exported with
+`--target portable` have standard ops only. Tried with onnxruntime 1.32.0, openvino 2026.4.1, onnxslim 0.1.98, onnxconverter-common 1.16.0
+on a small decoder, 2026-11-25:
+
+| tool | `--target portable` | the default |
+| --- | --- | --- |
+| ONNX Runtime without Sharp's library | loads | loads |
+| `onnxruntime.quantization.quantize_dynamic` | loads, close logits (tested) | of `--cache contiguous` a model that does not load: it takes `ai.sharp.Attention` for Microsoft's, by name |
+| OpenVINO | the same logits (tested) | no conversion rule: it reads no functions |
+| onnxslim | a model that does not load (types of `Greater`) | a model that does not load |
+| `onnxconverter_common.float16` | a model that does not load; export with `--dtype float16` | a model that does not load; export with `--dtype float16` |
+
+A folder of symbolic links, as Hugging Face's cache makes them, is served. onnxruntime-web and optimum-onnx were not tried.
 """
 
 
