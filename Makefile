@@ -6,7 +6,7 @@ FOREIGN := litgpt==0.5.13 lightning==2.6.6 lightning-utilities==0.15.3 torchmetr
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign coverage mutants sanitize kernels gpu-wheel lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel lint format typing clean
 
 setup: .venv/installed
 
@@ -38,6 +38,11 @@ test-full: setup
 # Libraries for tests/full/modules whose pins conflict with ours, without what they depend on and apart from .venv; 90 MB.
 foreign: setup
 	@$(PIP) install --quiet --no-deps --upgrade --target build/foreign $(FOREIGN)
+
+# Other people's clients, at pinned versions in build/clients, against a server; writes docs/compatibility.md.
+clients: setup
+	bash tests/full/clients/install.sh $(PYTHON)
+	.venv/bin/python -m tests.full.clients.table
 
 # Branches of Python, with the tests of `make test`, and which test ran which line.
 coverage: setup

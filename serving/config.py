@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from sharp.serving.api.errors import InputError
+from sharp.serving.api_config import ApiConfig
 from sharp.serving.machine import available_cpus
 from sharp.serving.setting import Setting, check_settings
 
@@ -288,71 +289,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
-class ApiConfig:
-    """What requests over HTTP may say."""
-
-    unknown_fields: Annotated[
-        str,
-        Setting(
-            "What happens to fields of requests that are not known here: an error, or they are left out as in vLLM and "
-            "the log names each once. A misspelt name of a known field is an error in all but ignore.",
-            choices=("error", "warn", "ignore"),
-        ),
-    ] = "warn"
-    served_model_name: Annotated[
-        str | None,
-        Setting(
-            "Names under which the model is served, separated by commas; responses and metrics have the first.",
-            default="the name in sharp.json",
-        ),
-    ] = None
-    chat_template: Annotated[
-        str | None,
-        Setting(
-            "File of a chat template in Jinja, or the name of one of the model's own, or chatml.",
-            default="the model's",
-        ),
-    ] = None
-    tool_parser: Annotated[
-        str,
-        Setting(
-            "Form in which the model writes calls of tools; auto finds it out from the chat template.",
-            choices=("auto", "hermes", "qwen", "llama3", "llama3_json", "mistral", "pythonic"),
-            aliases=("--tool-call-parser",),
-        ),
-    ] = "auto"
-    reasoning_parser: Annotated[
-        str,
-        Setting(
-            "Takes what a model thinks before it answers out of the text, into reasoning_content. deepseek_r1 begins "
-            "inside a thought, qwen3 with <think>, mistral with [THINK].",
-            choices=("none", "deepseek_r1", "qwen3", "mistral"),
-        ),
-    ] = "none"
-    allowed_origins: Annotated[
-        str | None,
-        Setting(
-            "Origins whose pages may call this server from browsers (CORS), separated by commas; * is all.",
-            default="none",
-        ),
-    ] = None
-    docs: Annotated[bool, Setting("Serve a page of the API at /docs; /openapi.json is always there.")] = False
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the model; empty where it keeps its own."""
-        return tuple(dict.fromkeys((self.served_model_name or "").replace(",", " ").split()))
-
-    @property
-    def origins(self) -> list[str]:
-        """The allowed origins; a JSON list is read, too, as vLLM's flag has one."""
-        return [one.strip(" \"'[]") for one in (self.allowed_origins or "").split(",") if one.strip(" \"'[]")]
-
-
-@dataclass(frozen=True)
 class MetricsConfig:
     """What `/metrics` shows of attention.
 
@@ -413,4 +349,4 @@ class Settings:
     engine: EngineConfig
     metrics: MetricsConfig
     backend: BackendConfig
-    api: ApiConfig = ApiConfig()
+    api: ApiConfig = field(default_factory=ApiConfig)

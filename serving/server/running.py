@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sharp.serving.config import ApiConfig, Settings
+from sharp.serving.api_config import ApiConfig
+from sharp.serving.config import Settings
 from sharp.serving.engine.model_folder import ModelFolder, load_model_folder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread

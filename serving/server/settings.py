@@ -17,15 +17,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model
 from pydantic.fields import FieldInfo
 
 from sharp.serving.api.errors import InputError
-from sharp.serving.config import (
-    ApiConfig,
-    BackendConfig,
-    EngineConfig,
-    MetricsConfig,
-    ServerConfig,
-    Settings,
-    TlsConfig,
-)
+from sharp.serving.api_config import ApiConfig
+from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, Settings, TlsConfig
 from sharp.serving.setting import Setting, settings_of
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from sharp.serving.config import ApiConfig, BackendConfig, EngineConfig, MetricsConfig, ServerConfig, TlsConfig
+from sharp.serving.api_config import ApiConfig
+from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, TlsConfig
 from sharp.serving.server.settings import COMPONENTS, CONFIG_VARIABLE, SERVER_SETTINGS, ServerSetting
 
 TITLES = {

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from sharp.serving.config import ApiConfig
+from sharp.serving.api_config import ApiConfig
 from sharp.serving.text.chat_template import ChatTemplate
 from sharp.serving.text.reasoning import FORMS, ReasoningForm, ReasoningParser
 from sharp.serving.text.tool_calls import CALL_START, ToolCall, ToolCallParser

@@ -11,16 +11,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
-from sharp.serving.config import ApiConfig
+from sharp.serving.api_config import ApiConfig
 from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
+from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import KServeRoutes
 from sharp.serving.frontends.http.live import LiveState
 from sharp.serving.frontends.http.messages_request import MessagesRequest, messages_refusal
-from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest
+from sharp.serving.frontends.http.openai_request import CompletionRequest
 from sharp.serving.frontends.http.openapi import OpenApi, Operation
 from sharp.serving.frontends.http.operations import (
     metrics_route,

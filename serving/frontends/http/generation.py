@@ -15,10 +15,11 @@ from sharp.serving.api.sampling_fields import first_error
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.body import read_body
+from sharp.serving.frontends.http.chat_request import ForeignRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.logprobs import LogprobLimit
-from sharp.serving.frontends.http.openai_request import ForeignRequest, GenerationRequest
+from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.request_ids import request_id_of
 from sharp.serving.frontends.http.sending import completions, send_stream, send_whole, until_disconnected
 from sharp.serving.observability.request_log import refusals_logged

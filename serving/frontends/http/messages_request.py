@@ -9,10 +9,10 @@ from starlette.responses import JSONResponse, Response
 from sharp.serving.api.errors import ContextLengthError, FieldError, SharpError
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, Number, StrictMessage, WholeNumber, one_of
+from sharp.serving.frontends.http.chat_request import ChatRequest, ForeignRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.messages_response import MessagesResponse, error_event
-from sharp.serving.frontends.http.openai_request import ChatRequest, ForeignRequest
 from sharp.serving.frontends.http.openai_response import ResponseBuilder
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -1,13 +1,11 @@
 """The requests of OpenAI's API, checked, as prompts and `SamplingParams`."""
 
-import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from sharp.serving.api.errors import ContextLengthError, FieldError
+from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_fields import (
@@ -20,28 +18,22 @@ from sharp.serving.api.sampling_fields import (
     one_of,
 )
 from sharp.serving.api.sampling_params import SamplingParams
-from sharp.serving.frontends.http.conversation import Conversation
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.foreign_fields import ForeignFields
 from sharp.serving.frontends.http.openai_response import (
-    ChatResponse,
     CompletionResponse,
     Extras,
     ResponseBuilder,
 )
 from sharp.serving.frontends.http.structured_outputs import StructuredFields
 from sharp.serving.frontends.http.token_texts import TokenTexts
-from sharp.serving.frontends.http.tools import NamedTool, calls_only, calls_or_words
-from sharp.serving.text.chat_forms import ChatForms, MessageParser
-from sharp.serving.text.reasoning import ReasoningParser
+from sharp.serving.text.chat_forms import ChatForms
 from sharp.serving.text.tokenizer import Tokenizer
-from sharp.serving.text.tool_calls import ToolCallParser
 
 # Where OpenAI's API has a limit of its own when the client says none.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 256  # in one request
 MAX_REQUEST_ID = 256  # characters
-CALL_FORMS = "those of Hermes, Qwen, Llama 3, Mistral and Python"
 # The tokens of fill-in-the-middle models: before the prompt, before the suffix, and before what is between.
 FILL_MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -144,7 +136,7 @@ class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
     def renamed(self, error: FieldError) -> FieldError:
         """An error about a field of `GenerateRequest`, under the name that the field has in this API."""
         if self.guided is None and error.field.startswith("guided") and (names := self.structure_fields):
-            return _renamed(error, names[0])
+            return renamed_error(error, names[0])
         return error
 
     def guide(self) -> Guided | None:
@@ -153,18 +145,6 @@ class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
         if self.guided is not None and names:
             raise FieldError(names[0], f"{names[0]} and guided are both set; set one of them")
         return self.structure() if names else super().guide()
-
-
-class ForeignRequest(StrictMessage):
-    """The body of another API, which is a conversation too."""
-
-    def generation(self) -> "ChatRequest":
-        """The same as a request of `/v1/chat/completions`.
-
-        Raises:
-            FieldError: a field cannot be honoured.
-        """
-        raise NotImplementedError
 
 
 class CompletionRequest(GenerationRequest):
@@ -213,7 +193,7 @@ class CompletionRequest(GenerationRequest):
 
     def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""
-        return _renamed(error, "logprobs") if error.field == "prompt_logprobs" else super().renamed(error)
+        return renamed_error(error, "logprobs") if error.field == "prompt_logprobs" else super().renamed(error)
 
     def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
         """The prompt whose completion stands between `prompt` and `suffix`."""
@@ -241,111 +221,8 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs if self.echo else None
 
 
-class ChatRequest(GenerationRequest, Conversation):
-    """The body of `/v1/chat/completions`."""
-
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    parallel_tool_calls: Flag = True
-    modalities: list[str] | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
-    documents: list[dict[str, Any]] | None = None
-
-    @property
-    def adds_special_tokens(self) -> bool:
-        """Not by default: the template has written them."""
-        return bool(self.add_special_tokens)
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """What the template gets if it knows it."""
-        offered = {"reasoning_effort": self.reasoning_effort, "documents": self.documents}
-        return {name: value for name, value in offered.items() if value is not None}
-
-    def params(self) -> SamplingParams:
-        """See `SamplingFields`."""
-        if self.modalities not in (None, ["text"]):
-            raise FieldError("modalities", f'modalities is {json.dumps(self.modalities)}; only ["text"] is supported')
-        return super().params()
-
-    def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:
-        """See `GenerationRequest`."""
-        rendered = self.rendered(endpoint.template)
-        if self.callable and self.forms.tools is None:
-            message = f"tools is set, and the model writes calls in another form than {CALL_FORMS}, which are read here"
-            raise FieldError("tools", f"{message}; leave tools out, or serve a model of such a form")
-        return [rendered]
-
-    def response(
-        self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
-    ) -> ResponseBuilder:
-        """See `GenerationRequest`."""
-        extras = self._extras(endpoint, computed)
-        parser = partial(self.message_parser, str(prompts[0]))
-        return ChatResponse(request_id, endpoint.name, self._texts(endpoint), extras, parser)
-
-    def message_parser(self, prompt: str) -> MessageParser:
-        """What takes calls and thoughts out of a completion of the prompt."""
-        # Calls that must come are written as Hermes writes them, whatever the model is used to.
-        kind = ToolCallParser if self._must_call else self.forms.tools
-        tools = kind(several=self.parallel_tool_calls) if kind is not None and self.callable else None
-        form = None if self._must_match else self.forms.reasoning
-        return MessageParser(tools, None if form is None else ReasoningParser(form, prompt))
-
-    @property
-    def shows_special_tokens(self) -> bool:
-        """See `GenerationRequest`."""
-        tools, reasoning = self.forms.tools, self.forms.reasoning
-        calls = bool(self.callable) and not self._must_call and tools is not None and tools.special_tokens
-        return calls or (reasoning is not None and reasoning.special_tokens)
-
-    @property
-    def _must_call(self) -> bool:
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
-
-    @property
-    def _must_match(self) -> bool:
-        """Whether the completion is of a form that has no room for thoughts."""
-        return self.guided is not None or bool(self.structure_fields) or (bool(self.callable) and self._must_call)
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens to generate."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def requested_logprobs(self) -> int | None:
-        """`SamplingParams.logprobs`."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise FieldError("top_logprobs", f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def renamed(self, error: FieldError) -> FieldError:
-        """See `GenerationRequest`."""
-        if isinstance(error, ContextLengthError):
-            return ContextLengthError("messages", str(error), error.limit, error.tokens, error.needed)
-        if self.top_logprobs is not None and error.field == "logprobs":
-            return _renamed(error, "top_logprobs")
-        if self.guided is None and error.field.startswith("guided") and self.callable:
-            what = "required" if self._must_call else "strict"
-            return FieldError("tools", f"tools cannot be {what}: {error}")
-        return super().renamed(error)
-
-    def guide(self) -> Guided | None:
-        """What the completion must match: what its fields say, or calls of tools alone."""
-        tools = self.callable
-        if tools and (names := ["guided"] if self.guided is not None else self.structure_fields):
-            raise FieldError("tools", f"tools and {names[0]} are both set; that needs tool_choice none")
-        if tools and self._must_call:
-            one = isinstance(self.tool_choice, NamedTool) or not self.parallel_tool_calls
-            return calls_only(tools, several=not one)
-        if self.forms.tools is ToolCallParser and any(tool.function.strict for tool in tools):
-            return calls_or_words(tools, several=self.parallel_tool_calls)
-        return super().guide()
-
-
-def _renamed(error: FieldError, field: str) -> FieldError:
+def renamed_error(error: FieldError, field: str) -> FieldError:
+    """An error under another name of its field."""
     # guided.json is guided_json, or the json of structured_outputs.
     inner = error.field.partition(".")[2]
     name = f"{field}.{inner}" if field == "structured_outputs" and inner else field

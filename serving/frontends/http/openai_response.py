@@ -227,7 +227,7 @@ class ChatResponse(ResponseBuilder):
 
     def _delta(self, choice: int, parts: MessageParts) -> dict[str, Any]:
         """The part of a message; empty if there is nothing new."""
-        delta = {**_thought(parts.reasoning), **({"content": parts.content} if parts.content else {})}
+        delta: dict[str, Any] = {**_thought(parts.reasoning), **({"content": parts.content} if parts.content else {})}
         if parts.calls:
             known = self._known[choice]
             delta["tool_calls"] = [{"index": known + index, **_call(call)} for index, call in enumerate(parts.calls)]

@@ -9,8 +9,8 @@ from pydantic import ConfigDict, PrivateAttr
 from sharp.serving.api.errors import ContextLengthError, FieldError
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_fields import NULL_IS_UNSET, Flag, Number, StrictMessage, WholeNumber, one_of
+from sharp.serving.frontends.http.chat_request import ChatRequest, ForeignRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.openai_request import ChatRequest, ForeignRequest
 from sharp.serving.frontends.http.openai_response import ResponseBuilder
 from sharp.serving.frontends.http.responses_response import ResponsesResponse
 

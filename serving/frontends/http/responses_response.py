@@ -11,7 +11,7 @@ from sharp.serving.text.chat_forms import MessageParser
 from sharp.serving.text.tool_calls import ToolCall
 
 # The fields of a request that its response repeats, and what they are where the request does not say it.
-REPEATED = {
+REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -93,12 +93,12 @@ class ResponsesResponse(PartsResponse):
 
     def part_grows(self, kind: str, text: str) -> dict[str, Any]:
         """See `PartsResponse`."""
-        logprobs = {} if kind == REASONING else {"logprobs": []}
+        logprobs: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
         return self._event(f"response.{_content_name(kind)}.delta", **self._place(), delta=text, **logprobs)
 
     def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
         """See `PartsResponse`."""
-        logprobs = {} if kind == REASONING else {"logprobs": []}
+        logprobs: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
         item = _item(kind, self._item_id, "completed", text)
         events = [
             self._event(f"response.{_content_name(kind)}.done", **self._place(), text=text, **logprobs),
@@ -162,7 +162,7 @@ def _content_name(kind: str) -> str:
 
 
 def _content(kind: str, text: str) -> dict[str, Any]:
-    more = {} if kind == REASONING else {"annotations": [], "logprobs": []}
+    more: dict[str, Any] = {} if kind == REASONING else {"annotations": [], "logprobs": []}
     return {"type": _content_name(kind), "text": text, **more}
 
 

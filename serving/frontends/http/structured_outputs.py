@@ -189,7 +189,7 @@ def structural_tag(tag: Mapping[str, Any]) -> Guided:
         if form.get("type") == "json_schema":
             return Guided(json=form["json_schema"])
         if form.get("type") in ("regex", "grammar"):
-            text = form.get("pattern", form.get("grammar"))
+            text = str(form.get("pattern") or form["grammar"])
             return Guided(regex=text) if form["type"] == "regex" else Guided(grammar=lark(text))
         triggers, structures = tag.get("triggers"), tag.get("structures")
         if form.get("type") == "triggered_tags":

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.serving.api.errors import InputError
-from sharp.serving.config import ApiConfig
+from sharp.serving.api_config import ApiConfig
 from sharp.serving.text.chat_forms import MessageParser, chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.text.reasoning import FORMS, ReasoningParser

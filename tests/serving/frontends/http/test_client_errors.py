@@ -8,7 +8,8 @@ import pytest
 import requests
 
 from sharp.serving.api.errors import QueueFullError
-from sharp.serving.config import ApiConfig, EngineConfig
+from sharp.serving.api_config import ApiConfig
+from sharp.serving.config import EngineConfig
 from sharp.serving.frontends.http.errors import error_body
 from tests.serving.conftest import MAX_CONTEXT, write_folder
 from tests.serving.frontends.http.test_openai import TEMPLATE

@@ -8,9 +8,10 @@ import openai
 import pytest
 
 from sharp.serving.api.errors import FieldError
-from sharp.serving.config import ApiConfig
+from sharp.serving.api_config import ApiConfig
+from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.foreign_fields import NO_EFFECT, UNSUPPORTED, ForeignFields
-from sharp.serving.frontends.http.openai_request import ChatRequest, CompletionRequest
+from sharp.serving.frontends.http.openai_request import CompletionRequest
 from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from tests.serving.conftest import EOS, write_folder
 

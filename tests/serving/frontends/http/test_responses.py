@@ -6,7 +6,7 @@ import openai
 import pytest
 import requests
 
-from sharp.serving.config import ApiConfig
+from sharp.serving.api_config import ApiConfig
 from tests.serving.conftest import write_folder
 
 TEMPLATE = (

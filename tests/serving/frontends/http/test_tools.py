@@ -11,9 +11,9 @@ from tokenizers import AddedToken
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.errors import FieldError
-from sharp.serving.config import ApiConfig
+from sharp.serving.api_config import ApiConfig
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.frontends.http.openai_request import ChatRequest
+from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.text.chat_forms import chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.text.tokenizer import Tokenizer

@@ -1,0 +1,20 @@
+"""A server for other people's clients."""
+
+import pytest
+
+from tests.serving.conftest import start_server as start_server
+from tests.serving.conftest import write_folder
+
+TEMPLATE = (
+    "{% if tools %}{% endif %}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
+)
+MODEL = "counting-chat"
+
+
+@pytest.fixture(scope="module")
+def address(start_server, tmp_path_factory):
+    """The model counts on from the last character of a conversation."""
+    folder = write_folder(tmp_path_factory.mktemp("models") / MODEL, hashing=0)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return f"http://{start_server(folder).http_address}"
