@@ -118,14 +118,14 @@ def _post_init_with_norm(self: PreTrainedModel) -> None:
     _post_init(self)  # type: ignore[no-untyped-call]
 
 
-def _initialize_with_norm(self: PreTrainedModel, module: nn.Module, *arguments: Any) -> None:
+def _initialize_with_norm(self: PreTrainedModel, module: Any, is_custom_code: bool = False) -> Any:
     """As transformers' own; a norm that no file has gets its start values."""
     if isinstance(module, AttentionNorm) and not getattr(module, "_is_hf_initialized", False):
         with torch.device("cpu"):  # transformers makes models on the meta device
             start = dict(AttentionNorm(module.described).named_parameters())
         for name, parameter in module.named_parameters():
             initialization.copy_(parameter, start[name])  # leaves alone what was loaded
-    _initialize_weights(self, module, *arguments)
+    return _initialize_weights(self, module, is_custom_code)
 
 
 PreTrainedModel.post_init = _post_init_with_norm  # type: ignore[method-assign]
