@@ -46,6 +46,7 @@ class ProgramAttention(Protocol):
         head_params: Tensor | None,
         alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
+        /,
         hidden: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionFunction`; `hidden` is there where `NormParameters.reads_hidden`."""

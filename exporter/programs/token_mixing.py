@@ -18,7 +18,14 @@ SHORT, LONG, CHANGED = 7, 12, 5
 
 
 def pass_through(
-    _layer: int, query: Tensor, key: Tensor, value: Tensor, _head_params: Any, _alibi_slopes: Any, *_options: Any
+    _layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _head_params: Any,
+    _alibi_slopes: Any,
+    *_options: Any,
+    **_hidden: Any,
 ) -> Tensor:
     """In place of attention: what no other token has a part in."""
     group = query.shape[2] // key.shape[2]
