@@ -180,7 +180,9 @@ def add_key_shifts(graph: onnx_ir.Model, shifts: Mapping[str, torch.Tensor]) -> 
         number = caches_of(node)
         if number in shifts:
             tensor = onnx_ir.tensor(shifts[number].numpy(), name=f"key_shift.{number}")
-            value = onnx_ir.Value(name=tensor.name, type=onnx_ir.TensorType(tensor.dtype), shape=tensor.shape)
+            value = onnx_ir.Value(
+                name=tensor.name, type=onnx_ir.TensorType(tensor.dtype), shape=onnx_ir.Shape(list(shifts[number].shape))
+            )
             value.const_value = tensor
             graph.graph.register_initializer(value)
             node.replace_input_with(names.index("key_shift"), value)
