@@ -181,7 +181,7 @@ def add_key_shifts(graph: onnx_ir.Model, shifts: Mapping[str, torch.Tensor]) -> 
         if number in shifts:
             tensor = onnx_ir.tensor(shifts[number].numpy(), name=f"key_shift.{number}")
             value = onnx_ir.Value(
-                name=tensor.name, type=onnx_ir.TensorType(tensor.dtype), shape=onnx_ir.Shape(shifts[number].shape)
+                name=tensor.name, type=onnx_ir.TensorType(tensor.dtype), shape=onnx_ir.Shape(list(shifts[number].shape))
             )
             value.const_value = tensor
             graph.graph.register_initializer(value)

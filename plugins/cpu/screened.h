@@ -116,7 +116,7 @@ inline void shape_interval(const Problem& problem, const Row& row, float slope, 
 
 // First pass: the ends of intervals into part.highest_bounds and lowest_bounds, and into the states; counts the keys.
 inline void bound_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
-  constexpr int kVectors = kStripKeys / kLanes, kAhead = 2;
+  constexpr int kVectors = kStripKeys / kLanes, kAhead = 8;
   const int64_t count = tile.rows(), quads = screen_quads(problem),
                 strips = (part.keys.end - part.keys.begin + kStripKeys - 1) / kStripKeys;
   Row rows[kMaxTileRows];
