@@ -74,7 +74,7 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
         Route("/tokenize", tokenization(endpoint, TokenizeRequest), methods=["POST"]),
         Route("/detokenize", tokenization(endpoint, DetokenizeRequest), methods=["POST"]),
         tokenizer_route(service),
-        *model_routes(service.names, int(time.time()), service.model.context_limit),
+        *model_routes(service, int(time.time())),
         *KServeRoutes(endpoint).routes(),
         metrics_route(metrics),
         *operation_routes(service.health.check_ready, service.health.check_live, lambda: service.open_requests),

@@ -48,31 +48,29 @@ def operation_routes(
     ]
 
 
-def model_routes(names: Sequence[str], created: int, context_limit: int) -> list[Route]:
-    """`/v1/models`: one entry for each name of the model."""
-    entries = [
-        {
+def model_routes(service: GenerationService, created: int) -> list[Route]:
+    """`/v1/models`: one entry for each name of the model, which was loaded at that time."""
+    names = service.names
+    entries = {
+        name: {
             "id": name,
             "object": "model",
             "created": created,
             "owned_by": "sharp",
             "root": names[0],
             "parent": None,
-            "max_model_len": context_limit,
+            "max_model_len": service.model.context_limit,
         }
         for name in names
-    ]
+    }
 
     async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": entries})
+        return JSONResponse({"object": "list", "data": list(entries.values())})
 
     async def model(request: Request) -> Response:
         name = request.path_params["model"]
-        for entry in entries:
-            if entry["id"] == name:
-                return JSONResponse(entry)
-        served = " or ".join(map(repr, names))
-        raise NotFoundError(f"model {name!r} is not served here; the server has {served}")
+        service.check_model(name)
+        return JSONResponse(entries.get(name) or entries[names[0]])
 
     return [Route("/v1/models", models), Route("/v1/models/{model:path}", model)]
 

@@ -15,7 +15,7 @@ from tests.missing_tools import missing
 PYTHON = INSTALLED / "tools" / "bin" / "python"
 
 
-@pytest.mark.parametrize("norm", ["softmax", "asentmax"])
+@pytest.mark.parametrize("norm", ["softmax"])
 def test_a_portable_model_is_read_by_openvino_and_quantized(tmp_path, norm):
     if not PYTHON.is_file():
         missing("OpenVINO is not installed; make clients")

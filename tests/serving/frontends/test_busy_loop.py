@@ -18,11 +18,12 @@ from sharp.serving.api.events import FinishReason, PromptComputed, Timing, Token
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.engine.thread import EngineThread
 from sharp.serving.frontends.grpc.inference import InferenceService
-from sharp.serving.frontends.http import generation
+from sharp.serving.frontends.http import sending
 from sharp.serving.frontends.http.openai_response import ChatResponse, Extras
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.server import grpc_server as server
+from sharp.serving.text.chat_forms import MessageParser
 from tests.serving.grpc_client import status
 from tests.serving.running_engine import prepared
 
@@ -162,11 +163,12 @@ def test_while_a_large_body_is_written_the_event_loop_goes_on():
         sent.append(message)
 
     extras = Extras(token_ids=True, prompts=[(97,) * MANY])
-    assert turns(generation._send_whole(ChatResponse("1", "m", TokenTexts(None), extras), [answer], {}, send)) > FEW
+    response = ChatResponse("1", "m", TokenTexts(None), extras, MessageParser)
+    assert turns(sending.send_whole(response, [answer], {}, send)) > FEW
     body = b"".join(message.get("body", b"") for message in sent)
     assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == MANY
     assert dict(sent[0]["headers"])[b"content-length"] == str(len(body)).encode()
-    assert max(len(message.get("body", b"")) for message in sent) == generation.PIECE_BYTES
+    assert max(len(message.get("body", b"")) for message in sent) == sending.PIECE_BYTES
 
 
 class Computed:

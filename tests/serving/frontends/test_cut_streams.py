@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from sharp.serving.frontends.http import generation
+from sharp.serving.frontends.http import request_ids
 from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2
 from tests.serving.conftest import wait_for
@@ -38,7 +38,7 @@ def check(error, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_aborted_request(start_server, counting, steps, monkeypatch, caplog, stream):
     caplog.set_level("INFO", "sharp.requests")
-    monkeypatch.setattr(generation, "new_request_id", lambda: "mine")
+    monkeypatch.setattr(request_ids, "new_request_id", lambda: "mine")
     started = start_server(counting)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, started, stream, 2)

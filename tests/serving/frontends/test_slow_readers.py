@@ -15,7 +15,7 @@ from sharp.kserve import grpc_service_pb2 as kserve
 from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.config import TlsConfig
 from sharp.serving.frontends.grpc import inference
-from sharp.serving.frontends.http import generation
+from sharp.serving.frontends.http import compact_json, openai_response, sending
 from sharp.serving.frontends.http import protocol as http_protocol
 from sharp.serving.frontends.kserve.outputs import Outputs
 from sharp.serving.frontends.rpc import status as grpc_status
@@ -58,12 +58,13 @@ def encrypted(tmp_path):
 
 @pytest.mark.parametrize(("stream", "tls"), [(True, False), (False, False), (True, True), (False, True)])
 def test_over_http_the_connection_is_cut(start, encrypted, steps, monkeypatch, caplog, stream, tls):
-    written, whole = generation._json, generation.BODY_LEVELS
+    written, whole = compact_json.compact_json, compact_json.BODY_LEVELS
 
     def padded(value, levels=whole):
         return written(value, levels) + {0: PADDING, whole: PADDING * 16}.get(levels, "")
 
-    monkeypatch.setattr(generation, "_json", padded)
+    for module in (sending, openai_response):
+        monkeypatch.setattr(module, "compact_json", padded)
     body = {"model": "counting", "prompt": "a", "max_tokens": 120 if stream else 4, "temperature": 0, "stream": stream}
     text = json.dumps(body)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(text)}\r\n\r\n"
