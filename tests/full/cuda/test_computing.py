@@ -62,7 +62,8 @@ def run(module, libraries, *arguments, given=None):
     return json.loads(finished.stdout)
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
+# Pointwise normalizers are launched alike, and tests/full/triton has each one's kernel: relu stands for them.
+@pytest.mark.parametrize("normalizer", [name for name in NORMALIZERS if name not in ("sigmoid", "relu2")])
 def test_library_and_plugins_agree_with_float64(libraries, normalizer):
     launched, ways = set(), set()
     cases = CASES[normalizer]
