@@ -160,7 +160,9 @@ class AttentionNorm(nn.Module):
 def is_local(module: nn.Module) -> bool:
     """Whether `module` is attention of an encoder to near tokens on either side: softmax, whatever the model's norm."""
     window = getattr(module, "sliding_window", None)
-    return isinstance(window, int) and getattr(module, "is_causal", True) is False
+    # A decoder's attention that was told to look both ways is none: the exporter says so of the whole model.
+    both_ways = getattr(getattr(module, "config", None), "use_bidirectional_attention", False)
+    return isinstance(window, int) and getattr(module, "is_causal", True) is False and not both_ways
 
 
 def adapted_attention(

@@ -175,11 +175,11 @@ def test_a_model_that_attends_in_another_direction_is_refused(sharp_export, tmp_
 def test_weights_that_the_model_does_not_use_are_named(sharp_export, tmp_path):
     source = save(tiny("llama"), tmp_path / "llama")
     weights = load_file(source / "model.safetensors")
-    extra = {"model.layers.0.self_attn.q_proj.bias": torch.zeros(4)}
+    extra = {"model.layers.0.mlp.up_proj.bias": torch.zeros(4)}
     save_file(weights | extra, source / "model.safetensors", {"format": "pt"})
     result = sharp_export(source, "--norm", "softmax", "--dry-run", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "that are left out: model.layers.0.self_attn.q_proj.bias" in " ".join(result.output.split())
+    assert "that are left out: model.layers.0.mlp.up_proj.bias" in " ".join(result.output.split())
 
 
 def test_a_header_of_a_larger_model_takes_no_memory(sharp_export, tmp_path):
