@@ -114,12 +114,12 @@ def addresses(server: "subprocess.Popen[str]") -> tuple[str, str]:
 def heads_table(http: str) -> Table:
     """The sharpest and the most dispersed heads, as Prometheus would read them."""
     heads: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{http}/metrics?attention=head", timeout=10) as response:
         for family in text_string_to_metric_families(response.read().decode()):
             for sample in family.samples if family.name in ATTENTION else ():
                 heads[int(sample.labels["layer"]), int(sample.labels["head"])][family.name] = sample.value
     ordered = sorted(heads.items(), key=lambda item: item[1]["sharp_attention_normalized_entropy"])
-    table = Table(title=f"\nAttention heads on http://{http}/metrics, by normalized entropy", title_justify="left")
+    table = Table(title=f"\nAttention heads on http://{http}/metrics?attention=head, by normalized entropy", title_justify="left")
     for column in ("", "layer", "head", *ATTENTION.values()):
         table.add_column(column, justify="right" if column else "left")
     for name, shown in (("sharpest", ordered[:HEADS_SHOWN]), ("most dispersed", ordered[-HEADS_SHOWN:])):

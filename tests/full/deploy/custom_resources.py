@@ -55,6 +55,7 @@ SPECS: dict[tuple[str, str], Schema] = {
                 "",
                 port=STRING,
                 path=STRING,
+                params={"type": "object", "additionalProperties": several(STRING)},
                 scheme=one_of("http", "https"),
                 interval=DURATION,
                 tlsConfig=record("", serverName=STRING, ca=record("", secret=KEY)),

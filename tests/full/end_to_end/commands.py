@@ -25,7 +25,7 @@ class Server:
 
     def samples(self) -> list[Sample]:
         """What Prometheus would read now."""
-        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{self.http}/metrics?attention=head", timeout=10) as response:
             families = text_string_to_metric_families(response.read().decode())
             return [sample for family in families for sample in family.samples]
 
