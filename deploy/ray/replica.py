@@ -196,6 +196,10 @@ class ModelServer:
         """See KServe's `GRPCInferenceService`."""
         return await self._unary(lambda loaded: loaded.kserve.ServerMetadata, request, grpc_context)
 
+    async def RepositoryIndex(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """See KServe's `GRPCInferenceService`; Triton's own: the model that is loaded where the request arrives."""
+        return await self._unary(lambda loaded: loaded.kserve.RepositoryIndex, request, grpc_context)
+
     async def ModelReady(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """See KServe's `GRPCInferenceService`."""
         return await self._unary(lambda loaded: loaded.kserve.ModelReady, request, grpc_context)
