@@ -119,7 +119,9 @@ def heads_table(http: str) -> Table:
             for sample in family.samples if family.name in ATTENTION else ():
                 heads[int(sample.labels["layer"]), int(sample.labels["head"])][family.name] = sample.value
     ordered = sorted(heads.items(), key=lambda item: item[1]["sharp_attention_normalized_entropy"])
-    table = Table(title=f"\nAttention heads on http://{http}/metrics?attention=head, by normalized entropy", title_justify="left")
+    table = Table(
+        title=f"\nAttention heads on http://{http}/metrics?attention=head, by normalized entropy", title_justify="left"
+    )
     for column in ("", "layer", "head", *ATTENTION.values()):
         table.add_column(column, justify="right" if column else "left")
     for name, shown in (("sharpest", ordered[:HEADS_SHOWN]), ("most dispersed", ordered[-HEADS_SHOWN:])):
