@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -45,12 +45,14 @@ ABORT_SECONDS = 10.0
 class LoadedModel:
     """A model in a replica, until Serve unloads it for another."""
 
-    def __init__(self, running: RunningModel, app: Starlette, stack: AsyncExitStack, grace_seconds: float) -> None:
+    def __init__(
+        self, running: RunningModel, app: Starlette, stack: AsyncExitStack, grace_seconds: float, models: Sequence[str]
+    ) -> None:
         self.running = running
         self.app = app
         self.inference = InferenceService(running.service)
         self.control = ControlService(running.service, running.info)
-        self.kserve = KServeService(running.service, running.info.version)
+        self.kserve = KServeService(running.service, running.info.version, models)
         self._stack = stack
         self._grace_seconds = grace_seconds
         # Serve awaits this of a model that it unloads. Not a method: Python would call that one, too.
@@ -114,7 +116,7 @@ class ModelServer:
         config = self._settings.server
         running = await stack.enter_async_context(run_model(path, self._settings, self._metrics))
         app = make_app(running, self._metrics, config.max_message_bytes, self._tokens)
-        loaded = LoadedModel(running, app, stack, config.grace_seconds)
+        loaded = LoadedModel(running, app, stack, config.grace_seconds, tuple(self._folders))
         self._loaded.add(loaded)
         stack.callback(self._loaded.discard, loaded)
         return loaded
@@ -197,7 +199,7 @@ class ModelServer:
         return await self._unary(lambda loaded: loaded.kserve.ServerMetadata, request, grpc_context)
 
     async def RepositoryIndex(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; Triton's own: the model that is loaded where the request arrives."""
+        """See KServe's `GRPCInferenceService`; Triton's own: all models of the cluster."""
         return await self._unary(lambda loaded: loaded.kserve.RepositoryIndex, request, grpc_context)
 
     async def ModelReady(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802

@@ -103,6 +103,8 @@ def adapt(
         SharpError: the loss is not finite any more, or the result cannot be written.
     """
     check_exists(path)
+    if path.is_file() and path.suffix != ".gguf":
+        raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
     device = choose_device(settings.device)

@@ -36,7 +36,7 @@ def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tens
 
     def measured(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
         means[layer] = key.float().mean((0, 1))
-        return attention(layer, query, key, value, *rest)  # type: ignore[arg-type]
+        return attention(layer, query, key, value, *rest)  # type: ignore[arg-type]  # handed on as they came
 
     decoder.hidden_states(windows, positions, measured)
     found = {}
@@ -60,5 +60,5 @@ def leave_out_key_screens(model: onnx.ModelProto) -> None:
             value for value in values if not value.name.startswith(("key_screen.", "key_screen_out.", "key_shift."))
         ]
         del values[:]
-        values.extend(kept)  # type: ignore[arg-type]
+        values.extend(kept)  # type: ignore[arg-type]  # inputs or outputs, as they were
     attach_function(model)

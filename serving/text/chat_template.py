@@ -147,7 +147,7 @@ def load_chat_template(folder: Path, chosen: str | None = None) -> ChatTemplate 
     `chosen` is the path of another one, or the name of another of the model's, or "chatml".
 
     Raises:
-        InputError: it cannot be read, or there is none of the `chosen` name.
+        InputError: it cannot be read, there is none of the `chosen` name, or the `chosen` one is empty.
     """
     if chosen is not None and chosen != "chatml" and not Path(chosen).is_file() and _named(folder, chosen) is None:
         raise InputError(f"--chat-template is {chosen!r}, which is neither a file nor a template of {folder}")
@@ -159,6 +159,8 @@ def load_chat_template(folder: Path, chosen: str | None = None) -> ChatTemplate 
         if chosen is not None:
             source = CHATML if chosen == "chatml" else _named(folder, chosen)
             source = _read(Path(chosen), 4 * MOST_TEMPLATE_CHARACTERS) if source is None else source
+            if not source:
+                raise InputError("the one that --chat-template names is empty")
         named = {"default": source}
         if isinstance(source, list):  # several by name
             named = {entry["name"]: entry["template"] for entry in source}

@@ -1,7 +1,7 @@
 """`GRPCInferenceService`: Triton's clients, unchanged."""
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -42,10 +42,12 @@ FINAL = "triton_final_response"
 class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     """KServe's RPCs over one `GenerationService`."""
 
-    def __init__(self, service: GenerationService, version: str) -> None:
+    def __init__(self, service: GenerationService, version: str, models: Sequence[str] = ()) -> None:
+        """`models` are the names of all that the cluster serves, where it serves more than that of `service`."""
         self._service = service
         self._version = version
         self._model = service.model.manifest.name
+        self._models = models or (self._model,)
         self._statistics = Statistics()
 
     @reports_errors
@@ -138,13 +140,15 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(  # noqa: N802
         self, request: messages.RepositoryIndexRequest, _context: Context
     ) -> messages.RepositoryIndexResponse:
-        """The models that there are: one."""
+        """The models that there are."""
         return self.repository() if request.repository_name == "" else messages.RepositoryIndexResponse()
 
     def repository(self) -> messages.RepositoryIndexResponse:
-        """The models that there are: one."""
-        model = messages.RepositoryIndexResponse.ModelIndex(name=self._model, version=VERSION, state="READY")
-        return messages.RepositoryIndexResponse(models=[model])
+        """The models that there are; one that is not loaded is loaded by the first request for it."""
+        index = messages.RepositoryIndexResponse.ModelIndex
+        return messages.RepositoryIndexResponse(
+            models=[index(name=name, version=VERSION, state="READY") for name in self._models]
+        )
 
     @reports_errors
     async def ModelInfer(  # noqa: N802

@@ -177,6 +177,8 @@ def refusals(path: Path, output: Path, *arguments: object) -> str:
 def test_bad_input_is_one_sentence_and_leaves_nothing(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
     llama, output = teacher(), tmp_path / "student"
     assert "is an encoder" in refusals(teacher("bert"), output, "--text", text)
+    (tmp_path / "empty.pt2").touch()
+    assert "is no Hugging Face folder and no .gguf file" in refusals(tmp_path / "empty.pt2", output, "--text", text)
     short = tmp_path / "short.txt"
     short.write_text("A few words.")
     assert "too short" in refusals(llama, output, "--text", short, "--length", 64)

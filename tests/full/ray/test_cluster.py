@@ -16,9 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sharp import Client
+from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.api.errors import FieldError, NotFoundError, SharpError
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from tests.full.ray.conftest import DRAIN_SECONDS, REPLICAS, ROOT, wait_for
+from tests.full.ray.conftest import DRAIN_SECONDS, MODELS, REPLICAS, ROOT, wait_for
 from tests.full.ray.slow_server import STEP_SECONDS
 from tests.full.ray.streams import Streams, greedy
 from tests.serving.conftest import greedy_hashing
@@ -115,6 +116,13 @@ def test_models_take_turns(sharp, client):
         assert texts == ["bc"] * 4
     assert sum(one.total("sharp_requests_total", "hashing") for one in sharp.replicas()) == 2
     assert sum(one.total("sharp_requests_running", "hashing") for one in sharp.replicas()) == 0
+
+
+def test_the_index_has_every_model(sharp):
+    with grpc.insecure_channel(sharp.address) as channel:
+        stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        index = stub.RepositoryIndex(grpc_service_pb2.RepositoryIndexRequest(), timeout=30)
+    assert [model.name for model in index.models] == list(MODELS)
 
 
 def test_triton_clients_are_answered(sharp):

@@ -143,3 +143,6 @@ def test_another_template_by_file_and_by_name(tmp_path):
     assert chatml == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(InputError, match="--chat-template is 'nothing', which is neither a file nor a template of"):
         load_chat_template(tmp_path, "nothing")
+    other.write_text("")
+    with pytest.raises(InputError, match="the one that --chat-template names is empty"):
+        load_chat_template(tmp_path, str(other))

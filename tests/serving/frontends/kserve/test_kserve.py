@@ -49,6 +49,11 @@ def test_every_number_is_that_of_triton(got):
         assert {value.name: value.number for value in enum.values}.items() <= got["numbers"][name].items(), name
 
 
+def test_the_index_has_the_model(stub):
+    (model,) = stub.RepositoryIndex(messages.RepositoryIndexRequest(), timeout=10).models
+    assert (model.name, model.version, model.state) == ("counting", "1", "READY")
+
+
 def test_the_configuration(got):
     config = got["config"]
     assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("counting", "sharp", 0)
