@@ -1,4 +1,7 @@
-"""Exports in one process: what many have in common is made once."""
+"""Exports in one process: what many have in common is made once.
+
+The fixtures are of a module, so that tests elsewhere meet torch's own functions; what they keep is the process's.
+"""
 
 import copy
 import functools
@@ -16,15 +19,16 @@ import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 LARGEST = 16 << 20  # bytes of a module that is kept
+_registry = functools.cache(ONNXRegistry.from_torchlib)
+_kept: dict[bytes, onnx_ir.Model] = {}
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_registry() -> Iterator[None]:
     """torch.onnx makes its table of translations anew for every export: a third of the time of a tiny model's."""
-    made = functools.cache(ONNXRegistry.from_torchlib)
 
     def copied(*arguments: Any, **options: Any) -> ONNXRegistry:
-        registry = copy.copy(made(*arguments, **options))
+        registry = copy.copy(_registry(*arguments, **options))
         registry.functions = {name: list(found) for name, found in registry.functions.items()}
         return registry
 
@@ -33,23 +37,23 @@ def one_registry() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_trace() -> Iterator[None]:
     """A module is traced once, however many tests export it: that is nine tenths of the time of a tiny model's export.
 
     It is the same module if it pickles to the same bytes, weights and configuration included, and is called with the
     same arguments. One that cannot be pickled is traced every time.
     """
-    export, kept = torch.onnx.export, {}
+    export = torch.onnx.export
 
     def traced(module: torch.nn.Module, arguments: tuple[Any, ...], **options: Any) -> Any:
         same = {name: value for name, value in options.items() if name != "custom_translation_table"}
         key = _digest((module, arguments, same, torch.get_default_dtype()))
         if key is None:
             return export(module, arguments, **options)
-        if key not in kept:
-            kept[key] = _detached(export(module, arguments, **options).model)
-        return SimpleNamespace(model=kept[key].clone())
+        if key not in _kept:
+            _kept[key] = _detached(export(module, arguments, **options).model)
+        return SimpleNamespace(model=_kept[key].clone())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", traced)

@@ -22,7 +22,7 @@ def test_an_unloaded_model_is_gone_and_its_counters_stay(tmp_path):
     async def load_and_unload():
         stack = AsyncExitStack()
         running = await stack.enter_async_context(run_model(folder, SETTINGS, metrics))
-        loaded = LoadedModel(running, make_app(running, metrics, 1000), stack, 0.2)
+        loaded = LoadedModel(running, make_app(running, metrics, 1000), stack, 0.2, (folder,))
         known = weakref.ref(running.engine), weakref.ref(running.engine._engine)
         await loaded.__del__()  # as Serve does
         with pytest.raises(DrainingError):
