@@ -73,21 +73,8 @@ def store_sums(sums, index, exists, state, scale, OPTIONS: tl.constexpr, OBSERVE
 def walk_split(low, high, query, row, cache, attributes, stored, OPTIONS: tl.constexpr, MODE: tl.constexpr):
     """The state after a split's keys [low, high)."""
     ALONE: tl.constexpr = MODE == "observe"
-    state = walk(
-        (low, low, low, high),
-        empty_state(OPTIONS, ALONE),
-        query,
-        row,
-        cache,
-        attributes,
-        (0.0, 0.0),
-        stored,
-        OPTIONS,
-        MODE,
-        ALONE,
-        "none",
-        OPTIONS.statistics,
-    )
+    source, unused = (query, row, cache, attributes), (0.0, 0.0)
+    state = walk((low, low, low, high), source, unused, stored, OPTIONS, MODE, "none", OPTIONS.statistics, ALONE)
     return added_up(state, logit_factor(attributes[0], OPTIONS), OPTIONS, ALONE)
 
 

@@ -30,7 +30,6 @@ from sharp.plugins.triton.loads import (
 )
 from sharp.plugins.triton.normalizers import (
     divided,
-    empty_state,
     logit_factor,
     row_statistics,
     temperature,
@@ -62,30 +61,14 @@ def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr)
 
 
 @triton.jit
-def entmax_thresholds(
-    bounds, listed, peak, tau, estimate, visible, query, row, cache, attributes, exists, OPTIONS: tl.constexpr
-):
+def entmax_thresholds(bounds, source, listed, peak, tau, estimate, visible, exists, OPTIONS: tl.constexpr):
     """The thresholds of all rows, from `tau`; the steps end when no row of the tile needs another."""
-    alpha = attributes[2]
+    alpha = source[3][2]
     low, high = entmax_bracket(visible, alpha)
     tau = tl.where(tau > low, tl.minimum(tau, high), low)  # also where it is NaN
     step = 0
     while step < MOST_STEPS:
-        state = walk(
-            bounds,
-            empty_state(OPTIONS, False),
-            query,
-            row,
-            cache,
-            attributes,
-            (peak, tau),
-            listed,
-            OPTIONS,
-            "count",
-            False,
-            "listed",
-            False,
-        )
+        state = walk(bounds, source, (peak, tau), listed, OPTIONS, "count", "listed", False)
         _, total, slope, _, _, _, support, _ = state
         following, low, high = entmax_step(tau, low, high, (total, slope, support), alpha, OPTIONS)
         unsettled = entmax_unsettled(following, tau, total, estimate, alpha, OPTIONS) & exists & (visible > 0)
@@ -95,45 +78,18 @@ def entmax_thresholds(
 
 
 @triton.jit
-def attend_entmax(
-    bounds,
-    query,
-    row,
-    cache,
-    attributes,
-    tiles,
-    exists,
-    visible,
-    OPTIONS: tl.constexpr,
-    STATISTICS: tl.constexpr,
-):
+def attend_entmax(bounds, source, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state of the rows of a tile behind all keys under entmax."""
-    state, count = aim(bounds, query, row, cache, attributes, tiles, exists, OPTIONS, STATISTICS)
+    state, count = aim(bounds, source, tiles, exists, OPTIONS, STATISTICS)
     peak, total, slope, _, lowest, distance, support, output = state
-    nearer = entmax_near(distance, (total, slope, support), attributes[2], OPTIONS)
+    nearer = entmax_near(distance, (total, slope, support), source[3][2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance
     weighted_log = slope  # a value for the loop to replace
     estimate = OPTIONS.estimates
     settling = True
     while settling:
-        tau = entmax_thresholds(
-            bounds, (tiles, count), peak, tau, estimate, visible, query, row, cache, attributes, exists, OPTIONS
-        )
-        state = walk(
-            bounds,
-            empty_state(OPTIONS, False),
-            query,
-            row,
-            cache,
-            attributes,
-            (peak, tau),
-            (tiles, count),
-            OPTIONS,
-            "settled",
-            False,
-            "listed",
-            STATISTICS,
-        )
+        tau = entmax_thresholds(bounds, source, (tiles, count), peak, tau, estimate, visible, exists, OPTIONS)
+        state = walk(bounds, source, (peak, tau), (tiles, count), OPTIONS, "settled", "listed", STATISTICS)
         _, total, weighted_log, _, _, _, support, output = state
         missed = entmax_missed(total) & exists & (visible > 0)
         settling = estimate & (tl.max(missed.to(tl.int32)) > 0)
@@ -142,98 +98,30 @@ def attend_entmax(
 
 
 @triton.jit
-def attend_tile(
-    bounds,
-    query,
-    row,
-    cache,
-    attributes,
-    polynomial,
-    tiles,
-    exists,
-    visible,
-    OPTIONS: tl.constexpr,
-    STATISTICS: tl.constexpr,
-):
+def attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state of the rows of a tile behind all keys, and their inverse temperatures."""
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
     if OPTIONS.solves:
         if OPTIONS.normalizer == "entmax":
-            state = attend_entmax(bounds, query, row, cache, attributes, tiles, exists, visible, OPTIONS, STATISTICS)
+            state = attend_entmax(bounds, source, tiles, exists, visible, OPTIONS, STATISTICS)
             peak, total, weighted_log, highest, lowest, _, support, output = state
         else:
-            state = walk(
-                bounds,
-                empty_state(OPTIONS, False),
-                query,
-                row,
-                cache,
-                attributes,
-                unused,
-                unused,
-                OPTIONS,
-                "observe",
-                False,
-                "all",
-                STATISTICS,
-            )
+            state = walk(bounds, source, unused, unused, OPTIONS, "observe", "all", STATISTICS)
             peak, total, weighted_log, highest, lowest, _, _, _ = state
             threshold, t0, t1, t2, t3, t4, t5, t6, t7 = polynomial
             beta = temperature(total, weighted_log, threshold, t0, t1, t2, t3, t4, t5, t6, t7)
-            state = walk(
-                bounds,
-                empty_state(OPTIONS, False),
-                query,
-                row,
-                cache,
-                attributes,
-                (peak, beta),
-                unused,
-                OPTIONS,
-                "settled",
-                False,
-                "all",
-                STATISTICS,
-            )
+            state = walk(bounds, source, (peak, beta), unused, OPTIONS, "settled", "all", STATISTICS)
             _, total, weighted_log, _, _, _, support, output = state
             highest = peak
     else:
         # Steps with statistics are few, and the two loops in each branch would compile twice as long.
         FIXED: tl.constexpr = OPTIONS.rarely_shifted and not STATISTICS
-        state = walk(
-            bounds,
-            empty_state(OPTIONS, False),
-            query,
-            row,
-            cache,
-            attributes,
-            unused,
-            unused,
-            OPTIONS,
-            "fixed" if FIXED else "stream",
-            False,
-            "all",
-            STATISTICS,
-        )
+        state = walk(bounds, source, unused, unused, OPTIONS, "fixed" if FIXED else "stream", "all", STATISTICS)
         if FIXED:
             lost = exists & (visible > 0) & ~within_range(state[1], state[7])
             if tl.max(lost.to(tl.int32)) > 0:
-                state = walk(
-                    bounds,
-                    empty_state(OPTIONS, False),
-                    query,
-                    row,
-                    cache,
-                    attributes,
-                    unused,
-                    unused,
-                    OPTIONS,
-                    "stream",
-                    False,
-                    "all",
-                    STATISTICS,
-                )
+                state = walk(bounds, source, unused, unused, OPTIONS, "stream", "all", STATISTICS)
         peak, total, weighted_log, highest, lowest, _, support, output = state
         if FIXED:  # weights as they are have the peak 0, but in rows that another part must not be measured by
             peak = tl.where((peak == -float("inf")) & (visible > 0), 0.0, peak)
@@ -364,7 +252,7 @@ def prefill(
     loaded = load_query(query, rows, exists, OPTIONS)
     visible = visible_keys(low, high, mapped, row, cache, OPTIONS)
     bounds = (low, full_low, full_high, high)
-    attributes = (scale, softcap, alpha)
+    source = (loaded, row, cache, (scale, softcap, alpha))
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
@@ -375,12 +263,8 @@ def prefill(
     # Two loops, and not one that looks at the flag: statistics that are off cost nothing.
     if collect:
         if OPTIONS.statistics:
-            state, beta = attend_tile(
-                bounds, loaded, row, cache, attributes, polynomial, tiles, exists, visible, OPTIONS, True
-            )
+            state, beta = attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS, True)
             store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS, True)
     else:
-        state, beta = attend_tile(
-            bounds, loaded, row, cache, attributes, polynomial, tiles, exists, visible, OPTIONS, False
-        )
+        state, beta = attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS, False)
         store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS, False)

@@ -9,6 +9,7 @@ A walk's mode is one of
     "settled"  weights from a row's solution, and their values
 
 The parameters come in tuples:
+    source      query, row, cache, attributes
     row         position, begin, end, slope, b, n; each [rows]: the row sees the keys begin <= key < end
     cache       key_cache, value_cache, key_scale, value_scale, table (pointer to the sequence's row; of contiguous keys
                 the place of its head's first), begin, end (no row sees other keys: their values, and keys from the
@@ -58,10 +59,7 @@ def tile_logits(query, start, page, row, cache, attributes, OPTIONS: tl.constexp
 def visit(
     start,
     state,
-    query,
-    row,
-    cache,
-    attributes,
+    source,
     solution,
     stored,
     OPTIONS: tl.constexpr,
@@ -75,6 +73,7 @@ def visit(
     Only a tile that is MASKED may hold keys that some row does not see, or that have no block.
     """
     peak, total, weighted_log, highest, lowest, visible, support, output = state
+    query, row, cache, attributes = source
     _, begin, end, _, _, _ = row
     scale, _, alpha = attributes
     factor = logit_factor(scale, OPTIONS)
@@ -133,39 +132,33 @@ def visit(
 @triton.jit
 def walk(
     bounds,
-    state,
-    query,
-    row,
-    cache,
-    attributes,
+    source,
     solution,
     stored,
     OPTIONS: tl.constexpr,
     MODE: tl.constexpr,
-    STORE: tl.constexpr,
     FULL: tl.constexpr,
     STATISTICS: tl.constexpr,
+    STORE: tl.constexpr = False,
 ):
-    """The state after the tiles of [low, high). In [full_low, full_high) every row sees every key; all have a block.
+    """The state of rows that have seen the tiles of [low, high).
 
-    All four bounds but `high` are multiples of the tile, and of `listed_keys` those of full tiles that are listed. FULL
-    says which full tiles are visited: "all" of them, those "listed" in `stored`, or "none".
+    In [full_low, full_high) every row sees every key; all have a block. All four bounds but `high` are multiples of the
+    tile, and of `listed_keys` those of full tiles that are listed. FULL says which full tiles are visited: "all" of
+    them, those "listed" in `stored`, or "none". STORE keeps the logits in `stored`.
     """
+    state = empty_state(OPTIONS, STORE)
     low, full_low, full_high, high = bounds
     left = (full_low - low) // OPTIONS.keys
     masked = left + (high - full_high + OPTIONS.keys - 1) // OPTIONS.keys
     for tile in tl.range(0, masked):
         skipped = tl.where(tile >= left, full_high - full_low, 0) // OPTIONS.keys
         start = (low // OPTIONS.keys + tile + skipped) * OPTIONS.keys
-        state, _ = visit(
-            start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, STORE, True, STATISTICS
-        )
+        state, _ = visit(start, state, source, solution, stored, OPTIONS, MODE, STORE, True, STATISTICS)
     if FULL == "all":
         for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
             start = tile * OPTIONS.keys
-            state, _ = visit(
-                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, False, False, STATISTICS
-            )
+            state, _ = visit(start, state, source, solution, stored, OPTIONS, MODE, False, False, STATISTICS)
     if FULL == "listed":
         listed, count = stored
         EACH: tl.constexpr = OPTIONS.listed_keys // OPTIONS.keys  # tiles that an entry of the list stands for
@@ -173,30 +166,23 @@ def walk(
         for index in tl.range(0, count * EACH):
             start = entry * OPTIONS.listed_keys + index % EACH * OPTIONS.keys
             entry = tl.load(listed + (index + 1) // EACH)  # the list has one place more; the load has this tile's time
-            state, _ = visit(
-                start, state, query, row, cache, attributes, solution, stored, OPTIONS, MODE, False, False, STATISTICS
-            )
+            state, _ = visit(start, state, source, solution, stored, OPTIONS, MODE, False, False, STATISTICS)
     return state
 
 
 @triton.jit
-def aim(bounds, query, row, cache, attributes, listed, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+def aim(bounds, source, listed, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state after a walk of mode "aim" over all tiles; full ones are listed where their keys may get a weight."""
     unused = (0.0, 0.0)
-    state = empty_state(OPTIONS, False)
-    state = walk(
-        bounds, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, "none", STATISTICS
-    )
+    state = walk(bounds, source, unused, unused, OPTIONS, "aim", "none", STATISTICS)
     _, full_low, full_high, _ = bounds
     first = full_low // OPTIONS.listed_keys
     count = full_high // OPTIONS.listed_keys - first
     clear(listed, count)
-    flags = listed - first + tl.zeros_like(row[0])
+    flags = listed - first + tl.zeros_like(source[1][0])
     for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
         start = tile * OPTIONS.keys
-        state, live = visit(
-            start, state, query, row, cache, attributes, unused, unused, OPTIONS, "aim", False, False, STATISTICS
-        )
+        state, live = visit(start, state, source, unused, unused, OPTIONS, "aim", False, False, STATISTICS)
         # By each row: warps need not wait for each other.
         tl.store(flags + start // OPTIONS.listed_keys, 1, mask=live & exists)
     return state, compact(listed, first, count)
