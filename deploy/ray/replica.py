@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,15 @@ class LoadedModel:
         """Let what runs come to its end, for as long as it may, and free the memory."""
         await self.running.service.drain(self._grace_seconds)
         await self._stack.aclose()
+
+
+def _unary(method: Callable[[LoadedModel], Servicer]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A method of `ModelServer` for an RPC with one response, by `method` of the model that the request names."""
+
+    async def respond(self: "ModelServer", request: Any, grpc_context: RayServegRPCContext) -> Any:
+        return await ReplicaContext(grpc_context).unary(partial(self._answer, method), request)
+
+    return respond
 
 
 @serve.deployment(
@@ -154,9 +163,6 @@ class ModelServer:
             return await abort(context, error)
         return await method(loaded)(request, context)
 
-    async def _unary(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
-        return await ReplicaContext(context).unary(partial(self._answer, method), request)
-
     def _stream(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> AsyncGenerator[Batch]:
         return ReplicaContext(context).stream(partial(self._answer, method), request)
 
@@ -166,61 +172,24 @@ class ModelServer:
             async for batch in batches:
                 yield batch
 
-    async def Tokenize(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See `sharp.v1.InferenceService`."""
-        return await self._unary(lambda loaded: loaded.inference.Tokenize, request, grpc_context)
-
-    async def GetServerInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See `sharp.v1.ControlService`; of the replica that handles the request."""
-        return await self._unary(lambda loaded: loaded.control.GetServerInfo, request, grpc_context)
-
-    async def GetModelInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See `sharp.v1.ControlService`."""
-        return await self._unary(lambda loaded: loaded.control.GetModelInfo, request, grpc_context)
-
-    async def GetLoad(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See `sharp.v1.ControlService`; of the replica that handles the request."""
-        return await self._unary(lambda loaded: loaded.control.GetLoad, request, grpc_context)
+    # By the names that Serve calls; what is about a server is about the replica that handles the request.
+    Tokenize = _unary(lambda loaded: loaded.inference.Tokenize)
+    GetServerInfo = _unary(lambda loaded: loaded.control.GetServerInfo)
+    GetModelInfo = _unary(lambda loaded: loaded.control.GetModelInfo)
+    GetLoad = _unary(lambda loaded: loaded.control.GetLoad)
+    ServerLive = _unary(lambda loaded: loaded.kserve.ServerLive)
+    ServerReady = _unary(lambda loaded: loaded.kserve.ServerReady)
+    ServerMetadata = _unary(lambda loaded: loaded.kserve.ServerMetadata)
+    RepositoryIndex = _unary(lambda loaded: loaded.kserve.RepositoryIndex)
+    ModelReady = _unary(lambda loaded: loaded.kserve.ModelReady)
+    ModelMetadata = _unary(lambda loaded: loaded.kserve.ModelMetadata)
+    ModelConfig = _unary(lambda loaded: loaded.kserve.ModelConfig)
+    ModelStatistics = _unary(lambda loaded: loaded.kserve.ModelStatistics)
+    ModelInfer = _unary(lambda loaded: loaded.kserve.ModelInfer)
 
     async def Abort(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """See `sharp.v1.ControlService`; whichever replica has the request ends it."""
         return await ReplicaContext(grpc_context).unary(self._abort, request)
-
-    async def ServerLive(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; of the replica that handles the request, as are the next two."""
-        return await self._unary(lambda loaded: loaded.kserve.ServerLive, request, grpc_context)
-
-    async def ServerReady(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`."""
-        return await self._unary(lambda loaded: loaded.kserve.ServerReady, request, grpc_context)
-
-    async def ServerMetadata(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`."""
-        return await self._unary(lambda loaded: loaded.kserve.ServerMetadata, request, grpc_context)
-
-    async def RepositoryIndex(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; Triton's own: all models of the cluster."""
-        return await self._unary(lambda loaded: loaded.kserve.RepositoryIndex, request, grpc_context)
-
-    async def ModelReady(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`."""
-        return await self._unary(lambda loaded: loaded.kserve.ModelReady, request, grpc_context)
-
-    async def ModelMetadata(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`."""
-        return await self._unary(lambda loaded: loaded.kserve.ModelMetadata, request, grpc_context)
-
-    async def ModelConfig(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; Triton's own."""
-        return await self._unary(lambda loaded: loaded.kserve.ModelConfig, request, grpc_context)
-
-    async def ModelStatistics(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; Triton's own, of the replica that handles the request."""
-        return await self._unary(lambda loaded: loaded.kserve.ModelStatistics, request, grpc_context)
-
-    async def ModelInfer(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See KServe's `GRPCInferenceService`."""
-        return await self._unary(lambda loaded: loaded.kserve.ModelInfer, request, grpc_context)
 
     async def ModelStreamInfer(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Batch]:  # noqa: N802
         """See KServe's `GRPCInferenceService`; `sharp.ray.proxy` sends the requests of a stream one by one."""
