@@ -78,6 +78,7 @@ def test_genai_opens_the_tokenizer(genai, contiguous):
     assert json.loads((contiguous / "genai_config.json").read_text())["model"]["eos_token_id"] == [256]
 
 
+@pytest.mark.full
 def test_what_optimum_reads(tmp_path):
     """Its names, sizes and config.json; optimum itself wants transformers 4, and ran SmolLM2 in an ad hoc trial."""
     source = save(tiny("llama"), tmp_path / "llama")

@@ -36,6 +36,7 @@ def available() -> list[str]:
     return found[1].split(", ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_others_agree_too(isa: str) -> None:
     if isa not in available():

@@ -9,6 +9,7 @@ import pytest
 
 from sharp.plugins import library_path
 from sharp.plugins.errors import InputError, SharpError
+from tests.marks import full
 from tests.serving.conftest import write_folder
 
 
@@ -78,7 +79,7 @@ def test_onnx_runtime_reports_its_use_only_if_the_user_says_so(given: dict[str, 
         ("SHARP_ISA", "quantum", "SHARP_ISA is 'quantum'; this processor can run: "),
     ],
 )
-@pytest.mark.parametrize("kernels", ["on", "off"])
+@pytest.mark.parametrize("kernels", ["on", full("off")])
 def test_a_wrong_library_or_instruction_set_ends_the_start_with_a_sentence(
     tmp_path: Path, variable: str, value: str, message: str, kernels: str
 ) -> None:

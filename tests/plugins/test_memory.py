@@ -11,6 +11,7 @@ from onnx import helper
 
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import OUTPUTS
+from tests.marks import full
 from tests.plugins.conformance.cases import Shape, assert_agrees, make_case, make_model, run, run_reference, session
 
 
@@ -94,7 +95,7 @@ def prompt(normalizer: str, tokens: int) -> tuple[object, dict[str, np.ndarray]]
     return make_model(case), feeds
 
 
-@pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
+@pytest.mark.parametrize("normalizer", [full("softmax"), "entmax"])
 def test_peak_memory_of_a_prompt_is_linear(normalizer: str) -> None:
     def peak(tokens: int) -> float:
         finished = subprocess.run(

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from sharp import Client
 from sharp.serving.cli import generate, serve
 from sharp.serving.engine import prepare
+from tests.marks import full
 from tests.serving.conftest import wait_for
 
 
@@ -136,7 +137,7 @@ def test_serve_refuses_what_no_server_can_have(counting, options, message):
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, full(signal.SIGINT)])
 def test_serve_until_a_signal(counting, number):
     program = "from sharp.plugins.cli import serve_main; serve_main()"
     command = [sys.executable, "-c", program, str(counting), "--grpc-port", "0", "--http-port", "0", "--no-kernels"]

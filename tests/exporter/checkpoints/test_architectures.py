@@ -23,6 +23,7 @@ from tests.exporter.conftest import tiny_model
 from tests.exporter.greedy import NEW_TOKENS, PROMPT, check_greedy_tokens, export
 from tests.exporter.tiny_hugging_face import save, tiny
 from tests.full.fuzz.readers import write_gguf
+from tests.marks import full
 
 DECODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "decoder"]
 ENCODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "encoder"]
@@ -44,7 +45,7 @@ def test_every_architecture_computes_what_transformers_does(tmp_path, name):
 
 # Between them they have every form, windows, a soft cap, other scales, and layers that differ.
 @pytest.mark.parametrize(
-    ("name", "cache"), [("gemma2", "paged"), ("qwen2", "contiguous"), ("gpt2", "none"), ("smollm3", "paged")]
+    ("name", "cache"), [full("gemma2", "paged"), ("qwen2", "contiguous"), ("gpt2", "none"), ("smollm3", "paged")]
 )
 def test_greedy_tokens_equal_transformers(sharp_export, tmp_path, name, cache):
     manifest = check_greedy_tokens(sharp_export, tmp_path, name, cache)
@@ -52,7 +53,7 @@ def test_greedy_tokens_equal_transformers(sharp_export, tmp_path, name, cache):
 
 
 @pytest.mark.parametrize(
-    ("name", "norm"), [("gemma2", "ssa"), ("gpt2", "entmax"), ("mistral", "ssmax"), ("bert", "ssa")]
+    ("name", "norm"), [full("gemma2", "ssa"), full("gpt2", "entmax"), ("mistral", "ssmax"), full("bert", "ssa")]
 )
 def test_other_norms(sharp_export, tmp_path, name, norm):
     cache = "none" if name in ENCODERS else "paged"
@@ -60,6 +61,7 @@ def test_other_norms(sharp_export, tmp_path, name, norm):
     assert read_manifest(folder).norm.name == norm  # verified against PyTorch with the same window, cap and scale
 
 
+@pytest.mark.full
 def test_a_fixed_temperature_divides_capped_logits(sharp_export, tmp_path, monkeypatch):
     model = tiny("gemma2")
     for layer in model.model.layers:  # so that the logits reach the cap
@@ -76,7 +78,7 @@ def test_a_fixed_temperature_divides_capped_logits(sharp_export, tmp_path, monke
     assert np.abs(found - target).max() < 1e-4 * np.abs(target).max()
 
 
-@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("mapped", [False, full(True)])
 def test_a_scale_that_would_end_at_a_soft_cap_is_refused(sharp_export, tmp_path, mapped):
     norm_map = tmp_path / "norms.toml"
     norm_map.write_text("[[norms]]\nlayers = [0]\nheads = [0, 1]\nnorm = 'ssmax'\n")
@@ -132,7 +134,7 @@ def test_rope_that_depends_on_the_length_is_refused(sharp_export, tmp_path, mode
     assert "RoPE of type dynamic" in result.output
 
 
-@pytest.mark.parametrize("norm", ["ssa", "asentmax"])
+@pytest.mark.parametrize("norm", ["ssa", full("asentmax")])
 def test_our_own_decoder_in_the_contiguous_form(sharp_export, tmp_path, norm):
     model = to_hugging_face(tiny_model(norm, "nape", tokenizer="none"))
     folder = export(sharp_export, save(model, tmp_path / "mine"), norm, "contiguous", tmp_path / "out")

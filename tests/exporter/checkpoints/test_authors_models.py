@@ -10,6 +10,7 @@ from sharp.exporter.checkpoints.authors_models import norm_of_configuration
 from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
+from tests.marks import full
 
 AUTHORS = Path(__file__).parent / "authors"
 
@@ -21,11 +22,11 @@ def source_of(name: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "norm", "positions"),
     [
-        ("asentmax-nape", "asentmax", "nape"),
-        ("sentmax-nape", "sentmax", "nape"),
+        full("asentmax-nape", "asentmax", "nape"),
+        full("sentmax-nape", "sentmax", "nape"),
         ("ssmax-rope", "ssmax", "rope"),
         ("ssa-gpt2", "ssa", "learned"),
-        ("sparse-modernbert", "entmax", "rope"),
+        full("sparse-modernbert", "entmax", "rope"),
     ],
 )
 def test_the_export_computes_what_the_authors_class_does(sharp_export, tmp_path, name, norm, positions):

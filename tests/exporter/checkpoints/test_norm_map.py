@@ -44,6 +44,7 @@ def norm_map(tmp_path):
     return write
 
 
+@pytest.mark.full
 def test_a_mapped_model_is_verified_and_served(checkpoint, sharp_export, norm_map, tmp_path):
     source, out = checkpoint("ssa", "nape", layers=2), tmp_path / "out"
     result = sharp_export(source, "--norm", "ssa", "--norm-map", norm_map(MAP), "--untrained-norm", "-o", out)

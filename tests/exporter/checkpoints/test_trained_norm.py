@@ -61,6 +61,7 @@ def ssa_logits(model, ids):
         return model(input_ids=ids, use_cache=False).logits
 
 
+@pytest.mark.full
 def test_a_gpt2_with_learned_b_and_n_in_every_head(gpt2_with_ssa, sharp_export, tmp_path):
     (tmp_path / "ssa.json").write_text(json.dumps(SSA))
     source = read_source(gpt2_with_ssa, "ssa", trained_norm=tmp_path / "ssa.json")

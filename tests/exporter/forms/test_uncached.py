@@ -71,7 +71,7 @@ def export_model(sharp_export, tmp_path):
     ("norm", "positions"),
     [
         ("adaptive-temperature", "none"),
-        ("asentmax", "nape"),
+        full("asentmax", "nape"),
         full("ssmax", "rope"),
         full("sparsemax", "alibi"),
         full("ssa", "alibi"),
@@ -103,7 +103,7 @@ def test_models_of_numbers(export_model, norm):
     ("trained", "norm", "options"),
     [
         ("entmax", "entmax", ("--alpha", "1.25")),
-        ("softmax", "fixed-temperature", ("--temperature", "0.5", "--untrained-norm")),
+        full("softmax", "fixed-temperature", ("--temperature", "0.5", "--untrained-norm")),
     ],
 )
 def test_models_of_numbers_with_another_parameter(sharp_export, tmp_path, trained, norm, options):
@@ -190,7 +190,7 @@ def test_a_set_model_with_another_norm_is_warned_about(sharp_export, tmp_path):
     ("trained", "norm", "options"),
     [
         ("entmax", "entmax", ("--alpha", "1.25")),
-        ("softmax", "fixed-temperature", ("--temperature", "0.2")),
+        full("softmax", "fixed-temperature", ("--temperature", "0.2")),
         full("softmax", "adaptive-temperature", ("--temperature-coefficients", "arxiv2024")),
         full("softmax", "ssa", ("--ssa-b", "3", "--ssa-n", "2")),
         full("softmax", "ssmax", ("--log-length-offset", "5")),

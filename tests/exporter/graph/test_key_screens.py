@@ -11,6 +11,7 @@ from sharp.exporter.graph.key_screens import leave_out_key_screens
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.key_screen import screen_bytes
 from sharp.serving.config import BackendConfig
+from tests.marks import full
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def screened(checkpoint, sharp_export, tmp_path):
     return run
 
 
-@pytest.mark.parametrize(("norm", "positions"), [("entmax", "rope"), ("asentmax", "nape")])
+@pytest.mark.parametrize(("norm", "positions"), [("entmax", "rope"), full("asentmax", "nape")])
 def test_the_export_agrees_with_pytorch_in_both_runtimes(screened, norm, positions):
     folder = screened(norm, "--key-screen", "int8", positions=positions)
     manifest = read_manifest(folder)

@@ -95,6 +95,7 @@ def test_a_quantized_model_is_verified_and_served(wide, sharp_export, tmp_path, 
     assert len(answer(tmp_path / "out")) == 12
 
 
+@pytest.mark.full
 def test_another_form_can_be_quantized(wide, sharp_export, tmp_path):
     options = ("--norm", "softmax", "--cache", "contiguous", "--quantize", "int8")
     result = sharp_export(wide(), *options, "-o", tmp_path / "out")

@@ -68,8 +68,7 @@ def recorded(path: Path):
 
 COMBINATIONS = [
     ("ssa", "nape"),
-    ("asentmax", "nape"),
-    *(full(*one) for one in (("softmax", "rope"), ("adaptive-temperature", "alibi"))),
+    *(full(*one) for one in (("asentmax", "nape"), ("softmax", "rope"), ("adaptive-temperature", "alibi"))),
 ]
 
 

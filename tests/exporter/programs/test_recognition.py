@@ -18,6 +18,7 @@ from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 from tests.exporter.programs import gpt
+from tests.marks import full
 
 TOKENS = torch.arange(18).reshape(2, 9)
 
@@ -45,10 +46,10 @@ def flexible_alibi(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (gpt.fused, 0, -1, None),
         (gpt.written_out, 0, -1, None),
         (gpt.alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
-        (gpt.capped_in_a_window, 5, 20, None),
+        full(gpt.capped_in_a_window, 5, 20, None),
         (gpt.einsums, 0, -1, None),
         (gpt.expanded, 0, -1, None),
-        (flexible_alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
+        full(flexible_alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
     ],
 )
 def test_what_stands_between_the_products_is_found_by_evaluating_it(
@@ -144,12 +145,12 @@ def test_a_scale_that_is_learned_has_no_start_values() -> None:
     ("normalize", "norm", "alpha"),
     [
         (partial(entmax.sparsemax, dim=-1), "sparsemax", 2.0),
-        (partial(entmax.entmax15, dim=-1), "entmax", 1.5),
-        (gpt.ssa_of_the_authors, "ssa", 1.5),
-        (gpt.adaptive_of_the_authors, "adaptive-temperature", 1.5),
+        full(partial(entmax.entmax15, dim=-1), "entmax", 1.5),
+        full(gpt.ssa_of_the_authors, "ssa", 1.5),
+        full(gpt.adaptive_of_the_authors, "adaptive-temperature", 1.5),
         (lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True), "softmax", 1.5),
         (torch.sigmoid, "sigmoid", 1.5),
-        (lambda scores: scores.relu().square(), "relu2", 1.5),
+        full(lambda scores: scores.relu().square(), "relu2", 1.5),
     ],
 )
 def test_a_norm_that_is_written_out_is_the_programs_own(normalize: object, norm: str, alpha: float) -> None:

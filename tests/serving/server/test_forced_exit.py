@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+from tests.marks import full
 from tests.serving.server.test_rolling_restart import free_port
 
 STUCK = """
@@ -57,7 +58,7 @@ def test_a_server_whose_gpu_is_lost_ends_so_that_it_is_started_again(counting):
             process.kill()
 
 
-@pytest.mark.parametrize(("patched", "code"), [("ModelFolder.prepare", 0), ("Engine.step", 124)])
+@pytest.mark.parametrize(("patched", "code"), [full("ModelFolder.prepare", 0), ("Engine.step", 124)])
 def test_a_thread_that_does_not_return_ends_with_the_process(counting, patched, code):
     port = free_port()
     command = [

@@ -5,6 +5,8 @@ import threading
 import time
 from contextlib import ExitStack
 
+import pytest
+
 from sharp import Client, SamplingParams
 from tests.full.end_to_end.commands import serve
 
@@ -22,6 +24,7 @@ def requests_of(server):
     return sum(sample.value for sample in server.samples() if sample.name == "sharp_requests_total")
 
 
+@pytest.mark.full
 def test_a_rolling_restart_loses_nothing(counting, tmp_path):
     ports = [free_port(), free_port()]
     folders = [tmp_path / name / "counting" for name in "ab"]  # for a log each
