@@ -58,6 +58,7 @@ def contiguous(tmp_path_factory):
     return folder / "out"
 
 
+@pytest.mark.full
 def test_genai_says_what_we_say(genai, contiguous, tmp_path):
     expected = ContiguousSession(contiguous, kernels=True).generate(PROMPT, NEW_TOKENS)[0].tolist()
     assert generate(genai, contiguous) == expected
@@ -71,6 +72,7 @@ def test_genai_says_what_we_say(genai, contiguous, tmp_path):
         generate(genai, tmp_path / "bodiless")
 
 
+@pytest.mark.full
 def test_genai_opens_the_tokenizer(genai, contiguous):
     tokenizer = genai.Tokenizer(genai.Model(str(contiguous)))
     assert tokenizer.encode("aé").tolist() == [97, 195, 169]

@@ -17,7 +17,7 @@ from sharp.exporter.verification.perplexity import TextPrediction
 from tests.marks import full
 
 
-@pytest.mark.parametrize(("cache", "cases"), [("paged", 7), full("contiguous", 6), ("none", 5)])
+@pytest.mark.parametrize(("cache", "cases"), [("paged", 7), full("contiguous", 6), full("none", 5)])
 def test_the_report_has_every_case(checkpoint, sharp_export, tmp_path, cache, cases):
     options = ("--norm", "ssa", "--cache", cache, "--untrained-norm", "-o", tmp_path / "out")
     result = sharp_export(checkpoint("softmax", layers=2), *options)

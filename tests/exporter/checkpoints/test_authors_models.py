@@ -24,7 +24,7 @@ def source_of(name: str) -> Path:
     [
         full("asentmax-nape", "asentmax", "nape"),
         full("sentmax-nape", "sentmax", "nape"),
-        ("ssmax-rope", "ssmax", "rope"),
+        full("ssmax-rope", "ssmax", "rope"),
         ("ssa-gpt2", "ssa", "learned"),
         full("sparse-modernbert", "entmax", "rope"),
     ],

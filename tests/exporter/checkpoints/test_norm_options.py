@@ -99,6 +99,7 @@ def test_a_text_with_a_token_that_only_the_tokenizer_knows(sharp_export, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_alpha_of_the_checkpoint_wins_unless_another_is_given(sharp_export, tmp_path):
     save_checkpoint(tmp_path / "tiny.safetensors", tiny_model("entmax", alpha=1.25))
     for options, alpha, origin in (((), 1.25, "checkpoint"), (("--alpha", "1.75"), 1.75, "option")):

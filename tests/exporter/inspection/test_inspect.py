@@ -143,6 +143,7 @@ def test_the_bound_is_the_formula_of_the_paper(models):
         np.testing.assert_allclose(bound[1, head], expected, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_long_texts_have_maps_of_limited_size_that_keep_the_largest_weights(models):
     model = open_model(models("asentmax", "nape")[0])
     tokens = 2 * MAP_CELLS + 7

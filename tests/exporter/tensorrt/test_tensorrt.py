@@ -208,6 +208,7 @@ def test_other_forms_keep_their_nodes_for_the_plugin(folders, monkeypatch, tmp_p
     assert json.loads((tmp_path / "engine.json").read_text())["plugin"] == "tensorrt.so"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cache", ["contiguous", "none"])
 def test_the_real_parser_takes_what_it_is_given_for_the_plugin(folders, monkeypatch, tmp_path, cache):
     out = shutil.copytree(folders("ssa", "--cache", cache), tmp_path / "out")
@@ -264,6 +265,7 @@ def test_a_build_that_fails_says_what_needs_no_plugin(folders, monkeypatch, tmp_
     assert (result.exit_code, "with --target portable, the model needs no plugin" in result.output) == (2, True)
 
 
+@pytest.mark.full
 def test_the_standard_ops_become_an_engine(folders, tmp_path, monkeypatch):
     class Builder(trt.Builder):
         """TensorRT-RTX builds for a GPU that is not there when it is told which."""

@@ -16,6 +16,7 @@ def run(*arguments):
     return CliRunner().invoke(build, [str(argument) for argument in arguments], prog_name="sharp build")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("norm", "positions", "cache", "dtype"),
     [

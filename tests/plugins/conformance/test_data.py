@@ -27,6 +27,7 @@ def test_the_data_is_current() -> None:
                 np.testing.assert_allclose(numpy_helper.to_array(stored), array, rtol=1e-6, err_msg=f"{name}: {hint}")
 
 
+@pytest.mark.full
 def test_it_runs_without_our_code() -> None:
     # -I: nothing of this folder or of PYTHONPATH; -S would also hide onnx.
     blocked = (
