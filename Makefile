@@ -76,13 +76,12 @@ gpu-wheel: setup
 	  -C build-dir=build/gpu-wheel
 
 # mypy and editors follow folders, not import hooks: .editor/sharp links the packages under the names that users import.
-# Only the code generated from the protos has to be built.
+# What is generated from the protos is there for them, too: this target writes it, after a change of a proto.
 typing: setup
-	@mkdir -p build/typing
-	@.venv/bin/python -m grpc_tools.protoc -I proto --python_out=build/typing --pyi_out=build/typing \
-	  --grpc_python_out=build/typing proto/sharp/*/*.proto
+	@.venv/bin/python -m grpc_tools.protoc -I proto --pyi_out=.editor --grpc_python_out=.editor proto/sharp/*/*.proto
 
 lint: typing
+	@test -z "$$(git ls-files --modified --others .editor)" || { echo "Commit what make typing has written to .editor"; exit 1; }
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray
