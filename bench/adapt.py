@@ -1,13 +1,18 @@
-"""`sharp adapt`: quality of the student, and the memory of its attention.
+"""`sharp adapt`: quality of the student, its speed beside the teacher's, and the memory of its attention.
 
 python -m bench.adapt quality MODEL --norm entmax --tokens 60000 --out bench/results/adapt_entmax.json
+python -m bench.adapt decode MODEL STUDENT --out bench/results/adapt_decode.json
 python -m bench.adapt memory --out bench/results/adapt_memory.json
 """
 
 import json
 import multiprocessing
 import resource
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,8 @@ import click
 from bench.result_file import header, write
 
 PACKAGES = ("sharp-attention", "torch", "transformers", "peft")
+NEW_TOKENS = 32
+GREEDY_TOKENS = 64
 MEMORY_SUBJECTS = ("sdpa", "softmax", "entmax", "ssa", "adaptive-temperature")
 
 
@@ -41,6 +48,88 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
     result = {**header("adapt", PACKAGES), **(report or {})}
     write(out, result)
     print(json.dumps({name: result[name] for name in ("norm", "recipe", "seconds")}, indent=2))
+
+
+@main.command()
+@click.argument("teacher", type=click.Path(path_type=Path))
+@click.argument("student", type=click.Path(path_type=Path))
+@click.option("--contexts", default="4096,32768", show_default=True)
+@click.option("--passes", default=5, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path))
+def decode(teacher: Path, student: Path, contexts: str, passes: int, out: Path | None) -> None:
+    """Milliseconds a token of the exported TEACHER and STUDENT, one stream, after a text of every length in turn."""
+    from transformers import AutoTokenizer
+
+    from sharp import LLM
+    from sharp.serving.config import EngineConfig
+
+    lengths = [int(length) for length in contexts.split(",")]
+    longest = max(lengths) + NEW_TOKENS + 1
+    with tempfile.TemporaryDirectory() as temporary:
+        models = {}
+        for name, source, options in (("teacher", teacher, ("--norm", "softmax")), ("student", student, ())):
+            folder = Path(temporary) / name
+            command = [Path(sys.executable).with_name("sharp-export"), source, *options, "--max-context", longest]
+            subprocess.run([*map(str, command), "-o", str(folder)], check=True)
+            models[name] = LLM(str(folder), engine=EngineConfig(cache_tokens=longest + 16, attention_interval=0))
+        tokenizer = AutoTokenizer.from_pretrained(student)
+        text = tokenizer(documentation(longest)).input_ids[: max(lengths)]
+        equal = equal_tokens(models["student"], student, text[:200])
+        print(f"{equal} of {GREEDY_TOKENS} greedy tokens as PyTorch's student", flush=True)
+        rows = []
+        for length in lengths:
+            times: dict[str, list[float]] = {name: [] for name in models}
+            for _ in range(passes):
+                for name, model in models.items():
+                    times[name].append(seconds_a_token(model, text[:length]))
+            best = {name: 1e3 * min(found) for name, found in times.items()}
+            median = {name: 1e3 * statistics.median(found) for name, found in times.items()}
+            ratio = statistics.median(a / b for a, b in zip(*times.values(), strict=True))
+            rows.append({"context": length, "best_ms": best, "median_ms": median, "times_as_fast": round(ratio, 3)})
+            print(rows[-1], flush=True)
+    names = {"teacher": teacher.name, "student": student.name}
+    write(
+        out, {**header("adapt_decode", PACKAGES), **names, "greedy_tokens_equal": equal, "passes": passes, "rows": rows}
+    )
+
+
+def seconds_a_token(model: Any, text: list[int]) -> float:
+    """Of decoding: the text's keys are in the cache after the first call."""
+    from sharp import SamplingParams
+
+    def seconds(tokens: int) -> float:
+        began = time.perf_counter()
+        model.generate([text], SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+        return time.perf_counter() - began
+
+    seconds(1)
+    return (seconds(1 + NEW_TOKENS) - seconds(1)) / NEW_TOKENS
+
+
+def equal_tokens(model: Any, student: Path, text: list[int]) -> int:
+    """How many of the first greedy tokens are those of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    import sharp.models.hugging_face  # noqa: F401
+    from sharp import SamplingParams
+
+    settings = SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True)
+    [completion] = model.generate([text], settings)
+    reference = AutoModelForCausalLM.from_pretrained(student)
+    with torch.no_grad():
+        ids = torch.tensor([text])
+        tokens = reference.generate(ids, max_new_tokens=GREEDY_TOKENS, min_new_tokens=GREEDY_TOKENS, do_sample=False)
+    expected = tokens[0, len(text) :].tolist()
+    found = list(completion.token_ids)
+    return next((at for at, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), len(found))
+
+
+def documentation(tokens: int) -> str:
+    """Python's own, as `sharp adapt` trains on it; more than `tokens` tokens."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics.values())[: 8 * tokens]
 
 
 @main.command()
