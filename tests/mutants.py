@@ -2,7 +2,8 @@
 
 A mutant has one comparison, operator, constant or condition changed, or one call dropped. The sample is seeded. No file
 of the tree is written: a module finder in every process of the tests loads the mutant instead (`SHARP_MUTANT`). Where
-`make coverage` has recorded which test runs which line, only the tests of the mutated line run.
+`make coverage` has recorded which test runs which line, only the tests of the mutated line run, the package's own or,
+where it has none, others.
 """
 
 import argparse
@@ -26,6 +27,13 @@ PACKAGES = {  # source, the package's own tests
     "engine": ("serving/engine", "tests/serving/engine"),
     "models": ("models", "tests/models"),
     "exporter": ("exporter", "tests/exporter"),
+}
+# Processes of their own, which coverage does not see: the tests of what starts them.
+WORKERS = {
+    "serving/engine/guide_worker.py": [
+        "tests/serving/engine/test_guided.py",
+        "tests/serving/engine/test_guide_trial.py",
+    ]
 }
 COVERAGE = ROOT / "build" / "coverage" / "data"
 MOST_TESTS = 40  # of a line that many tests run, a random few
@@ -92,7 +100,9 @@ def sample(source: str, count: int, seed: int) -> list[tuple[Path, int]]:
 
 
 def tests_of(file: Path, line: int, tests: str, seed: int) -> list[str]:
-    """The package's tests that run this line, the whole folder if it is not known, none if no test does."""
+    """The tests that run this line, the package's whole folder if they are not known, none if no test does."""
+    if worker := WORKERS.get(str(file.relative_to(ROOT))):
+        return worker
     if not COVERAGE.exists():
         return [tests]
     data = coverage.CoverageData(str(COVERAGE))
@@ -101,7 +111,7 @@ def tests_of(file: Path, line: int, tests: str, seed: int) -> list[str]:
     names = sorted({name.partition("|")[0] for name in contexts})
     if "" in names:  # runs at import
         return [tests]
-    chosen = [name for name in names if name.startswith(tests + "/")]
+    chosen = [name for name in names if name.startswith(tests + "/")] or names
     return random.Random(seed).sample(chosen, min(MOST_TESTS, len(chosen)))
 
 

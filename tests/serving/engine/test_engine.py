@@ -13,6 +13,7 @@ from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.block_manager import BlockManager
+from sharp.serving.engine.cache_size import bytes_per_block, cache_blocks
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.prompt_lookup import PromptLookup
 from sharp.serving.engine.sequence import Sequence
@@ -303,3 +304,30 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone(harness, monkeypatch)
     some.run()
     assert list(some.finished) == ["good"]
     assert some.engine.blocks.free == BLOCKS
+
+
+def test_steps_that_fail_in_a_row_are_counted_until_one_does_not(harness):
+    """Health looks at the number: a model that gives NaN to everybody is not served on."""
+    run = harness()
+    step = run.engine._backend.step
+
+    def broken(batch):
+        result = step(batch)
+        result.logits[:] = np.nan
+        return result
+
+    for expected in (1, 2):
+        run.add(f"broken {expected}", [1, 2, 3], 4)
+        with mock.patch.object(run.engine._backend, "step", broken):
+            run.run()
+        assert run.engine.failed_steps == expected
+    run.add("whole", [1, 2, 3], 2)
+    run.run()
+    assert run.engine.failed_steps == 0
+
+
+def test_a_gpus_cache_takes_its_share_of_the_memory(hashing):
+    manifest = read_manifest(hashing)
+    each = bytes_per_block(manifest)
+    assert cache_blocks(manifest, None, 100 * each, "cuda", EngineConfig(gpu_memory_share=0.5)) == 50
+    assert cache_blocks(manifest, None, each, "cuda", EngineConfig(gpu_memory_share=0.5)) == 1

@@ -45,6 +45,17 @@ def test_tokens_that_a_model_hides_do_not_keep_it_from_serving(tmp_path: Path):
     assert llm.generate("a")[0].token_ids
 
 
+def test_it_is_the_token_after_a_whole_prompt(tmp_path: Path, monkeypatch):
+    """A batch that the model is never given again would prove nothing."""
+    batches, step = [], OnnxRuntimeBackend.step
+    monkeypatch.setattr(OnnxRuntimeBackend, "step", lambda *given: batches.append(given[1]) or step(*given))
+    write_folder(tmp_path / "model", hashing=0)
+    LLM(tmp_path / "model", backend=BACKEND)
+    [batch] = batches
+    assert batch.input_ids.tolist() == batch.positions.tolist() == batch.slot_mapping.tolist() == [0, 1, 2, 3]
+    assert (batch.query_start.tolist(), batch.logits_indices.tolist()) == ([0, 4], [3])
+
+
 def test_a_gpu_that_is_lost_at_the_first_token_is_not_the_models_fault(tmp_path: Path, monkeypatch):
     def step(*_):
         raise DeviceLostError("the GPU is lost to this process")

@@ -1,0 +1,60 @@
+"""What is refused before a request comes to the engine, at the very limits."""
+
+import pytest
+
+from sharp.plugins.manifest import read_manifest
+from sharp.serving import LLM, Guided, SamplingParams
+from sharp.serving.api.errors import FieldError
+from sharp.serving.api.request import GenerateRequest
+from sharp.serving.config import BackendConfig
+from sharp.serving.engine.guide import GuideCompiler
+from tests.serving.conftest import VOCAB
+
+BACKEND = BackendConfig(threads=1, kernels=False)
+
+
+@pytest.fixture(scope="module")
+def prepare(counting):
+    return LLM(counting, backend=BACKEND).model.prepare
+
+
+@pytest.mark.parametrize(
+    ("last", "params"),
+    [
+        (VOCAB - 1, lambda token: {"logit_bias": {token: 1.0}}),
+        (VOCAB - 1, lambda token: {"stop_token_ids": (token,)}),
+        (VOCAB - 1, lambda token: {"allowed_token_ids": (token,)}),
+    ],
+    ids=["logit_bias", "stop_token_ids", "allowed_token_ids"],
+)
+def test_the_last_token_of_the_vocabulary_is_one(prepare, last, params):
+    prepare(GenerateRequest("a", SamplingParams(**params(last))))
+    with pytest.raises(FieldError, match=str(last + 1)):
+        prepare(GenerateRequest("a", SamplingParams(**params(last + 1))))
+
+
+def test_a_cache_salt_has_at_most_256_characters(prepare):
+    prepare(GenerateRequest("a", cache_salt="s" * 256))
+    with pytest.raises(FieldError, match="at most 256 characters"):
+        prepare(GenerateRequest("a", cache_salt="s" * 257))
+
+
+def test_a_priority_is_a_number_of_32_bits(prepare):
+    for most in (2**31 - 1, 1 - 2**31):
+        assert prepare(GenerateRequest("a", priority=most)).priority == most
+    for beyond in (2**31, -(2**31)):
+        with pytest.raises(FieldError, match="from -2147483647 to 2147483647"):
+            prepare(GenerateRequest("a", priority=beyond))
+
+
+def test_the_vocabulary_for_guides_is_made_before_the_first_of_them(counting):
+    """It takes a second, which the other requests would wait."""
+    model = LLM(counting, backend=BACKEND).model
+    guides = GuideCompiler(read_manifest(counting), model.tokenizer)
+    guides.load()
+    assert guides._vocabulary is not None
+    guides.end()
+    without = GuideCompiler(read_manifest(counting), None)
+    without.load()  # nothing to make, and nothing is wrong
+    with pytest.raises(FieldError, match="has no tokenizer"):
+        without.compile(Guided(regex="a"))
