@@ -1,6 +1,7 @@
 """What is refused before a request comes to the engine, at the very limits."""
 
 import pytest
+from tokenizers import AddedToken
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, Guided, SamplingParams
@@ -8,7 +9,8 @@ from sharp.serving.api.errors import FieldError
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig
 from sharp.serving.engine.guide import GuideCompiler
-from tests.serving.conftest import VOCAB
+from sharp.serving.text.tokenizer import Tokenizer
+from tests.serving.conftest import VOCAB, byte_tokenizer
 
 BACKEND = BackendConfig(threads=1, kernels=False)
 
@@ -58,3 +60,19 @@ def test_the_vocabulary_for_guides_is_made_before_the_first_of_them(counting):
     without.load()  # nothing to make, and nothing is wrong
     with pytest.raises(FieldError, match="has no tokenizer"):
         without.compile(Guided(regex="a"))
+
+
+def test_tokens_that_are_written_like_tags_are_known_but_for_those_that_end(counting, tmp_path):
+    """A tool call's `<call>` can be asked for; the end of the text is the guide's own."""
+    manifest = read_manifest(counting)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<call>", special=False), AddedToken("<end>", special=False)])
+    call, end = tokenizer.token_to_id("<call>"), tokenizer.token_to_id("<end>")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ends = manifest.tokenizer.model_copy(update={"eos_token_ids": (end,)})
+    guides = GuideCompiler(
+        manifest.model_copy(update={"vocab_size": end + 1, "tokenizer": ends}), Tokenizer(tmp_path / "tokenizer.json")
+    )
+    guides.load()
+    assert guides._tags == {"<call>": call}
+    guides.end()
