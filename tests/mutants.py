@@ -28,13 +28,6 @@ PACKAGES = {  # source, the package's own tests
     "models": ("models", "tests/models"),
     "exporter": ("exporter", "tests/exporter"),
 }
-# Processes of their own, which coverage does not see: the tests of what starts them.
-WORKERS = {
-    "serving/engine/guide_worker.py": [
-        "tests/serving/engine/test_guided.py",
-        "tests/serving/engine/test_guide_trial.py",
-    ]
-}
 COVERAGE = ROOT / "build" / "coverage" / "data"
 MOST_TESTS = 40  # of a line that many tests run, a random few
 SWAPS: dict[type[ast.AST], type[ast.AST]] = dict(
@@ -93,16 +86,17 @@ class _Replace(ast.NodeTransformer):
 
 
 def sample(source: str, count: int, seed: int) -> list[tuple[Path, int]]:
-    """(file, number of the mutant in it), at random among all of the package."""
-    files = sorted((ROOT / source).rglob("*.py"))
+    """(file, number of the mutant in it), at random among all of the package.
+
+    Workers are left out: they are started by their path, so that no finder can put a mutant in their place.
+    """
+    files = sorted(file for file in (ROOT / source).rglob("*.py") if not file.name.endswith("_worker.py"))
     every = [(file, number) for file in files for number, _ in enumerate(mutants(ast.parse(file.read_text())))]
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
 def tests_of(file: Path, line: int, tests: str, seed: int) -> list[str]:
     """The tests that run this line, the package's whole folder if they are not known, none if no test does."""
-    if worker := WORKERS.get(str(file.relative_to(ROOT))):
-        return worker
     if not COVERAGE.exists():
         return [tests]
     data = coverage.CoverageData(str(COVERAGE))
