@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sharp.models.objective import IGNORED, loss
+from sharp.models.tasks import scoring
 from sharp.models.tasks.associative_recall import AssociativeRecall
 from sharp.models.tasks.in_context import LinearFunction, Quantifier
 from sharp.models.tasks.largest_item import LargestItem
@@ -45,6 +46,40 @@ def test_a_sample_has_as_many_positions_as_announced(name):
         if task.model == "tokens":
             assert batch.inputs[0].max() < task.sampler.outputs
             assert batch.targets.max() < task.sampler.outputs
+
+
+# Steps, samples a step, learning rate, lengths of training, and of evaluation: the first, the last, how many.
+RECIPES = {
+    "max-retrieval": (100_000, 128, 1e-3, (5, 16), (16, 16_384, 11)),
+    "mqmtar": (390_625, 128, 2e-4, (32, 64), (64, 65_536, 11)),
+    "copy": (156_250, 128, 1e-3, (32, 64), (64, 4096, 7)),
+    "reverse": (234_375, 128, 4e-4, (32, 64), (64, 512, 4)),
+    "sort": (312_500, 128, 4e-4, (32, 64), (64, 512, 4)),
+    "2back": (78_125, 128, 4e-4, (32, 64), (64, 4096, 7)),
+    "local-count": (78_125, 128, 4e-4, (64, 128), (128, 4096, 6)),
+    "flip-flop-sparse": (78_125, 128, 4e-4, (32, 64), (64, 32_768, 10)),
+    "flip-flop-dense": (78_125, 128, 4e-4, (32, 64), (64, 4096, 7)),
+    "every": (500_000, 64, 1e-4, (3, 40), (10, 200, 4)),
+    "some": (500_000, 64, 1e-4, (3, 40), (10, 200, 4)),
+    "linear-functions": (500_000, 64, 1e-4, (3, 40), (40, 40, 1)),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_trained_and_evaluated_as_its_paper_says(name):
+    task = TASKS[name]
+    training, tested = task.training, task.evaluation_lengths
+    lengths = (training.stages[0].length, task.longest_training_length)
+    found = (training.steps, training.batch, training.learning_rate, lengths, (tested[0], tested[-1], len(tested)))
+    assert found == RECIPES[name]
+    assert training.stages[0].start_step == 0
+
+
+def test_what_does_not_fit_the_memory_is_refused_with_both_numbers(monkeypatch):
+    monkeypatch.setattr(scoring, "memory_of", lambda _: 3 * 2**30)
+    scoring.check_memory(2**27, 512, torch.device("cpu"))  # 2.5 GiB
+    with pytest.raises(InputError, match="length 512 needs about 20 GiB for one sample, there are 3;"):
+        scoring.check_memory(2**30, 512, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("order", "solve"), [("copy", list), ("reverse", lambda x: x[::-1]), ("sort", sorted)])

@@ -263,3 +263,13 @@ def test_a_checkpoint_of_another_size_is_no_beginning(tmp_path):
         tmp_path,
     )
     assert (code, "does not fit the model" in output) == (2, True)
+
+
+def test_what_is_wrong_goes_to_stderr_and_a_hint_to_stdout(tmp_path, monkeypatch):
+    wrong = CliRunner().invoke(train.main, ["sort", "--norm", "entmax", "--lengths", "9-8", "--steps", "10"])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: ")
+    monkeypatch.setattr(train, "plot_losses", lambda *_: "install matplotlib for a plot")
+    code, output = sort_run(tmp_path)
+    assert code == 0, output
+    assert output.endswith("install matplotlib for a plot")
