@@ -35,8 +35,8 @@ from sharp.models.device import choose_device
 from sharp.models.tasks.scoring import memory_of
 from sharp.plugins.errors import InputError, NotFoundError, SharpError
 
-LONG_SHARE = 0.5  # of the tokens, in longer sequences
-LONG = 4  # times the length of the others
+LONG_SHARE = 0.5  # of the tokens of a long stage, in sequences of the model's context
+MEASURED = 4  # times the length of training, the longest context of the perplexities by position
 EVALUATIONS = 10  # of the held-out text while training
 Measured = dict[str, Any]
 
@@ -116,7 +116,7 @@ def adapt(
     config = student.decoder.config
     _check_memory(student, device)
     phase("Reading the text", 1)
-    long_length = config.max_context if settings.stage == "long" else min(LONG * settings.length, config.max_context)
+    long_length = config.max_context if settings.stage == "long" else settings.length
     least = max(settings.length, long_length) + 1
     text = read_text(settings.text, student.opened.tokenizer, config.vocab_size, least)
     unlike = _unlike_text(settings, student)
@@ -211,7 +211,7 @@ def _recipe(settings: AdaptSettings, student: Student, text: Text, long_length: 
         tokens = min(tokens, int(settings.budget / seconds))
     long_steps = max(1, round(tokens * LONG_SHARE / long_length)) if long_length > length else 0
     short_steps = max(1, (tokens - long_steps * long_length) // (batch * length))
-    return Recipe(short_steps + long_steps, length, batch, long_steps, long_length, settings.seed)
+    return Recipe(short_steps + long_steps, length, batch, long_steps, long_length if long_steps else 0, settings.seed)
 
 
 def _measure_before(
@@ -243,9 +243,7 @@ def _measure(
     needles: bool = True,
 ) -> Measured:
     context = student.decoder.config.max_context
-    longest = min(
-        context, LONG * settings.length if recipe is None else max(LONG * settings.length, recipe.long_length)
-    )
+    longest = min(context, max(MEASURED * settings.length, 0 if recipe is None else recipe.long_length))
     found: Measured = {"seconds": 0.0}
     began = time.monotonic()
     for name, tokens in (("held_out", text.held_out), ("unlike", unlike[1])):

@@ -83,7 +83,7 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
     type=click.Choice(["short", "long"]),
     default="short",
     show_default=True,
-    help="Half of the tokens are in longer sequences: of 4 times --length, or (long) of the model's own context.",
+    help="long: half of the tokens are in sequences of the model's own context length, among the others.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the adapters and of the order of the text.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
