@@ -11,7 +11,7 @@ import torch
 # are slow (Triton's interpreter, a whole model) have a number of their own.
 EVERYWHERE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 hypothesis.settings.register_profile("fast", max_examples=60, derandomize=True, **EVERYWHERE)
-hypothesis.settings.register_profile("full", max_examples=150, **EVERYWHERE)
+hypothesis.settings.register_profile("full", max_examples=100, **EVERYWHERE)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

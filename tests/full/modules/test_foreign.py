@@ -126,11 +126,14 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
     "x-transformers, top-k": (lambda: x_transformers(attn_sparse_topk=4), "does something to its logits"),
     "x-transformers, memory keys": (lambda: x_transformers(attn_num_mem_kv=2), "none that Sharp knows"),
 }
-FORMS = [("paged", "ssa"), ("contiguous", "softmax"), ("none", "entmax"), ("paged", "ssmax")]
-
-
-# A scale of the query comes before a cap on the logits: ssmax of a capped model is refused.
-CASES = [(name, *form) for name in DECODERS for form in FORMS if not ("capped" in name and form[1] == "ssmax")]
+FORMS = [("paged", "ssa"), ("contiguous", "softmax"), ("none", "entmax")]
+SCALED = ("x-transformers, grouped", "litgpt gemma", "torch")  # with a norm that scales the query
+CASES = [(name, *form) for name in DECODERS for form in FORMS] + [(name, "paged", "ssmax") for name in SCALED]
+# Each is exported twice, so each has one norm; the encoder has all.
+NORMS = ("softmax", "ssa", "sparsemax")
+OTHER_CASES = [("torch encoder", norm) for norm in NORMS] + [
+    (name, NORMS[number % 3]) for number, name in enumerate(OTHERS) if name != "torch encoder"
+]
 
 
 @pytest.mark.parametrize(("name", "cache", "norm"), CASES)
@@ -142,8 +145,7 @@ def test_a_decoder_is_written_in_every_form(name: str, cache: str, norm: str, tm
     assert result.manifest.kind == "decoder"
 
 
-@pytest.mark.parametrize("norm", ["softmax", "ssa", "sparsemax"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("name", "norm"), OTHER_CASES)
 def test_others_are_written_over_whole_sequences(name: str, norm: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, inputs = OTHERS[name]()
