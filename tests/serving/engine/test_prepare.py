@@ -63,7 +63,7 @@ def test_the_vocabulary_for_guides_is_made_before_the_first_of_them(counting):
 
 
 def test_tokens_that_are_written_like_tags_are_known_but_for_those_that_end(counting, tmp_path):
-    """A tool call's `<call>` can be asked for; the end of the text is the guide's own."""
+    """A tool call can begin with `<call>`; the end of the text is the guide's own."""
     manifest = read_manifest(counting)
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken("<call>", special=False), AddedToken("<end>", special=False)])
