@@ -4,9 +4,14 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
+
+# What exports without a lock left is removed when nothing in it has changed for so long: one may still run.
+UNLOCKED_SECONDS = 24 * 3600.0
 
 
 class Staging:
@@ -40,7 +45,10 @@ class Staging:
 def remove_stale(target: Path) -> None:
     """Remove what exports to `target` left behind whose processes were killed."""
     name = re.compile(re.escape(_prefix(target)) + "[a-z0-9_]{8}")
+    unlocked = re.compile(re.escape(f".{target.name}.") + "[a-z0-9_]{8}")
     for path in target.parent.iterdir():
+        if unlocked.fullmatch(path.name) and not path.is_symlink() and _abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
         # An empty one may just have been made, and its lock not yet taken.
         if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and any(path.iterdir()):
             with suppress(OSError):
@@ -50,6 +58,18 @@ def remove_stale(target: Path) -> None:
                     shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(lock)
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether this is what a killed export of a version without locks left: private, a model in it, and long untouched."""
+    try:
+        told = path.stat()
+        if stat.S_IMODE(told.st_mode) != 0o700 or told.st_uid != os.geteuid() or not (path / "model.onnx").is_file():
+            return False
+        latest = max(one.lstat().st_mtime for one in (path, *path.rglob("*")))
+    except OSError:  # not a folder, or another export removes it
+        return False
+    return time.time() - latest > UNLOCKED_SECONDS
 
 
 def _prefix(target: Path) -> str:

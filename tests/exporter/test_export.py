@@ -1,8 +1,10 @@
 """`sharp-export` on checkpoints of our own and of Hugging Face: what a user gets."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +19,7 @@ from transformers import GenerationConfig
 
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
-from sharp.exporter.staging import Staging, remove_stale
+from sharp.exporter.staging import UNLOCKED_SECONDS, Staging, remove_stale
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
@@ -260,3 +262,27 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     running.publish()
     running.remove()
     assert sorted(tmp_path.iterdir()) == [other, target]
+
+
+def test_folders_that_killed_exports_of_older_versions_left_are_removed_and_no_others(tmp_path):
+    target, long_ago = tmp_path / "model", time.time() - 2 * UNLOCKED_SECONDS
+
+    def leave(name, mode=0o700, file="model.onnx", changed=long_ago):
+        folder = tmp_path / name
+        folder.mkdir(mode=mode)
+        (folder / file).touch()
+        for path in (folder / file, folder):
+            os.utime(path, (changed, changed))
+        return folder
+
+    left = leave(".model.ab12_xyz")
+    kept = [
+        leave(".model.running1", changed=time.time()),
+        leave(".model.settings", file="notes.txt"),
+        leave(".model.readable", mode=0o755),
+        leave(".other.ab12_xyz"),
+        leave(".model.longer_name"),
+    ]
+    remove_stale(target)
+    assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
