@@ -81,7 +81,7 @@ typing: setup
 	@.venv/bin/python -m grpc_tools.protoc -I proto --pyi_out=.editor --grpc_python_out=.editor proto/sharp/*/*.proto
 
 lint: typing
-	@test -z "$$(git ls-files --modified --others .editor)" || { echo "Commit what make typing has written to .editor"; exit 1; }
+	@test -z "$$(git ls-files --modified --others --exclude-standard .editor)" || { echo "Commit what make typing has written to .editor"; exit 1; }
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray
