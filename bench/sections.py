@@ -215,6 +215,19 @@ def adapt(result: Row) -> Iterator[str]:
     yield from table(columns, rows)
 
 
+def adapt_decode(result: Row) -> Iterator[str]:
+    """A line per context: the exported teacher and student, one stream."""
+    yield f"{result['greedy_tokens_equal']} greedy tokens of the student equal PyTorch's."
+    yield ""
+    columns = {
+        "tokens before": field("context"),
+        "teacher, median ms a token": lambda row: f"{row['median_ms']['teacher']:.1f}",
+        "student": lambda row: f"{row['median_ms']['student']:.1f}",
+        "times as fast": field("times_as_fast", ".2f"),
+    }
+    yield from table(columns, result["rows"])
+
+
 def adapt_memory(result: Row) -> Iterator[str]:
     """A line per attention function: memory of a forward and backward pass."""
     columns = {"attention": field("subject"), "tokens": field("tokens"), "MiB": field("mib", ".1f")}
