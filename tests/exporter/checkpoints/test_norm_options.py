@@ -8,9 +8,12 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.programs.reading import ProgramOptions
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
@@ -157,3 +160,18 @@ def test_options_that_cannot_work_are_refused(checkpoint, sharp_export, tmp_path
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "option"),
+    [
+        (ProgramOptions(tokenizer="bytes"), "--tokenizer"),
+        (ProgramOptions(norm_parameters={"b": 1.0}), "--norm-parameter"),
+    ],
+    ids=["tokenizer", "norm_parameters"],
+)
+def test_what_a_checkpoint_has_itself_is_not_given_beside_it(checkpoint, program, option):
+    source = checkpoint("ssa")
+    read_source(source, "ssa")
+    with pytest.raises(InputError, match=f"^{option} is for programs of torch.export"):
+        read_source(source, "ssa", program=program)
