@@ -92,9 +92,11 @@ def test_random_calls_with_a_bfloat16_cache(case: Case) -> None:
 @given(case=cases())
 def test_random_calls_with_an_int8_cache(case: Case) -> None:
     assume(not (case.ties and case.normalizer in ("relu", "relu2")))  # logits that cancel to 0 do so nearly, and often
-    case = int8_case(replace(case, ties=False))
+    case = int8_case(case)
     actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *BESIDE_OUT], case.inputs))
-    assert_agrees(actual, run_reference(case), case, tolerance=2e-5)
+    # The scales of a cache make the logits of whole numbers inexact too: float32 rounds one of 1,000 by 6e-5.
+    largest = case.attributes["scale"] * 9 * case.inputs["query"].shape[2] if case.ties else 0.0
+    assert_agrees(actual, run_reference(case), case, tolerance=2e-5 + np.finfo(np.float32).eps * largest)
 
 
 PROMPT = Shape(sequences=((100, 30),), kv_heads=1, group=3, head_dim=64, value_dim=64)
