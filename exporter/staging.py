@@ -61,7 +61,7 @@ def remove_stale(target: Path) -> None:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether this is what a killed export of a version without locks left: private, a model in it, and long untouched."""
+    """Whether a killed export of a version without locks left this: private, a model in it, and long untouched."""
     try:
         told = path.stat()
         if stat.S_IMODE(told.st_mode) != 0o700 or told.st_uid != os.geteuid() or not (path / "model.onnx").is_file():
