@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 
 from sharp.plugins.errors import InputError
 
-MOST_BYTES = 2**25  # of a header; a tensor takes about a hundred
+MOST_BYTES = 2**23  # of a header; a tensor takes one to two hundred
 MOST_TENSORS = 20_000  # the largest files have some thousand
 
 
