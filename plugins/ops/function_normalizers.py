@@ -8,7 +8,7 @@ import numpy as np
 from sharp.plugins.ops.node_list import NodeList
 
 ENTMAX_STEPS = 20
-"""Newton steps of the entmax threshold, from tau = -1: 10 reach float32 up to alpha = 2.25, 20 up to alpha = 3."""
+"""At most so many Newton steps for the entmax threshold, from tau = -1: 10 reach float32 up to alpha = 2.25, 20 up to alpha = 3."""
 
 LOWEST = -3.0e38
 
@@ -133,47 +133,49 @@ def _inverse_temperature(nodes: NodeList, probabilities: str, coefficients: Sequ
 def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
     """Eq. 2 of ASEntmax's paper, p = [s - tau]_+^k with s = (alpha - 1)(z - max z) and k = 1 / (alpha - 1).
 
-    A fixed number of Newton steps from tau = -1; a step that does not stay inside the bracket becomes a bisection (the
+    Newton steps from tau = -1 until no row moves; a step that does not stay inside the bracket becomes a bisection (the
     ends count as outside: steps from one end to the other would go on for ever). With
     F = sum x^k and G = sum x^(k-1) of x = [s - tau]_+, the step is that of F^(1/k) - 1 for k >= 1 (climbs to the root
     from the left), and that of F - 1 for k < 1.
     """
     zero, one, half = nodes.constant(0.0), nodes.constant(1.0), nodes.constant(0.5)
-    tiny = nodes.constant(1e-30)
+    tiny, last_axis = nodes.constant(1e-30), nodes.constant([-1])
     alpha_minus_1 = nodes.op("Sub", nodes.attribute("alpha", "float"), one)
     minus_1_over_k = nodes.op("Neg", alpha_minus_1)
     k = nodes.op("Div", one, alpha_minus_1)
     steep = nodes.op("GreaterOrEqual", k, one)
-    shifted = nodes.op("Sub", rows.logits, _masked_top(nodes, rows.logits, rows.visible))
+    top = _masked_top(nodes, rows.logits, rows.visible)
+    shifted = nodes.op("Sub", rows.logits, top)
     # -2 lies left of every tau, so a hidden key has weight 0 from here on without a mask.
     s = nodes.op("Where", rows.visible, nodes.op("Mul", alpha_minus_1, shifted), nodes.constant(-2.0))
-    high = nodes.op("Neg", nodes.op("Pow", nodes.op("Max", rows.count, one), minus_1_over_k))
-    low = nodes.op("Sub", nodes.op("Mul", high, zero), one)
-    tau = low
-    for _ in range(ENTMAX_STEPS):
-        tau, low, high = (_same_value(nodes, value) for value in (tau, low, high))
-        x = nodes.op("Relu", nodes.op("Sub", s, tau))
-        powers = nodes.op("Pow", x, k)
-        divisor = nodes.op("Where", nodes.op("Greater", x, zero), x, one)
-        total = nodes.op("Max", nodes.reduce("ReduceSum", powers), tiny)
-        slope = nodes.op("Max", nodes.reduce("ReduceSum", nodes.op("Div", powers, divisor)), tiny)
-        left = nodes.op("GreaterOrEqual", total, one)
-        low, high = nodes.op("Where", left, tau, low), nodes.op("Where", left, high, tau)
-        root = nodes.op("Pow", total, minus_1_over_k)
-        by_norm = nodes.op("Mul", nodes.op("Sub", one, root), nodes.op("Div", total, slope))
-        plain = nodes.op("Div", nodes.op("Sub", total, one), nodes.op("Mul", k, slope))
-        newton = nodes.op("Add", tau, nodes.op("Where", steep, by_norm, plain))
-        inside = nodes.op("And", nodes.op("Greater", newton, low), nodes.op("Less", newton, high))
-        inside = nodes.op("Or", inside, nodes.op("Equal", newton, tau))
-        tau = nodes.op("Where", inside, newton, nodes.op("Mul", half, nodes.op("Add", low, high)))
+    # In TensorRT a loop's values keep their shape from the start.
+    each = nodes.op("Shape", top)
+    low = nodes.op("Expand", nodes.constant(-1.0), each)
+    nearest = nodes.op("Neg", nodes.op("Pow", nodes.op("Max", rows.count, one), minus_1_over_k))
+    high = nodes.op("Expand", nearest, each)
+
+    def newton_step(body: NodeList, values: list[str]) -> tuple[str, list[str]]:
+        tau, low, high = values
+        x = body.op("Relu", body.op("Sub", s, tau))
+        powers = body.op("Pow", x, k)
+        divisor = body.op("Where", body.op("Greater", x, zero), x, one)
+        total = body.op("Max", body.op("ReduceSum", powers, last_axis, keepdims=1), tiny)
+        slope = body.op("Max", body.op("ReduceSum", body.op("Div", powers, divisor), last_axis, keepdims=1), tiny)
+        left = body.op("GreaterOrEqual", total, one)
+        low, high = body.op("Where", left, tau, low), body.op("Where", left, high, tau)
+        root = body.op("Pow", total, minus_1_over_k)
+        by_norm = body.op("Mul", body.op("Sub", one, root), body.op("Div", total, slope))
+        plain = body.op("Div", body.op("Sub", total, one), body.op("Mul", k, slope))
+        newton = body.op("Add", tau, body.op("Where", steep, by_norm, plain))
+        stays = body.op("Equal", newton, tau)
+        inside = body.op("And", body.op("Greater", newton, low), body.op("Less", newton, high))
+        middle = body.op("Mul", half, body.op("Add", low, high))
+        following = body.op("Where", body.op("Or", inside, stays), newton, middle)
+        moves = body.op("Cast", body.op("Not", body.op("Equal", following, tau)), to=1)
+        go_on = body.op("Cast", body.op("ReduceSum", moves, keepdims=0), to=9)
+        return go_on, [following, low, high]
+
+    tau, _, _ = nodes.loop(ENTMAX_STEPS, [low, low, high], newton_step)
     weights = nodes.op("Pow", nodes.op("Relu", nodes.op("Sub", s, tau)), k)
     return _divide_by_sum(nodes, weights)
 
-
-def _same_value(nodes: NodeList, value: str) -> str:
-    """`value` [.., 1] again, through a Gather.
-
-    TensorRT-RTX 1.7 follows every path through a chain of elementwise ops: its build time grew tenfold with each Newton
-    step (55 s at six). A Gather ends such a chain.
-    """
-    return nodes.op("Gather", value, nodes.constant([0]), axis=-1)

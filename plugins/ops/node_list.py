@@ -1,6 +1,6 @@
 """A list of ONNX nodes that grows by one call per node: what the function bodies are written with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,22 @@ from onnx import helper, numpy_helper
 class NodeList:
     """Nodes of one function body in order; every method returns the name of the value that it computes."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         self.nodes: list[onnx.NodeProto] = []
+        self._prefix = prefix
 
     def leading_to(self, outputs: Sequence[str]) -> list[onnx.NodeProto]:
         """The nodes that these values need; runtimes warn of others."""
         needed, kept = set(outputs), []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
-                needed.update(node.input)
+                needed.update(_read(node))
                 kept.append(node)
         return kept[::-1]
 
     def op(self, op_type: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
         """Append a node with one output, called `name` or else numbered."""
-        output = name or f"{op_type.lower()}_{len(self.nodes)}"
+        output = name or f"{self._prefix}{op_type.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
         return output
 
@@ -69,3 +70,37 @@ class NodeList:
     def reduce(self, op_type: str, value: str) -> str:
         """Reduce the last axis, which stays as length 1."""
         return self.op(op_type, value, self.constant([-1]), keepdims=1)
+
+    def loop(
+        self, most: int, values: Sequence[str], step: Callable[["NodeList", list[str]], tuple[str, list[str]]]
+    ) -> list[str]:
+        """The float32 `values` after up to `most` steps.
+
+        `step` appends the nodes of one: from the values before to a bool, whether to go on, and the values after.
+        """
+        prefix = f"{self._prefix}loop_{len(self.nodes)}_"
+        body = NodeList(prefix)
+        before = [f"{prefix}value_{index}" for index in range(len(values))]
+        go_on, after = step(body, before)
+        numbers = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in (*before, *after)]
+        counter = helper.make_tensor_value_info(f"{prefix}step", onnx.TensorProto.INT64, [])
+        conditions = [
+            helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, []) for name in (f"{prefix}goes_on", go_on)
+        ]
+        inputs = [counter, conditions[0], *numbers[: len(before)]]
+        outputs = [conditions[1], *numbers[len(before) :]]
+        graph = helper.make_graph(body.nodes, prefix.rstrip("_"), inputs, outputs)
+        results = [f"{prefix}result_{index}" for index in range(len(values))]
+        always = self.op("Cast", self.constant(1.0), to=onnx.TensorProto.BOOL)
+        self.nodes.append(
+            helper.make_node("Loop", [self.constant(most, np.int64), always, *values], results, body=graph)
+        )
+        return results
+
+
+def _read(node: onnx.NodeProto) -> Iterator[str]:
+    """The values that a node reads, those of its subgraphs among them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _read(inner)
