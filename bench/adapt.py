@@ -8,11 +8,9 @@ python -m bench.adapt memory --out bench/results/adapt_memory.json
 import json
 import multiprocessing
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,62 +56,41 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
 @click.option("--out", type=click.Path(path_type=Path))
 def decode(teacher: Path, student: Path, contexts: str, passes: int, out: Path | None) -> None:
     """Milliseconds a token of the exported TEACHER and STUDENT, one stream, after a text of every length in turn."""
-    from transformers import AutoTokenizer
-
     from sharp import LLM
-    from sharp.serving.config import EngineConfig
+    from sharp.serving.bench.latency import measure_latency
 
     lengths = [int(length) for length in contexts.split(",")]
     longest = max(lengths) + NEW_TOKENS + 1
     with tempfile.TemporaryDirectory() as temporary:
-        models = {}
+        folders = {}
         for name, source, options in (("teacher", teacher, ("--norm", "softmax")), ("student", student, ())):
-            folder = Path(temporary) / name
+            folders[name] = Path(temporary) / name
             command = [Path(sys.executable).with_name("sharp-export"), source, *options, "--max-context", longest]
-            subprocess.run([*map(str, command), "-o", str(folder)], check=True)
-            models[name] = LLM(str(folder), engine=EngineConfig(cache_tokens=longest + 16, attention_interval=0))
-        tokenizer = AutoTokenizer.from_pretrained(student)
-        text = tokenizer(documentation(longest)).input_ids[: max(lengths)]
-        equal = equal_tokens(models["student"], student, text[:200])
+            subprocess.run([*map(str, command), "-o", str(folders[name])], check=True)
+        equal = equal_tokens(LLM(folders["student"]), student)
         print(f"{equal} of {GREEDY_TOKENS} greedy tokens as PyTorch's student", flush=True)
-        rows = []
-        for length in lengths:
-            times: dict[str, list[float]] = {name: [] for name in models}
-            for _ in range(passes):
-                for name, model in models.items():
-                    times[name].append(seconds_a_token(model, text[:length]))
-            best = {name: 1e3 * min(found) for name, found in times.items()}
-            median = {name: 1e3 * statistics.median(found) for name, found in times.items()}
-            ratio = statistics.median(a / b for a, b in zip(*times.values(), strict=True))
-            rows.append({"context": length, "best_ms": best, "median_ms": median, "times_as_fast": round(ratio, 3)})
-            print(rows[-1], flush=True)
+        found = measure_latency(list(folders.values()), lengths, answer_tokens=NEW_TOKENS, passes=passes)
+    rows = []
+    for a, b in zip(found[::2], found[1::2], strict=True):
+        best, median = ({"teacher": getattr(a, kind), "student": getattr(b, kind)} for kind in ("best", "median"))
+        ratio = round(b.times_as_fast, 3)
+        rows.append({"context": a.prompt_tokens, "best_ms": best, "median_ms": median, "times_as_fast": ratio})
+        print(rows[-1], flush=True)
     names = {"teacher": teacher.name, "student": student.name}
     write(
         out, {**header("adapt_decode", PACKAGES), **names, "greedy_tokens_equal": equal, "passes": passes, "rows": rows}
     )
 
 
-def seconds_a_token(model: Any, text: list[int]) -> float:
-    """Of decoding: the text's keys are in the cache after the first call."""
-    from sharp import SamplingParams
-
-    def seconds(tokens: int) -> float:
-        began = time.perf_counter()
-        model.generate([text], SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
-        return time.perf_counter() - began
-
-    seconds(1)
-    return (seconds(1 + NEW_TOKENS) - seconds(1)) / NEW_TOKENS
-
-
-def equal_tokens(model: Any, student: Path, text: list[int]) -> int:
+def equal_tokens(model: Any, student: Path) -> int:
     """How many of the first greedy tokens are those of transformers."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import sharp.models.hugging_face  # noqa: F401
     from sharp import SamplingParams
 
+    text = AutoTokenizer.from_pretrained(student)(documentation()).input_ids[:200]
     settings = SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True)
     [completion] = model.generate([text], settings)
     reference = AutoModelForCausalLM.from_pretrained(student)
@@ -125,11 +102,11 @@ def equal_tokens(model: Any, student: Path, text: list[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), len(found))
 
 
-def documentation(tokens: int) -> str:
-    """Python's own, as `sharp adapt` trains on it; more than `tokens` tokens."""
+def documentation() -> str:
+    """Python's own, as `sharp adapt` trains on it."""
     from pydoc_data.topics import topics
 
-    return "\n".join(topics.values())[: 8 * tokens]
+    return "\n".join(topics.values())[:4000]
 
 
 @main.command()

@@ -25,6 +25,7 @@ from sharp.exporter.adapt.figures import (
     windows_of,
 )
 from sharp.exporter.adapt.report import write_report
+from sharp.exporter.adapt.speed import decode_speed
 from sharp.exporter.adapt.student import Student, finish, make_student
 from sharp.exporter.adapt.text import Text, encode, read_text
 from sharp.exporter.adapt.training import Progress, Recipe, memory_error, read_state, seconds_per_token, train
@@ -59,6 +60,7 @@ class AdaptSettings:
     seed: int = 0
     device: str = "auto"
     keep_adapter: bool = False
+    measure_speed: bool = False
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -165,7 +167,7 @@ def adapt(
         "student": figures,
     }
     phase("Writing the model", 1)
-    _write(student, settings, folder.resolve(), report)
+    _write(student, settings, path, folder.resolve(), report, phase)
     shutil.rmtree(work, ignore_errors=True)
     return report
 
@@ -195,7 +197,7 @@ def _check_memory(student: Student, device: torch.device) -> None:
 def _identity(student: Student, settings: AdaptSettings, text: Text) -> str:
     """What two runs must share for one to continue the other."""
     fields = asdict(settings)
-    for name in ("text", "held_out", "keep_adapter", "device"):
+    for name in ("text", "held_out", "keep_adapter", "measure_speed", "device"):
         fields.pop(name)
     digest = hashlib.sha256(text.train.numpy().tobytes()).hexdigest()
     return json.dumps({"teacher": student.opened.sha256, "text": digest, **fields}, sort_keys=True, default=str)
@@ -262,7 +264,9 @@ def _measure(
     return found
 
 
-def _write(student: Student, settings: AdaptSettings, target: Path, report: Measured) -> None:
+def _write(
+    student: Student, settings: AdaptSettings, teacher: Path, target: Path, report: Measured, phase: Phase
+) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -272,6 +276,10 @@ def _write(student: Student, settings: AdaptSettings, target: Path, report: Meas
         student.model.save_pretrained(staging)
         assert student.opened.tokenizer is not None
         student.opened.tokenizer.save_pretrained(staging)
+        if settings.measure_speed:
+            config = student.decoder.config
+            longest = config.max_context if config.positions == "learned" else 2**20
+            report["speed"] = decode_speed(teacher, staging, longest, phase("Measuring the decode speed", 3))
         write_report(report, staging)
         staging.chmod(0o755)  # mkdtemp's folders are private
         staging.replace(target)

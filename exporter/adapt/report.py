@@ -63,7 +63,24 @@ def tables(report: Report) -> list[dict[str, Any]]:
     found.append({"title": "Attention, mean of all heads", "columns": ["", *models], "rows": rows})
     if report["student"]["retrieval"]:
         found.append(_retrieval(report))
+    if "speed" in report:
+        found.append(_speed(report["speed"]))
     return found
+
+
+def _speed(speed: Report) -> dict[str, Any]:
+    rows = [
+        [
+            f"{row['context']:,}",
+            *(f"{row[name]['median_ms']:.1f}" for name in ("teacher", "student")),
+            f"{row['times_as_fast']:.2f}",
+        ]
+        for row in speed["rows"]
+    ]
+    title = "Decoding, milliseconds a token, one sequence on the CPU"
+    if "failed" in speed:
+        title = f"Decoding was not measured: {speed['failed']}"
+    return {"title": title, "columns": ["tokens before", "teacher", "student", "times as fast"], "rows": rows}
 
 
 def _retrieval(report: Report) -> dict[str, Any]:

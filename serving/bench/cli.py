@@ -1,4 +1,4 @@
-"""The command `sharp bench serve`."""
+"""The commands `sharp bench serve` and `sharp bench latency`."""
 
 import asyncio
 import json
@@ -14,11 +14,13 @@ from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.output_file import check_can_write
-from sharp.serving.api.errors import SharpError
+from sharp.serving.api.errors import InputError, SharpError
+from sharp.serving.bench.latency import measure_latency
 from sharp.serving.bench.load import Load, run_load
 from sharp.serving.bench.summary import Percentiles, Summary, summarize
 from sharp.serving.client import AsyncClient
 from sharp.serving.client.options import connection_options
+from sharp.serving.config import BackendConfig
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -64,6 +66,77 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
         output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if not summary.answered:
         raise SharpError("no request was completed")
+
+
+@bench.command(cls=SharpCommand, context_settings=HELP)
+@click.argument("folders", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FOLDER...")
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(1024,),
+    show_default=True,
+    help="Tokens before; repeatable.",
+)
+@click.option("--answer-tokens", type=click.IntRange(1), default=32, show_default=True, help="Tokens that are timed.")
+@click.option("--passes", type=click.IntRange(1), default=5, show_default=True, help="How often, the models in turn.")
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    help="Text of the prompts: sparse attention reads what a text makes it read.  [default: Python's documentation]",
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
+)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: one per processor]")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the figures to this file, as JSON.")
+def latency(
+    folders: tuple[Path, ...],
+    prompt_tokens: tuple[int, ...],
+    answer_tokens: int,
+    passes: int,
+    text: Path | None,
+    device: str,
+    threads: int | None,
+    output: Path | None,
+) -> None:
+    """Time a token of decoding in the model folders, one sequence at a time and without a server.
+
+    The models take turns, and a ratio is the median of the turns' ratios to the first FOLDER.
+    """
+    if output is not None:
+        check_can_write(output)
+    content = None
+    if text is not None:
+        try:
+            content = text.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise InputError(f"--text {text} cannot be read as UTF-8 text: {error}") from error
+    backend = BackendConfig(device=device) if threads is None else BackendConfig(device=device, threads=threads)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("passes", total=len(folders) * len(prompt_tokens) * passes)
+        rows = measure_latency(
+            folders,
+            prompt_tokens,
+            answer_tokens=answer_tokens,
+            passes=passes,
+            text=content,
+            backend=backend,
+            on_pass=lambda: progress.advance(task),
+        )
+    table = Table("model", "tokens before", "ms a token, best", "median", "times as fast")
+    for row in rows:
+        cells = (f"{row.prompt_tokens:,}", f"{row.best:.2f}", f"{row.median:.2f}", f"{row.times_as_fast:.2f}")
+        table.add_row(row.model, *cells)
+    Console().print(table)
+    if output is not None:
+        figures = {
+            "date": str(date.today()),
+            "answer_tokens": answer_tokens,
+            "passes": passes,
+            "rows": [asdict(row) for row in rows],
+        }
+        output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 async def _measure(

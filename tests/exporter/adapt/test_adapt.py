@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model type
 from sharp.exporter.adapt import adapt as module
-from sharp.exporter.adapt import training
+from sharp.exporter.adapt import speed, training
 from sharp.exporter.adapt.adapt import AdaptSettings, adapt
 from sharp.exporter.adapt.cli import adapt as command
 from sharp.exporter.checkpoints.norm_options import NormOptions
@@ -241,3 +241,25 @@ def test_a_damaged_norm_is_one_sentence(teacher, text: Path, tmp_path: Path, sha
         (folder / "config.json").write_text(json.dumps({**config, "sharp": damaged}))
         result = sharp_export(folder, "-o", tmp_path / "exported")
         assert result.exit_code == 2 and "Traceback" not in result.output
+
+
+@pytest.mark.full
+def test_the_report_has_the_decode_speed_of_both(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(speed, "CONTEXTS", (64, 100))
+    source = teacher()
+    command = (source, "--norm", "ssa", "--text", text, "--length", 24, "--tokens", 48, "--measure-speed")
+    result = run(*command, "-o", tmp_path / "student")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "student" / "report.json").read_text())
+    assert [row["context"] for row in report["speed"]["rows"]] == [64, 100]
+    assert all(row[name]["median_ms"] > 0 for row in report["speed"]["rows"] for name in ("teacher", "student"))
+    page = (tmp_path / "student" / "report.md").read_text()
+    assert "## Decoding, milliseconds a token" in page and "| 100 |" in page
+
+
+def test_a_speed_that_cannot_be_measured_loses_no_model(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(speed, "_measure", lambda *_: speed._run("sharp", "no-such-command"))
+    report = adapt(teacher(), settings(text, "ssa", tokens=24, measure_speed=True), tmp_path / "student")
+    assert report is not None and "no-such-command" in report["speed"]["failed"]
+    assert "Decoding was not measured: sharp: " in (tmp_path / "student" / "report.md").read_text()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "student")

@@ -1,0 +1,62 @@
+"""`sharp bench latency`: which models and prompts it times, and what it prints."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sharp.plugins.cli import main
+from sharp.serving.bench import latency
+from sharp.serving.llm import LLM
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, ["bench", "latency", *map(str, arguments)])
+
+
+def test_models_take_turns_after_every_prompt(counting, hashing, tmp_path, monkeypatch):
+    calls = []
+
+    def milliseconds(llm: LLM, prompt: list[int], answer_tokens: int) -> float:
+        calls.append((llm.model.manifest.name, len(prompt), answer_tokens))
+        return 8.0 if len(calls) % 2 else float(len(calls))
+
+    monkeypatch.setattr(latency, "_milliseconds_a_token", milliseconds)
+    options = ("--prompt-tokens", 5, "--prompt-tokens", 9, "--passes", 3, "--answer-tokens", 4)
+    result = run(counting, hashing, *options, "--output", tmp_path / "figures.json")
+    assert result.exit_code == 0, result.output
+    names = [name for name, _, _ in calls]
+    assert names[0] != names[1] and names == names[:2] * 6
+    assert [length for _, length, _ in calls] == [5] * 6 + [9] * 6
+    assert {tokens for _, _, tokens in calls} == {4}
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [(row["model"], row["prompt_tokens"], row["best"], row["median"], row["times_as_fast"]) for row in rows] == [
+        (str(counting), 5, 8.0, 8.0, 1.0),
+        (str(hashing), 5, 2.0, 4.0, 2.0),
+        (str(counting), 9, 8.0, 8.0, 1.0),
+        (str(hashing), 9, 8.0, 10.0, 0.8),
+    ]
+    assert "0.80" in result.output
+
+
+def test_a_token_takes_time(counting):
+    [row] = latency.measure_latency([counting], [20], answer_tokens=8, passes=2)
+    assert 0 < row.best <= row.median
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--prompt-tokens", 10**6), "tokens, and 1000033 are asked for; give fewer, or export it with --max-context"),
+        (("--prompt-tokens", 20, "--text", "{short}"), "the text has 5 tokens, and 20 are asked for; give a longer one"),
+        (("--text", "{folder}"), "cannot be read as UTF-8 text"),
+        (("--text", "{latin}"), "cannot be read as UTF-8 text"),
+    ],
+)
+def test_bad_input_is_one_sentence(counting, tmp_path, options, message):
+    (tmp_path / "short.txt").write_text("abcde")
+    (tmp_path / "latin.txt").write_bytes("Größe".encode("latin-1"))
+    files = {"short": tmp_path / "short.txt", "latin": tmp_path / "latin.txt", "folder": tmp_path}
+    result = run(counting, *(str(option).format(**files) for option in options))
+    assert result.exit_code == 2
+    assert message in result.output
