@@ -8,7 +8,7 @@ import numpy as np
 from sharp.plugins.ops.node_list import NodeList
 
 ENTMAX_STEPS = 20
-"""At most so many Newton steps for the entmax threshold, from tau = -1: 10 reach float32 up to alpha = 2.25, 20 up to alpha = 3."""
+"""Most Newton steps of the entmax threshold, from tau = -1: 10 reach float32 up to alpha = 2.25, 20 up to alpha = 3."""
 
 LOWEST = -3.0e38
 
@@ -178,4 +178,3 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
     tau, _, _ = nodes.loop(ENTMAX_STEPS, [low, low, high], newton_step)
     weights = nodes.op("Pow", nodes.op("Relu", nodes.op("Sub", s, tau)), k)
     return _divide_by_sum(nodes, weights)
-
