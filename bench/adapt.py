@@ -1,6 +1,7 @@
 """`sharp adapt`: quality of the student, its speed beside the teacher's, and the memory of its attention.
 
 python -m bench.adapt quality MODEL --norm entmax --tokens 60000 --out bench/results/adapt_entmax.json
+python -m bench.adapt walk MODEL --norm entmax --steps 100 --out bench/results/adapt_walk_entmax.json
 python -m bench.adapt decode MODEL STUDENT --out bench/results/adapt_decode.json
 python -m bench.adapt memory --out bench/results/adapt_memory.json
 """
@@ -11,6 +12,8 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from bench.result_file import header, write
 PACKAGES = ("sharp-attention", "torch", "transformers", "peft")
 NEW_TOKENS = 32
 GREEDY_TOKENS = 64
+LENGTH = 256
 MEMORY_SUBJECTS = ("sdpa", "softmax", "entmax", "ssa", "adaptive-temperature")
 
 
@@ -46,6 +50,63 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
     result = {**header("adapt", PACKAGES), **(report or {})}
     write(out, result)
     print(json.dumps({name: result[name] for name in ("norm", "recipe", "seconds")}, indent=2))
+
+
+@main.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--norm", type=click.Choice(["entmax", "ssa", "adaptive-temperature"]), default="entmax")
+@click.option("--steps", default=100, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path))
+def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
+    """Train MODEL twice from the same start: with the norm from the first step, and on a path to it from softmax."""
+    from sharp.exporter.adapt.figures import perplexity, token_losses, windows_of
+    from sharp.exporter.adapt.student import make_student
+    from sharp.exporter.adapt.text import encode, read_text
+    from sharp.exporter.adapt.training import Progress, Recipe, train
+    from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
+    from sharp.exporter.verification.perplexity import licence
+
+    rows = []
+    for path in ("jump", "walk"):
+        student = make_student(model, norm, NO_OPTIONS, 16, None, LENGTH, 0)
+        vocabulary, tokenizer = student.decoder.config.vocab_size, student.opened.tokenizer
+        text = read_text((), tokenizer, vocabulary, LENGTH + 1)
+        unlike = encode(licence().read_text(encoding="utf-8"), tokenizer, vocabulary, "licence")
+
+        def after(progress: Progress, student: Any = student, path: str = path) -> None:
+            if path == "walk":
+                walk_on(student, norm, (progress.step + 1) / progress.steps)
+
+        after(Progress(-1, steps, 0.0, 0.0, 0.0, 0.0))
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            train(student, text.train, Recipe(steps, LENGTH, 1), Path(folder), "walk", after)
+        seconds = round(time.monotonic() - began, 1)
+        found = {
+            name: perplexity(token_losses(student, windows_of(tokens, LENGTH)))
+            for name, tokens in (("held_out", text.held_out), ("unlike", unlike))
+        }
+        rows.append({"path": path, **found, "seconds": seconds})
+        print(rows[-1], flush=True)
+    write(out, {**header("adapt_walk", PACKAGES), "model": model.name, "norm": norm, "steps": steps, "rows": rows})
+
+
+def walk_on(student: Any, norm: str, share: float) -> None:
+    """The norm at this share of the run: it is reached in the middle of it, from near softmax."""
+    from sharp.models.adapted_model import attention_norms
+
+    way = min(1.0, 2 * share)
+    target = student.described
+    for one in attention_norms(student.model):
+        if norm == "entmax":
+            one.described = replace(target, alpha=1.05 + (target.alpha - 1.05) * way)
+        elif norm == "adaptive-temperature":  # 1 + way (beta - 1)
+            *higher, last = target.temperature_coefficients
+            scaled = (*(way * one for one in higher), 1 + way * (last - 1))
+            one.described = replace(target, temperature_coefficients=scaled)
+        elif way < 1:  # n from 16 to 2, and b = 2 / n
+            n = 16 ** (1 - way) * 2**way
+            one.head_parameters.fill(2 / n, n)
 
 
 @main.command()

@@ -213,6 +213,13 @@ def adapt(result: Row) -> Iterator[str]:
         "retrieved": field("retrieved", ".0%"),
     }
     yield from table(columns, rows)
+    if result.get("head_parameters"):
+        yield ""
+        yield (
+            "Median head: "
+            + ", ".join(f"{name} {value:.2f}" for name, value in result["head_parameters"].items())
+            + "."
+        )
 
 
 def adapt_decode(result: Row) -> Iterator[str]:
@@ -224,6 +231,19 @@ def adapt_decode(result: Row) -> Iterator[str]:
         "teacher, median ms a token": lambda row: f"{row['median_ms']['teacher']:.1f}",
         "student": lambda row: f"{row['median_ms']['student']:.1f}",
         "times as fast": field("times_as_fast", ".2f"),
+    }
+    yield from table(columns, result["rows"])
+
+
+def adapt_walk(result: Row) -> Iterator[str]:
+    """A line per path: the norm from the first step, or reached from softmax in the first half of the steps."""
+    yield f"{result['norm']}, {result['steps']} steps of {result['model']}."
+    yield ""
+    columns = {
+        "path": field("path"),
+        "perplexity, held out": field("held_out", ".2f"),
+        "perplexity, another text": field("unlike", ".2f"),
+        "seconds": field("seconds", ".0f"),
     }
     yield from table(columns, result["rows"])
 

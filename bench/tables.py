@@ -50,6 +50,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "export_memory": ("Memory of an export", sections.export_memory),
     "adapt": ("Softmax models adapted to another norm", sections.adapt),
     "adapt_decode": ("Decoding of an adapted model", sections.adapt_decode),
+    "adapt_walk": ("A path from softmax to the norm beside the norm from the first step", sections.adapt_walk),
     "adapt_memory": ("Memory of normalized_attention's forward and backward pass", sections.adapt_memory),
     "routing": ("Prefix routing (simulation)", sections.routing),
     "gpu_instructions": ("GPU kernels by their instructions", sections.gpu_instructions),

@@ -32,6 +32,7 @@ from sharp.exporter.adapt.training import Progress, Recipe, memory_error, read_s
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import check_exists
 from sharp.exporter.verification.perplexity import licence
+from sharp.models.adapted_model import attention_norms
 from sharp.models.device import choose_device
 from sharp.models.tasks.scoring import memory_of
 from sharp.plugins.errors import InputError, NotFoundError, SharpError
@@ -264,6 +265,16 @@ def _measure(
     return found
 
 
+def _head_parameters(student: Student) -> dict[str, float]:
+    """What the median head has learned, by the names of the norm's parameters."""
+    found = [one.head_params() for one in attention_norms(student.model)]
+    rows = [one.detach().cpu() for one in found if one is not None]
+    if not rows:
+        return {}
+    names = student.described.scheme.head_parameters
+    return {name: round(median.item(), 3) for name, median in zip(names, torch.cat(rows).median(0).values, strict=True)}
+
+
 def _write(
     student: Student, settings: AdaptSettings, teacher: Path, target: Path, report: Measured, phase: Phase
 ) -> None:
@@ -272,6 +283,7 @@ def _write(
     try:
         described = finish(student, staging / "adapter" if settings.keep_adapter else None)
         report["scaled_queries"] = described.scaled_queries
+        report["head_parameters"] = _head_parameters(student)
         nn.Module.to(student.model, "cpu")
         student.model.save_pretrained(staging)
         assert student.opened.tokenizer is not None

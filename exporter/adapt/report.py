@@ -61,6 +61,11 @@ def tables(report: Report) -> list[dict[str, Any]]:
         ["keys with a weight", *(f"{one['mean_support']:.1%}" for one in models.values())],
     ]
     found.append({"title": "Attention, mean of all heads", "columns": ["", *models], "rows": rows})
+    if report["head_parameters"]:
+        rows = [[name, f"{value:.2f}"] for name, value in report["head_parameters"].items()]
+        found.append(
+            {"title": f"Parameters of {report['norm']}, median head", "columns": ["", "student"], "rows": rows}
+        )
     if report["student"]["retrieval"]:
         found.append(_retrieval(report))
     if "speed" in report:

@@ -261,5 +261,6 @@ def test_a_speed_that_cannot_be_measured_loses_no_model(teacher, text: Path, tmp
     monkeypatch.setattr(speed, "_measure", lambda *_: speed._run("sharp", "no-such-command"))
     report = adapt(teacher(), settings(text, "ssa", tokens=24, measure_speed=True), tmp_path / "student")
     assert report is not None and "no-such-command" in report["speed"]["failed"]
+    assert list(report["head_parameters"]) == ["b", "n"] and report["head_parameters"]["n"] == pytest.approx(2, abs=0.2)
     assert "Decoding was not measured: sharp: " in (tmp_path / "student" / "report.md").read_text()
     AutoModelForCausalLM.from_pretrained(tmp_path / "student")
