@@ -295,7 +295,10 @@ def test_times_count_from_the_arrival_and_each_request_has_its_own(start_engine,
         running.step()
         clock.now += 4
     times = {one.request_id: one.timing for one in running.of(Finished)}
-    assert {name: one.queue for name, one in times.items()} == {"first": 3, "waits": 10}
+    assert {name: (one.queue, one.time_to_first_token, one.total) for name, one in times.items()} == {
+        "first": (3, 3, 7),
+        "waits": (10, 10, 14),
+    }
     report = running.engine.report()
     assert [(one.request_id, one.seconds) for one in report.queue] == [("first", 3), ("waits", 10)]
     assert [(one.request_id, one.seconds) for one in report.first_token] == [("first", 3), ("waits", 10)]

@@ -1,6 +1,7 @@
 """The engine's thread: what comes through its queue, and what it does when something is wrong."""
 
 import queue
+import time
 
 import pytest
 
@@ -131,3 +132,22 @@ def test_an_engine_that_lost_a_block_ends_instead_of_going_on(start):
     thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="a")), queue.Queue().put)
     thread.start()
     thread.ended.result(timeout=10)
+
+
+def test_how_long_a_step_has_taken_is_known_while_it_runs_and_0_between_steps(start, monkeypatch):
+    model, engine, thread = start()
+    step, seen, events = engine.step, [], queue.Queue()
+
+    def slow_step():
+        time.sleep(0.02)
+        seen.append(thread.seconds_in_step)
+        return step()
+
+    monkeypatch.setattr(engine, "step", slow_step)
+    assert thread.seconds_in_step == 0
+    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="a")), events.put)
+    thread.start()
+    events_until(events, Finished, "a")
+    assert all(0.02 <= seconds < 10 for seconds in seen)
+    thread.stop()
+    assert thread.seconds_in_step == 0
