@@ -42,12 +42,12 @@ class NextByte:
 def _questions(manifest: Manifest) -> tuple[Sampler, Metric, tuple[int, ...], int]:
     """Sampler, metric, two lengths and a number of samples that take seconds."""
     if manifest.source.task in (None, "text"):
-        return NextByte(), "accuracy", (64, 256), 8
+        return NextByte(), "accuracy", (64, 200), 4
     task = find_task(manifest, None)
     shortest = task.evaluation_lengths[0]
     if manifest.kind == "set":
         return task.sampler, task.metric, (shortest, 8 * shortest), 300
-    return task.sampler, task.metric, (shortest, 2 * shortest), 16
+    return task.sampler, task.metric, (shortest, 2 * shortest), 8
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=[path.stem for path in CHECKPOINTS])

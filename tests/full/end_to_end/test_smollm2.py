@@ -15,9 +15,7 @@ from tests.full.end_to_end.commands import serve
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n",
-    "Water boils at 100 degrees Celsius because",
     "Once upon a time, in a village by the sea,",
-    "The three laws of thermodynamics are: 1.",
 )
 TOKENS = 64
 

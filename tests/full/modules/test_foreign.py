@@ -126,14 +126,14 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
     "x-transformers, top-k": (lambda: x_transformers(attn_sparse_topk=4), "does something to its logits"),
     "x-transformers, memory keys": (lambda: x_transformers(attn_num_mem_kv=2), "none that Sharp knows"),
 }
-FORMS = [("paged", "ssa"), ("contiguous", "softmax"), ("none", "entmax")]
-SCALED = ("x-transformers, grouped", "litgpt gemma", "torch")  # with a norm that scales the query
-CASES = [(name, *form) for name in DECODERS for form in FORMS] + [(name, "paged", "ssmax") for name in SCALED]
-# Each is exported twice, so each has one norm; the encoder has all.
-NORMS = ("softmax", "ssa", "sparsemax")
-OTHER_CASES = [("torch encoder", norm) for norm in NORMS] + [
-    (name, NORMS[number % 3]) for number, name in enumerate(OTHERS) if name != "torch encoder"
+FORMS = [("contiguous", "softmax"), ("none", "entmax"), ("paged", "ssmax")]
+EVERY_FORM = ("x-transformers, grouped", "litgpt gemma", "torch")
+# An export takes ten seconds, so each of the others has one norm, and between them they have all.
+NORMS = ("ssa", "entmax", "adaptive-temperature", "softmax", "sparsemax", "sigmoid", "relu", "relu2")
+CASES = [(name, "paged", NORMS[number % len(NORMS)]) for number, name in enumerate(DECODERS)] + [
+    (name, *form) for name in EVERY_FORM for form in FORMS
 ]
+OTHER_CASES = [(name, NORMS[number % len(NORMS)]) for number, name in enumerate(OTHERS)]
 
 
 @pytest.mark.parametrize(("name", "cache", "norm"), CASES)
