@@ -133,6 +133,7 @@ def test_nape_gives_half_of_the_heads_slopes_and_the_rest_none():
     )
     torch.testing.assert_close(alibi_slopes(replace(TINY, positions="alibi")), torch.tensor([1, 1 / 2, 1 / 3, 1 / 4]))
     assert alibi_slopes(replace(TINY, positions="rope")) is None
+    assert not [name for name in tiny(positions="alibi").state_dict() if "slopes" in name]  # they follow from the heads
 
 
 def test_the_position_bias_is_slope_times_key_minus_query():

@@ -21,8 +21,9 @@ from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.normalizers import entropy
 from sharp.models.number_sequence import SharpForNumbers
 from sharp.models.objective import Batch
+from sharp.models.tasks import scoring
 from sharp.models.tasks.largest_item import LargestItem
-from sharp.models.temperature_data import measure_effect
+from sharp.models.temperature_data import check_recorded, measure_effect
 from sharp.models.temperature_fit import (
     TEMPERATURES,
     Points,
@@ -245,3 +246,15 @@ def test_options_that_cannot_work_are_refused(tmp_path, options, message):
 def test_too_few_points_are_refused():
     with pytest.raises(InputError, match="only 4 of 9 samples"):
         fit_polynomial(Points(np.arange(4.0), np.ones(4), 4, 9))
+
+
+def test_entropies_of_all_layers_must_fit_into_memory(monkeypatch) -> None:
+    config = SharpConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, layers=3, q_heads=2, kv_heads=1, head_dim=4, norm="softmax"
+    )
+    model, needed = SharpForCausalLM(config), 4 * 5 * 3 * 2 * 100 * 100
+    monkeypatch.setattr(scoring, "memory_of", lambda _: needed)
+    check_recorded(model, 100)
+    monkeypatch.setattr(scoring, "memory_of", lambda _: needed - 1)
+    with pytest.raises(InputError, match="length 100 needs about"):
+        check_recorded(model, 100)
