@@ -102,6 +102,32 @@ def test_cross_attention_with_padding_has_whole_sequences_only(tmp_path: Path) -
         sharp.export(Reader(), inputs, norm="softmax", output=tmp_path / "other")
 
 
+class Masked(Reader):
+    """The mask as the caller gives it."""
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (
+            one.unflatten(-1, (gpt.HEADS, -1)).transpose(1, 2)
+            for one in (self.query(x), self.key(memory), self.value(memory))
+        )
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(9, 5).bool(), "the mask of attention .* is not padding"),
+        (torch.ones(2, 1, 9, 5).bool(), r"input mask, .* must be of shape \[batch, keys\] to be padding"),
+        (torch.zeros(2, 1, 9, 5), "depends on what is in input mask; Sharp knows masks that are causal"),
+    ],
+    ids=["queries and keys", "whole", "numbers"],
+)
+def test_a_mask_that_is_no_padding_is_refused(tmp_path: Path, mask: Tensor, message: str) -> None:
+    inputs = (torch.randn(2, 9, 32), torch.randn(2, 5, 32), mask)
+    with pytest.raises(InputError, match=message):
+        sharp.export(Masked(), inputs, norm="softmax", cache="none", output=tmp_path / "model")
+
+
 @pytest.mark.parametrize(
     ("content", "owner"),
     [
