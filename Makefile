@@ -8,7 +8,7 @@ WORKERS := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel lock lint format typing clean
 
 setup: .venv/installed
 
@@ -76,6 +76,15 @@ kernels: setup
 gpu-wheel: setup
 	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
 	  -C build-dir=build/gpu-wheel
+
+# What the images install, every package with its hashes: after a change of constraints.txt or of the dependencies.
+LOCK := build/lock/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --no-header --no-annotate \
+  --python-version 3.11 --python-platform x86_64-manylinux_2_36
+lock:
+	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
+	printf 'cmake\ncyclonedx-bom\ngrpcio-tools\nninja\nscikit-build-core\n' | $(LOCK) - -o deploy/docker/requirements-build.txt
+	$(LOCK) pyproject.toml --extra serve --extra tracing -o deploy/docker/requirements-cpu.txt
+	$(LOCK) pyproject.toml --extra serve --extra tracing --extra ray -o deploy/docker/requirements-ray.txt
 
 # mypy and editors follow folders, not import hooks: .editor/sharp links the packages under the names that users import.
 # What is generated from the protos is there for them, too: this target writes it, after a change of a proto.

@@ -14,6 +14,7 @@ from tests.full.deploy.rendering import KUBERNETES, ROOT
 DOCKER = ROOT / "deploy" / "docker"
 SERVER = (DOCKER / "Dockerfile").read_text()
 SHIPPED = ("cpu", "cuda", "ray")
+LOCKS = {"build": (), "cpu": ("serve", "tracing"), "ray": ("serve", "tracing", "ray")}
 
 
 def test_the_rules_hold():
@@ -41,6 +42,7 @@ def test_the_rules_hold():
         ("apt-get update", "apt-get update && apt-get upgrade", "every build another image"),
         ("install --no-cache-dir", "install", "cache stays"),
         (" --constraint constraints.txt", "", "nobody tested"),
+        (" --require-hashes", "", "nobody tested"),
         ("COPY serving serving", "ADD serving serving", "ADD fetches"),
         ("COPY serving serving", "COPY . .", "whatever lies there"),
         ("WORKDIR /src", "WORKDIR src", "is relative"),
@@ -70,6 +72,7 @@ def test_the_context_holds_what_is_built_from():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = set(project["tool"]["scikit-build"]["wheel"]["packages"].values())
     sources = {"CMakeLists.txt", "cmake", "pyproject.toml", "constraints.txt", project["project"]["readme"]}
+    sources |= {f"deploy/docker/requirements-{name}.txt" for name in LOCKS}
     templates = {one["template-path"] for one in project["tool"]["scikit-build"]["generate"]}
     assert copied == packages | sources | templates | set(project["project"]["license-files"])
     assert all((ROOT / name).exists() for name in copied)
@@ -78,14 +81,35 @@ def test_the_context_holds_what_is_built_from():
     assert {line[1:] for line in lines if line.startswith("!")} == copied
 
 
-def test_the_tools_are_those_of_the_build():
-    (tools,) = [command for command in read_stages(SERVER)[0].values("RUN") if "/opt/tools &&" in command]
-    listed = set(tools.split("constraints.txt")[1].split())
-    requires = {
-        re.split(r"[<>=~]", one)[0]
-        for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    }
-    assert listed == requires | {"cmake", "ninja", "cyclonedx-bom"}
+def locked(name):
+    """Package -> (version, hashes) of a file of requirements."""
+    text = (DOCKER / f"requirements-{name}.txt").read_text().replace("\\\n", " ")
+    entries = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return {one[0].partition("==")[0].partition("[")[0]: (one[0].partition("==")[2], one[1:]) for one in entries}
+
+
+def names(requirements):
+    """Canonical names without versions, extras and markers; those of Sharp's own extras left out."""
+    found = {re.split(r"[<>=~\[; ]", one)[0].lower().replace("_", "-") for one in requirements}
+    return found - {"sharp-attention"}
+
+
+@pytest.mark.parametrize(("name", "extras"), LOCKS.items())
+def test_images_install_what_the_tests_ran_with_by_hash(name, extras):
+    found = locked(name)
+    assert all(version and hashes for version, hashes in found.values())
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for _, hashes in found.values() for one in hashes)
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+    )
+    assert {one: version for one, (version, _) in found.items() if one in pinned and version != pinned[one]} == {}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = names(project["build-system"]["requires"]) | {"cmake", "ninja", "cyclonedx-bom"}
+    if extras:
+        lists = [project["project"]["dependencies"]]
+        lists += [project["project"]["optional-dependencies"][extra] for extra in extras]
+        asked = names(one for requirements in lists for one in requirements)
+    assert asked <= found.keys()
 
 
 def test_the_commands_and_names_are_real():
