@@ -76,6 +76,14 @@ def test_only_what_serving_needs_is_there(image):
     assert {path.suffix for path in ours.rglob("*") if path.is_file()} <= {".py", ".pyi", ".pyc", ".so", *DATA}
 
 
+def test_native_code_is_where_the_page_says(image):
+    (folder,) = (image / "sharp" / "lib").glob("python3.*/site-packages")
+    records = [(one.parent.name, one.read_text()) for one in folder.glob("*.dist-info/RECORD")]
+    found = {name.partition("-")[0].replace("_", "-") for name, files in records if re.search(r"\.so[.,\d]", files)}
+    (line,) = re.findall(r"^- Native code is in (.*?)as a test", (ROOT / "docs" / "security.md").read_text(), re.M | re.S)
+    assert found == set(re.findall(r"`([\w-]+)`", line))
+
+
 def test_the_list_of_what_is_there_is_whole(image):
     (command,) = next(stage for stage in STAGES if stage.name == "list").values("RUN")
     command = command.replace("/opt/tools/bin", str(SCRIPTS)).replace("/opt/sharp", str(image / "sharp"))
