@@ -246,5 +246,6 @@ def _check_padding(program: Program, roles: Roles, call: AttentionCall, length: 
         seen = seen & (given[port.node] == roles.visible[port.name]).reshape(padded.shape[0], 1, 1, -1)
     if not (padded == (whole & seen)).all():
         raise InputError(
-            f"the mask of attention at {call.where} is not padding by {roles.visible}, as far as it is causal"
+            f"the mask of attention at {call.where} does not hide, for all queries alike, the keys that input "
+            f"{', '.join(roles.visible)} marks; Sharp knows masks of padding [batch, keys], and makes others from sizes"
         )

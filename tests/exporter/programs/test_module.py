@@ -116,7 +116,10 @@ class Masked(Reader):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (torch.ones(9, 5).bool(), "the mask of attention .* is not padding"),
+        (
+            torch.ones(9, 5).bool(),
+            "the mask of attention .* does not hide, for all queries alike, the keys that input mask marks",
+        ),
         (torch.ones(2, 1, 9, 5).bool(), r"input mask, .* must be of shape \[batch, keys\] to be padding"),
         (torch.zeros(2, 1, 9, 5), "depends on what is in input mask; Sharp knows masks that are causal"),
     ],

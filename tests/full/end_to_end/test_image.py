@@ -80,7 +80,9 @@ def test_native_code_is_where_the_page_says(image):
     (folder,) = (image / "sharp" / "lib").glob("python3.*/site-packages")
     records = [(one.parent.name, one.read_text()) for one in folder.glob("*.dist-info/RECORD")]
     found = {name.partition("-")[0].replace("_", "-") for name, files in records if re.search(r"\.so[.,\d]", files)}
-    (line,) = re.findall(r"^- Native code is in (.*?)as a test", (ROOT / "docs" / "security.md").read_text(), re.M | re.S)
+    (line,) = re.findall(
+        r"^- Native code is in (.*?)as a test", (ROOT / "docs" / "security.md").read_text(), re.M | re.S
+    )
     assert found == set(re.findall(r"`([\w-]+)`", line))
 
 
