@@ -289,8 +289,8 @@ def _write(
         assert student.opened.tokenizer is not None
         student.opened.tokenizer.save_pretrained(staging)
         if settings.measure_speed:
-            config = student.decoder.config
-            longest = config.max_context if config.positions == "learned" else 2**20
+            learned = student.opened.architecture.positions == "learned"
+            longest = student.decoder.config.max_context if learned else 2**20
             report["speed"] = decode_speed(teacher, staging, longest, phase("Measuring the decode speed", 3))
         write_report(report, staging)
         staging.chmod(0o755)  # mkdtemp's folders are private
