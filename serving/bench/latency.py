@@ -52,13 +52,13 @@ def measure_latency(
         manifest = llm.model.manifest
         if longest > llm.model.context_limit:
             raise InputError(
-                f"{folder} has a context of {llm.model.context_limit} tokens, and {longest} are asked for; give fewer, "
+                f"{folder} has a context of {llm.model.context_limit} tokens, and {longest} are needed; give fewer, "
                 f"or export it with --max-context {longest}"
             )
         tokens = tokenize(text[: 16 * longest], manifest, llm.model.tokenizer)
         if len(tokens) < max(prompt_tokens):
             raise InputError(
-                f"the text has {len(tokens)} tokens, and {max(prompt_tokens)} are asked for; give a longer one"
+                f"the text has {len(tokens)} tokens, and {max(prompt_tokens)} are needed; give a longer one"
             )
         models.append(llm)
         prompts.append(tokens)

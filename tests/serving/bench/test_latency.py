@@ -47,8 +47,8 @@ def test_a_token_takes_time(counting):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--prompt-tokens", 10**6), "tokens, and 1000033 are asked for; give fewer, or export it with --max-context"),
-        (("--prompt-tokens", 20, "--text", "{short}"), "the text has 5 tokens, and 20 are asked for; give a longer"),
+        (("--prompt-tokens", 10**6), "tokens, and 1000033 are needed; give fewer, or export it with --max-context"),
+        (("--prompt-tokens", 20, "--text", "{short}"), "the text has 5 tokens, and 20 are needed; give a longer"),
         (("--text", "{folder}"), "cannot be read as UTF-8 text"),
         (("--text", "{latin}"), "cannot be read as UTF-8 text"),
     ],
