@@ -102,7 +102,7 @@ def latency(
 ) -> None:
     """Time a token of decoding in the model folders, one sequence at a time and without a server.
 
-    The models take turns, and a ratio is the median of the turns' ratios to the first FOLDER.
+    The models run interleaved, and a ratio is the median of the passes' ratios to the first FOLDER.
     """
     if output is not None:
         check_can_write(output)
