@@ -9,8 +9,6 @@ python -m bench.adapt memory --out bench/results/adapt_memory.json
 import json
 import multiprocessing
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -22,7 +20,6 @@ import click
 from bench.result_file import header, write
 
 PACKAGES = ("sharp-attention", "torch", "transformers", "peft")
-NEW_TOKENS = 32
 GREEDY_TOKENS = 64
 LENGTH = 256
 MEMORY_SUBJECTS = ("sdpa", "softmax", "entmax", "ssa", "adaptive-temperature")
@@ -118,25 +115,17 @@ def walk_on(student: Any, norm: str, share: float) -> None:
 def decode(teacher: Path, student: Path, contexts: str, passes: int, out: Path | None) -> None:
     """Milliseconds a token of the exported TEACHER and STUDENT, one stream, after a text of every length in turn."""
     from sharp import LLM
-    from sharp.serving.bench.latency import measure_latency
+    from sharp.exporter.adapt.speed import export_both, latencies, room
 
     lengths = [int(length) for length in contexts.split(",")]
-    longest = max(lengths) + NEW_TOKENS + 1
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {}
-        for name, source, options in (("teacher", teacher, ("--norm", "softmax")), ("student", student, ())):
-            folders[name] = Path(temporary) / name
-            command = [Path(sys.executable).with_name("sharp-export"), source, *options, "--max-context", longest]
-            subprocess.run([*map(str, command), "-o", str(folders[name])], check=True)
-        equal = equal_tokens(LLM(folders["student"]), student)
+        folder = Path(temporary)
+        export_both(teacher, student, room(max(lengths)), folder, lambda: None)
+        equal = equal_tokens(LLM(folder / "student"), student)
         print(f"{equal} of {GREEDY_TOKENS} greedy tokens as PyTorch's student", flush=True)
-        found = measure_latency(list(folders.values()), lengths, answer_tokens=NEW_TOKENS, passes=passes)
-    rows = []
-    for a, b in zip(found[::2], found[1::2], strict=True):
-        best, median = ({"teacher": getattr(a, kind), "student": getattr(b, kind)} for kind in ("best", "median"))
-        ratio = round(b.times_as_fast, 3)
-        rows.append({"context": a.prompt_tokens, "best_ms": best, "median_ms": median, "times_as_fast": ratio})
-        print(rows[-1], flush=True)
+        rows = latencies(folder, lengths, passes)
+    for row in rows:
+        print(row)
     names = {"teacher": teacher.name, "student": student.name}
     write(
         out, {**header("adapt_decode", PACKAGES), **names, "greedy_tokens_equal": equal, "passes": passes, "rows": rows}

@@ -27,7 +27,7 @@ COMMANDS = {
     "baseline": Lazy(
         "sharp.serving.observability.baseline:baseline", "serve", "Record how the heads' entropies are distributed."
     ),
-    "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Send a server a load and print how fast it answers."),
+    "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Measure a server under load, or decoding."),
     "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
     "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
     "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),

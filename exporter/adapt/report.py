@@ -77,7 +77,7 @@ def _speed(speed: Report) -> dict[str, Any]:
     rows = [
         [
             f"{row['context']:,}",
-            *(f"{row[name]['median_ms']:.1f}" for name in ("teacher", "student")),
+            *(f"{row['median_ms'][name]:.1f}" for name in ("teacher", "student")),
             f"{row['times_as_fast']:.2f}",
         ]
         for row in speed["rows"]

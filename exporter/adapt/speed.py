@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +28,52 @@ def decode_speed(teacher: Path, student: Path, longest: int, advance: Callable[[
 
 
 def _measure(teacher: Path, student: Path, longest: int, advance: Callable[[], None]) -> dict[str, Any]:
-    contexts = [length for length in CONTEXTS if length < longest] or [longest - ANSWER_TOKENS - 1]
+    fitting = [length for length in CONTEXTS if room(length) <= longest]
+    contexts = fitting or [max(1, longest - room(0))]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        room = max(contexts) + ANSWER_TOKENS + 1
-        for source, norm, target in ((teacher, ("--norm", "softmax"), "teacher"), (student, (), "student")):
-            _run("sharp-export", source, *norm, "--max-context", room, "-q", "-o", folder / target)
-            advance()
-        lengths = [option for length in contexts for option in ("--prompt-tokens", length)]
-        figures = folder / "figures.json"
-        options = ("--answer-tokens", ANSWER_TOKENS, "--passes", PASSES, "--output", figures)
-        _run("sharp", "bench", "latency", folder / "teacher", folder / "student", *lengths, *options)
+        export_both(teacher, student, room(max(contexts)), folder, advance)
+        rows = latencies(folder, contexts, PASSES)
         advance()
-        rows = json.loads(figures.read_text(encoding="utf-8"))["rows"]
-    by_context = [
+    return {"answer_tokens": ANSWER_TOKENS, "passes": PASSES, "rows": rows}
+
+
+def room(context: int) -> int:
+    """Tokens of context that measuring after `context` tokens takes."""
+    return context + ANSWER_TOKENS + 1
+
+
+def export_both(teacher: Path, student: Path, context: int, folder: Path, advance: Callable[[], None]) -> None:
+    """The model folders `teacher` and `student` in `folder`.
+
+    Raises:
+        SharpError: one cannot be exported; the message is what `sharp-export` says.
+    """
+    for source, norm, target in ((teacher, ("--norm", "softmax"), "teacher"), (student, (), "student")):
+        _run("sharp-export", source, *norm, "--max-context", context, "-q", "-o", folder / target)
+        advance()
+
+
+def latencies(folder: Path, contexts: Sequence[int], passes: int) -> list[dict[str, Any]]:
+    """Best and median milliseconds a token of the models of `export_both`, after every context.
+
+    Raises:
+        SharpError: they cannot be measured; the message is what `sharp bench latency` says.
+    """
+    lengths = [option for length in contexts for option in ("--prompt-tokens", length)]
+    figures = folder / "figures.json"
+    options = ("--answer-tokens", ANSWER_TOKENS, "--passes", passes, "--output", figures)
+    _run("sharp", "bench", "latency", folder / "teacher", folder / "student", *lengths, *options)
+    found = json.loads(figures.read_text(encoding="utf-8"))["rows"]
+    return [
         {
-            "context": length,
-            **{
-                Path(row["model"]).name: {"best_ms": row["best"], "median_ms": row["median"]}
-                for row in rows
-                if row["prompt_tokens"] == length
-            },
-            "times_as_fast": rows[2 * index + 1]["times_as_fast"],
+            "context": teacher["prompt_tokens"],
+            "best_ms": {"teacher": teacher["best"], "student": student["best"]},
+            "median_ms": {"teacher": teacher["median"], "student": student["median"]},
+            "times_as_fast": student["times_as_fast"],
         }
-        for index, length in enumerate(contexts)
+        for teacher, student in zip(found[::2], found[1::2], strict=True)
     ]
-    return {"answer_tokens": ANSWER_TOKENS, "passes": PASSES, "rows": by_context}
 
 
 def _run(program: str, *arguments: object) -> None:

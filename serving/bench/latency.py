@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.errors import InputError
 from sharp.serving.api.events import Delta
 from sharp.serving.api.sampling_params import SamplingParams
@@ -48,13 +49,15 @@ def measure_latency(
     text = "\n".join(topics.values()) if text is None else text
     models, prompts = [], []
     for folder in folders:
-        llm = LLM(folder, backend=backend, engine=EngineConfig(cache_tokens=2 * longest, attention_interval=0))
-        manifest = llm.model.manifest
-        if longest > llm.model.context_limit:
+        manifest = read_manifest(folder)
+        if longest > manifest.max_context:
             raise InputError(
-                f"{folder} has a context of {llm.model.context_limit} tokens, and {longest} are needed; give fewer, "
+                f"{folder} has a context of {manifest.max_context} tokens, and {longest} are needed; give fewer, "
                 f"or export it with --max-context {longest}"
             )
+        # The prefix cache keeps the prompt's last block beside the one that is written on.
+        engine = EngineConfig(cache_tokens=longest + 2 * manifest.cache.block_size, attention_interval=0)
+        llm = LLM(folder, backend=backend, engine=engine)
         tokens = tokenize(text[: 16 * longest], manifest, llm.model.tokenizer)
         if len(tokens) < max(prompt_tokens):
             raise InputError(
@@ -86,4 +89,6 @@ def _milliseconds_a_token(llm: LLM, prompt: list[int], answer_tokens: int) -> fl
                 tokens += len(event.token_ids)
             else:
                 began = ended
+    if not tokens:
+        raise InputError(f"all {answer_tokens + 1} tokens came in one piece of text; give more answer tokens")
     return 1e3 * (ended - began) / tokens

@@ -252,7 +252,7 @@ def test_the_report_has_the_decode_speed_of_both(teacher, text: Path, tmp_path: 
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "student" / "report.json").read_text())
     assert [row["context"] for row in report["speed"]["rows"]] == [64, 100]
-    assert all(row[name]["median_ms"] > 0 for row in report["speed"]["rows"] for name in ("teacher", "student"))
+    assert all(row["median_ms"][name] > 0 for row in report["speed"]["rows"] for name in ("teacher", "student"))
     page = (tmp_path / "student" / "report.md").read_text()
     assert "## Decoding, milliseconds a token" in page and "| 100 |" in page
 

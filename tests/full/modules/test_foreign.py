@@ -1,4 +1,4 @@
-"""Modules that nobody here wrote: what is recognised in them, and what is written, in every form that applies."""
+"""Modules that nobody here wrote: what is recognised in them, and what is written."""
 
 import subprocess
 import sys
@@ -137,7 +137,7 @@ OTHER_CASES = [(name, NORMS[number % len(NORMS)]) for number, name in enumerate(
 
 
 @pytest.mark.parametrize(("name", "cache", "norm"), CASES)
-def test_a_decoder_is_written_in_every_form(name: str, cache: str, norm: str, tmp_path: Path) -> None:
+def test_a_decoder_is_written(name: str, cache: str, norm: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, inputs = DECODERS[name]()
     result = sharp.export(module, inputs, norm=norm, cache=cache, untrained_norm=True, output=tmp_path / "model")
