@@ -57,6 +57,7 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
 def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     """Train MODEL twice from the same start: with the norm from the first step, and on a path to it from softmax."""
     from sharp.exporter.adapt.figures import perplexity, token_losses, windows_of
+    from sharp.exporter.adapt.path import FIRST_ALPHA
     from sharp.exporter.adapt.student import make_student
     from sharp.exporter.adapt.text import encode, read_text
     from sharp.exporter.adapt.training import Progress, Recipe, train
@@ -71,13 +72,14 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
         unlike = encode(licence().read_text(encoding="utf-8"), tokenizer, vocabulary, "licence")
 
         def after(progress: Progress, student: Any = student, path: str = path) -> None:
-            if path == "walk":
+            if path == "walk" and norm != "entmax":
                 walk_on(student, norm, (progress.step + 1) / progress.steps)
 
         after(Progress(-1, steps, 0.0, 0.0, 0.0, 0.0))
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            train(student, text.train, Recipe(steps, LENGTH, 1), Path(folder), "walk", after)
+            recipe = Recipe(steps, LENGTH, 1, first_alpha=FIRST_ALPHA if path == "walk" else None)
+            train(student, text.train, recipe, Path(folder), "walk", after)
         seconds = round(time.monotonic() - began, 1)
         found = {
             name: perplexity(token_losses(student, windows_of(tokens, LENGTH)))
@@ -89,15 +91,13 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
 
 
 def walk_on(student: Any, norm: str, share: float) -> None:
-    """The norm at this share of the run: it is reached in the middle of it, from near softmax."""
+    """SSA or adaptive temperature at this share of the run: it is reached in the middle of it, from near softmax."""
     from sharp.models.adapted_model import attention_norms
 
     way = min(1.0, 2 * share)
     target = student.described
     for one in attention_norms(student.model):
-        if norm == "entmax":
-            one.described = replace(target, alpha=1.05 + (target.alpha - 1.05) * way)
-        elif norm == "adaptive-temperature":  # 1 + way (beta - 1)
+        if norm == "adaptive-temperature":  # 1 + way (beta - 1)
             *higher, last = target.temperature_coefficients
             scaled = (*(way * one for one in higher), 1 + way * (last - 1))
             one.described = replace(target, temperature_coefficients=scaled)

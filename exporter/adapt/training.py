@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from sharp.exporter.adapt.path import FIRST_ALPHA, on_the_path
 from sharp.exporter.adapt.student import Student
 from sharp.plugins.errors import InputError, SharpError
 
@@ -41,6 +42,7 @@ class Recipe:
     long_steps: int = 0
     long_length: int = 0
     seed: int = 0
+    first_alpha: float | None = FIRST_ALPHA  # see `path`; None: the norm is the student's from the start
     adapter_rate: float = 1e-3
     norm_rate: float = 2e-2
     warmup: int = 10
@@ -122,7 +124,8 @@ def seconds_per_token(student: Student, tokens: Tensor, batch: int, length: int)
     seconds = []
     for step in range(PROBE_STEPS):
         began = time.monotonic()
-        train_step(student, batch_at(recipe, tokens, step))
+        with on_the_path(student, 0.0, recipe.first_alpha):  # where a step takes longest
+            train_step(student, batch_at(recipe, tokens, step))
         seconds.append(time.monotonic() - began)
         for parameter in student.learned().values():
             parameter.grad = None
@@ -190,7 +193,8 @@ def train(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.rate_at(step)
         try:
-            divergence, error = train_step(student, batch_at(recipe, tokens, step))
+            with on_the_path(student, step / recipe.steps, recipe.first_alpha):
+                divergence, error = train_step(student, batch_at(recipe, tokens, step))
         except (MemoryError, RuntimeError) as failure:
             raise memory_error(failure, recipe) from failure
         norm = nn.utils.clip_grad_norm_(list(learned.values()), recipe.clip)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model type
@@ -16,8 +17,10 @@ from sharp.exporter.adapt import adapt as module
 from sharp.exporter.adapt import speed, training
 from sharp.exporter.adapt.adapt import AdaptSettings, adapt
 from sharp.exporter.adapt.cli import adapt as command
+from sharp.exporter.adapt.student import Student
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.checkpoints.reading import read_source
+from sharp.models.adapted_model import attention_norms
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.tiny_hugging_face import tiny
@@ -114,8 +117,11 @@ def test_generation_with_a_cache_and_padding_is_that_without(teacher, text: Path
     assert again[0, 15:].tolist() == made[0, 12:].tolist()
 
 
-def test_a_run_that_is_killed_and_resumed_gives_the_same_weights(teacher, text: Path, tmp_path: Path) -> None:
-    path, chosen = teacher(), settings(text, "ssa")
+@pytest.mark.parametrize("norm", ["entmax", full("ssa")])
+def test_a_run_that_is_killed_and_resumed_gives_the_same_weights(
+    teacher, text: Path, tmp_path: Path, norm: str
+) -> None:
+    path, chosen = teacher(), settings(text, norm)
     adapt(path, chosen, tmp_path / "whole")
     assert adapt(path, chosen, tmp_path / "killed", stop_after=3) is None
     assert not (tmp_path / "killed").exists()
@@ -136,6 +142,21 @@ def test_the_long_stage_ends_at_the_models_context(teacher, text: Path, tmp_path
     report = adapt(teacher(), settings(text, stage="long", tokens=24 * 16), tmp_path / "student")
     assert report is not None
     assert (report["recipe"]["long_steps"], report["recipe"]["long_length"]) == (2, 128)
+
+
+def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    seen: list[float] = []
+    step = training.train_step
+
+    def watched(student: Student, input_ids: Tensor) -> tuple[float, float]:
+        seen.append({norm.described.alpha for norm in attention_norms(student.model)}.pop())
+        return step(student, input_ids)
+
+    monkeypatch.setattr(training, "train_step", watched)
+    chosen = settings(text, stage="short", norm_options=NormOptions(alpha=2.05))
+    report = adapt(teacher(), chosen, tmp_path / "student")
+    assert report is not None and report["alpha"] == 2.05
+    assert seen == pytest.approx([1.05, 1.3, 1.55, 1.8, 2.05, 2.05, 2.05, 2.05])
 
 
 def test_half_of_the_tokens_are_in_sequences_of_four_times_the_length_spread_over_the_run() -> None:
