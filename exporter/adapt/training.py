@@ -42,7 +42,7 @@ class Recipe:
     long_steps: int = 0
     long_length: int = 0
     seed: int = 0
-    first_alpha: float | None = FIRST_ALPHA  # see `path`; None: the norm is the student's from the start
+    first_alpha: float | None = FIRST_ALPHA  # where the path to entmax begins; None: no path
     adapter_rate: float = 1e-3
     norm_rate: float = 2e-2
     warmup: int = 10

@@ -278,6 +278,17 @@ def test_the_report_has_the_decode_speed_of_both(teacher, text: Path, tmp_path: 
     assert "## Decoding, milliseconds a token" in page and "| 100 |" in page
 
 
+@pytest.mark.parametrize(
+    ("longest", "contexts"), [(2**20, [4096, 32768]), (4129, [4096]), (4128, [4095]), (100, [67]), (20, [1])]
+)
+def test_the_speed_is_measured_within_the_models_context(monkeypatch, longest: int, contexts: list[int]) -> None:
+    exported: list[int] = []
+    monkeypatch.setattr(speed, "export_both", lambda _teacher, _student, context, *_: exported.append(context))
+    monkeypatch.setattr(speed, "latencies", lambda _folder, lengths, _passes: lengths)
+    found = speed.decode_speed(Path("teacher"), Path("student"), longest, lambda: None)
+    assert found["rows"] == contexts and exported == [contexts[-1] + speed.ANSWER_TOKENS + 1]
+
+
 def test_a_speed_that_cannot_be_measured_loses_no_model(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(speed, "_measure", lambda *_: speed._run("sharp", "no-such-command"))
     report = adapt(teacher(), settings(text, "ssa", tokens=24, measure_speed=True), tmp_path / "student")

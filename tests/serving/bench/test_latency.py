@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.plugins.cli import main
+from sharp.serving.api.errors import InputError
+from sharp.serving.api.events import Delta
 from sharp.serving.bench import latency
 from sharp.serving.llm import LLM
 
@@ -44,10 +46,22 @@ def test_a_token_takes_time(counting):
     assert 0 < row.best <= row.median
 
 
+def test_tokens_that_come_in_one_piece_of_text_are_not_timed():
+    class InOnePiece:
+        def stream(self, _prompt, _params):
+            yield Delta("a", "ab", (97, 98))
+
+    with pytest.raises(InputError, match="all 2 tokens came in one piece of text; give more answer tokens"):
+        latency._milliseconds_a_token(InOnePiece(), [1], 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--prompt-tokens", 10**6), "tokens, and 1000033 are needed; give fewer, or export it with --max-context"),
+        (
+            ("--prompt-tokens", 10**12),
+            "tokens, and 1000000000033 are needed; give fewer, or export it with --max-context",
+        ),
         (("--prompt-tokens", 20, "--text", "{short}"), "the text has 5 tokens, and 20 are needed; give a longer"),
         (("--text", "{folder}"), "cannot be read as UTF-8 text"),
         (("--text", "{latin}"), "cannot be read as UTF-8 text"),
