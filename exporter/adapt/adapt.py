@@ -24,6 +24,7 @@ from sharp.exporter.adapt.figures import (
     token_losses,
     windows_of,
 )
+from sharp.exporter.adapt.processes import Processes, join
 from sharp.exporter.adapt.report import write_report
 from sharp.exporter.adapt.speed import decode_speed
 from sharp.exporter.adapt.student import Student, finish, make_student
@@ -33,7 +34,6 @@ from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import check_exists
 from sharp.exporter.verification.perplexity import licence
 from sharp.models.adapted_model import attention_norms
-from sharp.models.device import choose_device
 from sharp.models.tasks.scoring import memory_of
 from sharp.plugins.errors import InputError, NotFoundError, SharpError
 
@@ -99,7 +99,8 @@ def adapt(
     """Adapt the checkpoint at `path` to another norm and write it to `folder`, which must be empty or not exist.
 
     A run that was killed goes on where its state, in `folder` with ".partial" behind its name, was saved last. Returns
-    the report; None with `stop_after`, which ends early, as if killed after that step.
+    the report; None with `stop_after`, which ends early, as if killed after that step, and in all processes of
+    torchrun but the first.
 
     Raises:
         InputError, NotFoundError: the checkpoint, the text or a setting cannot be used.
@@ -110,7 +111,9 @@ def adapt(
         raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
-    device = choose_device(settings.device)
+    processes, device = join(settings.device)
+    if settings.batch % processes.count:
+        raise InputError(f"--batch is {settings.batch}, but must be a multiple of the {processes.count} processes")
     phase("Reading the checkpoint", 1)
     layers = None if settings.layers is None else range(settings.layers[0], settings.layers[1] + 1)
     student = make_student(
@@ -125,25 +128,25 @@ def adapt(
     unlike = _unlike_text(settings, student)
     nn.Module.to(student.model, device)
     work = folder.resolve().with_name(f"{folder.resolve().name}.partial")
-    identity = _identity(student, settings, text)
+    identity = _identity(student, settings, text, processes.count)
     state = read_state(work)
     if state is not None and state.identity != identity:
         raise InputError(f"{work} holds a run with other settings; remove it, or choose another folder with -o")
     try:
-        recipe = state.recipe if state is not None else _recipe(settings, student, text, long_length)
+        recipe = state.recipe if state is not None else _recipe(settings, student, text, long_length, processes)
         work.mkdir(parents=True, exist_ok=True)
-        before = _measure_before(work, student, settings, text, unlike, phase)
+        before = _measure_before(work, student, settings, text, unlike, phase) if processes.first else {}
         advance = phase(f"Training {recipe.steps} steps of {settings.length * settings.batch} tokens", recipe.steps)
         windows = windows_of(text.held_out, settings.length, 4)
         every = max(1, recipe.steps // EVALUATIONS)
 
         def after(progress: Progress) -> None:
             advance()
-            measured = progress.step % every == 0 or progress.step == recipe.steps
+            measured = processes.first and (progress.step % every == 0 or progress.step == recipe.steps)
             on_step(progress, perplexity(token_losses(student, windows)) if measured else None)
 
-        train(student, text.train, recipe, work, identity, after, stop_after)
-        if stop_after is not None and stop_after < recipe.steps:
+        train(student, text.train, recipe, work, identity, after, stop_after, processes)
+        if not processes.first or (stop_after is not None and stop_after < recipe.steps):
             return None
         final = read_state(work)
         assert final is not None
@@ -163,6 +166,7 @@ def adapt(
         "unlike": unlike[0],
         "seconds": round(final.seconds, 1),
         "device": str(device),
+        "processes": processes.count,
         "versions": {name: version(name) for name in ("torch", "transformers", "peft", "sharp-attention")},
         **before,
         "student": figures,
@@ -195,26 +199,31 @@ def _check_memory(student: Student, device: torch.device) -> None:
         )
 
 
-def _identity(student: Student, settings: AdaptSettings, text: Text) -> str:
+def _identity(student: Student, settings: AdaptSettings, text: Text, processes: int) -> str:
     """What two runs must share for one to continue the other."""
     fields = asdict(settings)
     for name in ("text", "held_out", "keep_adapter", "measure_speed", "device"):
         fields.pop(name)
     digest = hashlib.sha256(text.train.numpy().tobytes()).hexdigest()
-    return json.dumps({"teacher": student.opened.sha256, "text": digest, **fields}, sort_keys=True, default=str)
+    fields |= {"teacher": student.opened.sha256, "text": digest, "processes": processes}
+    return json.dumps(fields, sort_keys=True, default=str)
 
 
-def _recipe(settings: AdaptSettings, student: Student, text: Text, long_length: int) -> Recipe:
+def _recipe(
+    settings: AdaptSettings, student: Student, text: Text, long_length: int, processes: Processes
+) -> Recipe:
     """The steps that `--tokens` gives, or fewer where `--budget` is less time than they take."""
-    batch, length = settings.batch, settings.length
-    tokens = settings.tokens
+    batch, length, tokens = settings.batch, settings.length, settings.tokens
+    long_batch = processes.count
     if settings.budget is not None:
-        shapes = [(batch, length), (1, long_length)] if long_length > length else [(batch, length)]
+        own = (batch // processes.count, length)
+        shapes = [own, (1, long_length)] if long_length > length else [own]
         seconds = fmean(seconds_per_token(student, text.train, *shape) for shape in shapes)
-        tokens = min(tokens, int(settings.budget / seconds))
-    long_steps = max(1, round(tokens * LONG_SHARE / long_length)) if long_length > length else 0
-    short_steps = max(1, (tokens - long_steps * long_length) // (batch * length))
-    return Recipe(short_steps + long_steps, length, batch, long_steps, long_length if long_steps else 0, settings.seed)
+        tokens = min(tokens, int(processes.of_first(settings.budget / seconds * processes.count)))
+    long_steps = max(1, round(tokens * LONG_SHARE / (long_length * long_batch))) if long_length > length else 0
+    short_steps = max(1, (tokens - long_steps * long_length * long_batch) // (batch * length))
+    steps, longest = short_steps + long_steps, long_length if long_steps else 0
+    return Recipe(steps, length, batch, long_steps, longest, long_batch, settings.seed)
 
 
 def _measure_before(

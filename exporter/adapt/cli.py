@@ -1,5 +1,6 @@
 """The command `sharp adapt`."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,7 @@ def adapt(
     check_exists(model)  # before seconds of imports
     seconds, chosen_layers = parse_budget(budget), parse_layers(layers)
     folder = output or Path(f"{model.stem if model.is_file() else model.resolve().name}-{norm}-adapted")
+    quiet = quiet or os.environ.get("RANK", "0") != "0"  # the first of several processes speaks
     console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(SpinnerColumn(), *columns, console=console, disable=not console.is_terminal) as bars:

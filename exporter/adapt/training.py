@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sharp.exporter.adapt.path import FIRST_ALPHA, on_the_path
+from sharp.exporter.adapt.processes import ALONE, Processes
 from sharp.exporter.adapt.student import Student
 from sharp.plugins.errors import InputError, SharpError
 
@@ -32,8 +33,9 @@ PROBE_STEPS = 2
 class Recipe:
     """How to train; a run is resumed only with the recipe that it was started with.
 
-    `long_steps` of the `steps` read one sequence of `long_length` tokens, the others `batch` sequences of `length`. The
-    long ones are spread evenly: at the end, where the learning rate is nearly 0, they would teach nothing.
+    `long_steps` of the `steps` read `long_batch` sequences of `long_length` tokens, the others `batch` of `length`. The
+    long ones are spread evenly: at the end, where the learning rate is nearly 0, they would teach nothing. All processes
+    together read a batch.
     """
 
     steps: int
@@ -41,6 +43,7 @@ class Recipe:
     batch: int
     long_steps: int = 0
     long_length: int = 0
+    long_batch: int = 1
     seed: int = 0
     first_alpha: float | None = FIRST_ALPHA  # where the path to entmax begins; None: no path
     adapter_rate: float = 1e-3
@@ -51,7 +54,7 @@ class Recipe:
     def shape_at(self, step: int) -> tuple[int, int]:
         """Sequences and tokens of a step."""
         before, after = (count * self.long_steps // self.steps for count in (step, step + 1))
-        return (1, self.long_length) if after > before else (self.batch, self.length)
+        return (self.long_batch, self.long_length) if after > before else (self.batch, self.length)
 
     def rate_at(self, step: int) -> float:
         """The share of the learning rates: a linear warm-up times half a cosine."""
@@ -60,7 +63,8 @@ class Recipe:
     @property
     def tokens(self) -> int:
         """Tokens of the whole run."""
-        return (self.steps - self.long_steps) * self.length * self.batch + self.long_steps * self.long_length
+        short = (self.steps - self.long_steps) * self.length * self.batch
+        return short + self.long_steps * self.long_length * self.long_batch
 
 
 @dataclass(frozen=True)
@@ -166,10 +170,12 @@ def train(
     identity: str,
     on_step: Callable[[Progress], None],
     stop_after: int | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Train `student` for the recipe's steps, or go on with the run whose state is in `folder`.
 
-    `stop_after` ends early, as if killed after that step had been saved.
+    Every one of `processes` calls this with the same arguments, and the first saves. `stop_after` ends early, as if
+    killed after that step had been saved.
 
     Raises:
         InputError: there is not enough memory.
@@ -180,12 +186,14 @@ def train(
     norms = [one for name, one in learned.items() if "lora_" not in name]
     groups = [{"params": adapters, "lr": recipe.adapter_rate}, {"params": norms, "lr": recipe.norm_rate}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
+    device = next(iter(learned.values())).device
     rates = [group["lr"] for group in optimizer.param_groups]
     state = read_state(folder)
+    processes.wait()  # the first writes when all have read
     step, seconds = (0, 0.0) if state is None else (state.step, state.seconds)
     if state is not None:
         load_state(folder, learned, optimizer, step)
-    else:
+    elif processes.first:
         save_state(folder, learned, optimizer, RunState(recipe, identity, 0, 0.0))
     began, saved = time.monotonic() - seconds, time.monotonic()
     last = recipe.steps if stop_after is None else min(stop_after, recipe.steps)
@@ -194,16 +202,19 @@ def train(
             group["lr"] = rate * recipe.rate_at(step)
         try:
             with on_the_path(student, step / recipe.steps, recipe.first_alpha):
-                divergence, error = train_step(student, batch_at(recipe, tokens, step))
+                batch = processes.share(batch_at(recipe, tokens, step))
+                losses = torch.tensor(train_step(student, batch), device=device)
         except (MemoryError, RuntimeError) as failure:
             raise memory_error(failure, recipe) from failure
+        processes.average([losses, *(one.grad for one in learned.values() if one.grad is not None)])
+        divergence, error = losses.tolist()
         norm = nn.utils.clip_grad_norm_(list(learned.values()), recipe.clip)
         if not (math.isfinite(divergence + error) and norm.isfinite()):
             raise SharpError(f"the loss is not finite at step {step}; start again with another --seed, or more --batch")
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if step == last or time.monotonic() - saved > SAVE_SECONDS:
+        if processes.first and (step == last or time.monotonic() - saved > SAVE_SECONDS):
             save_state(folder, learned, optimizer, RunState(recipe, identity, step, time.monotonic() - began))
             saved = time.monotonic()
         on_step(Progress(step, recipe.steps, divergence + error, divergence, error, time.monotonic() - began))

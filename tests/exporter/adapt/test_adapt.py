@@ -3,6 +3,8 @@
 import errno
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,33 @@ def test_a_run_that_is_killed_and_resumed_gives_the_same_weights(
     whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert whole.keys() == killed.keys()
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+def launched(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command += ["--module", "sharp.exporter.adapt", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.full
+def test_two_processes_learn_what_one_does(teacher, text: Path, tmp_path: Path) -> None:
+    shared = (teacher(), "--norm", "entmax", "--text", text, "--length", 24, "--tokens", 24 * 16, "--stage", "long")
+    for processes in (1, 2):
+        done = launched(processes, *shared, "--batch", 2, "-o", tmp_path / str(processes))
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.count("The model is in") == 1
+    reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("1", "2")]
+    assert [report["processes"] for report in reports] == [1, 2]
+    refused = launched(2, *shared, "--batch", 3, "-o", tmp_path / "refused")
+    assert refused.returncode and "must be a multiple of the 2 processes" in refused.stderr
+
+    short = tuple(one for one in shared if one not in ("--stage", "long"))  # one process has fewer long sequences
+    for processes in (1, 2):
+        done = launched(processes, *short, "--batch", 2, "-o", tmp_path / f"short{processes}")
+        assert done.returncode == 0, done.stderr
+    one, two = (load_file(tmp_path / f"short{processes}" / "model.safetensors") for processes in (1, 2))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_run_with_other_settings_is_not_resumed(teacher, text: Path, tmp_path: Path) -> None:
