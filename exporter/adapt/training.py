@@ -33,9 +33,9 @@ PROBE_STEPS = 2
 class Recipe:
     """How to train; a run is resumed only with the recipe that it was started with.
 
-    `long_steps` of the `steps` read `long_batch` sequences of `long_length` tokens, the others `batch` of `length`. The
-    long ones are spread evenly: at the end, where the learning rate is nearly 0, they would teach nothing. All processes
-    together read a batch.
+    `long_steps` of the `steps` read `long_batch` sequences of `long_length` tokens, the others `batch` of `length`.
+    The long ones are spread evenly: at the end, where the learning rate is nearly 0, they would teach nothing. All
+    processes together read a batch.
     """
 
     steps: int
