@@ -48,7 +48,7 @@ from sharp.plugins.cli import SharpCommand
 from sharp.ray.application import Arguments
 from sharp.ray.replica import ModelServer
 from sharp.serving.bench.load import Load, run_load
-from sharp.serving.server.address import listen
+from sharp.serving.security.address import listen
 
 SETTINGS: dict[str, Any] = {"threads": 1, "prefix_cache": False, "attention_metrics": "off"}
 WARM_UP = 10

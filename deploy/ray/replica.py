@@ -31,11 +31,11 @@ from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.server import HttpServer
 from sharp.serving.frontends.kserve.service import KServeService
 from sharp.serving.frontends.rpc.status import abort, reports_errors
+from sharp.serving.frontends.running import RunningModel, run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_log import set_up_logging
-from sharp.serving.server.running import RunningModel, run_model
+from sharp.serving.security.tokens import tokens_of
 from sharp.serving.server.settings import read_settings
-from sharp.serving.server.tokens import tokens_of
 from sharp.v1 import control_pb2
 
 logger = logging.getLogger(__name__)

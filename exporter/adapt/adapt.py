@@ -209,9 +209,7 @@ def _identity(student: Student, settings: AdaptSettings, text: Text, processes: 
     return json.dumps(fields, sort_keys=True, default=str)
 
 
-def _recipe(
-    settings: AdaptSettings, student: Student, text: Text, long_length: int, processes: Processes
-) -> Recipe:
+def _recipe(settings: AdaptSettings, student: Student, text: Text, long_length: int, processes: Processes) -> Recipe:
     """The steps that `--tokens` gives, or fewer where `--budget` is less time than they take."""
     batch, length, tokens = settings.batch, settings.length, settings.tokens
     long_batch = processes.count

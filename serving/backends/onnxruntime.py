@@ -16,12 +16,12 @@ from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.backends.cache_size import available_memory, tensors_of
 from sharp.serving.backends.cuda_provider import check_session, choose_device, device_cache, provider_options
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
 from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.backends.warm_up import first_step, largest_steps
 from sharp.serving.config import BackendConfig
-from sharp.serving.engine.cache_size import available_memory, tensors_of
 
 logger = logging.getLogger(__name__)
 

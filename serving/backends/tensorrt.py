@@ -16,9 +16,9 @@ from sharp.plugins.manifest import Manifest
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 from sharp.serving.api.errors import EngineError, InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.backends.cache_size import tensors_of
 from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.config import BackendConfig
-from sharp.serving.engine.cache_size import tensors_of
 
 DTYPES = {
     "input_ids": "INT64",

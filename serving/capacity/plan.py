@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.serving.api.errors import InputError
+from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.capacity.speed import Speed
-from sharp.serving.engine.cache_size import bytes_per_block
 
 MEMORY_SHARE = 0.9  # the rest is for activations and the runtime
 UTILIZATION = 0.7  # of a server: above it, requests that arrive by chance wait long

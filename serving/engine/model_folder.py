@@ -11,8 +11,8 @@ from sharp.plugins.manifest import Manifest, check_verified, read_manifest
 from sharp.plugins.temperature_range import short_of_context
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.backends import Backend, Limits, load_backend
+from sharp.serving.backends.cache_size import cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.cache_size import cache_blocks
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.engine.prepare import prepare_request

@@ -21,9 +21,9 @@ from sharp.serving.frontends.rpc.limits import LimitInterceptor
 from sharp.serving.frontends.rpc.messages import MessageInterceptor
 from sharp.serving.frontends.rpc.status import Context
 from sharp.serving.frontends.service import GenerationService
-from sharp.serving.server.address import join
-from sharp.serving.server.tls import Tls
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.security.address import join
+from sharp.serving.security.tls import Tls
+from sharp.serving.security.tokens import Tokens
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 SERVICES = (

@@ -15,13 +15,13 @@ from sharp.serving.config import Settings
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.app import make_app
 from sharp.serving.frontends.http.server import HttpServer
+from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
-from sharp.serving.server.address import check_can_listen, join
+from sharp.serving.security.address import check_can_listen, join
+from sharp.serving.security.tls import Tls
+from sharp.serving.security.tokens import tokens_of
 from sharp.serving.server.descriptors import allowed_connections
 from sharp.serving.server.grpc_server import GrpcServer
-from sharp.serving.server.running import run_model
-from sharp.serving.server.tls import Tls
-from sharp.serving.server.tokens import tokens_of
 from sharp.v1 import control_pb2
 
 EXIT_SECONDS = 3.0  # after the grace period, for what is cancelled to end

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.config import MIB, ServerConfig
-from sharp.serving.engine.cache_size import bytes_per_block
 from sharp.serving.server.server import Started
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from sharp.serving import machine
-from sharp.serving.engine import cache_size
+from sharp.serving.backends import cache_size
 from sharp.serving.machine import groups
 
 

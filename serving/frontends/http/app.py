@@ -35,9 +35,9 @@ from sharp.serving.frontends.http.responses_request import ResponsesRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, tokenization
 from sharp.serving.frontends.http.unknown_fields import UnknownFields
+from sharp.serving.frontends.running import RunningModel
 from sharp.serving.observability.metrics import Metrics
-from sharp.serving.server.running import RunningModel
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.security.tokens import Tokens
 
 __all__ = ["make_app", "metrics_route"]
 

@@ -7,7 +7,7 @@ from sharp.serving.api.errors import UnauthenticatedError
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.security.tokens import Tokens
 
 # Not /health and /metrics, whose readers have no token; of /v2 not health, either.
 PROTECTED = ("/v1/", "/v2/models", "/v2/repository", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score")

@@ -24,7 +24,7 @@ from sharp.serving.frontends.kserve.service import KServeService
 from sharp.serving.frontends.kserve.tensors import SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
-from sharp.serving.server.version import sharp_version
+from sharp.serving.version import sharp_version
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics", "generate"]
 NUMBERS = ("shape", "dims", "ns", "count", "last_inference", "inference_count", "execution_count", "max_batch_size")

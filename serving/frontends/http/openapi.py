@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from sharp.serving.frontends.http.live import PAGE_HEADERS
-from sharp.serving.server.version import sharp_version
+from sharp.serving.version import sharp_version
 
 REFERENCE = "#/components/schemas/{model}"
 DOCS = """<!doctype html><meta charset="utf-8"><title>Sharp: the API</title>

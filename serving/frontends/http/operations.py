@@ -11,7 +11,7 @@ from sharp.serving.api.errors import NotFoundError, SharpError
 from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics
-from sharp.serving.server.version import sharp_version
+from sharp.serving.version import sharp_version
 
 MOST_NAMES = 256  # of metrics, in one request
 GZIP_LEVEL = 5

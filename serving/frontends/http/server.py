@@ -15,8 +15,8 @@ from sharp.serving.config import ServerConfig
 from sharp.serving.frontends.http.connections import Admission, Connections
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.protocol import Protocol, health_only
-from sharp.serving.server.address import listen
-from sharp.serving.server.tls import Tls
+from sharp.serving.security.address import listen
+from sharp.serving.security.tls import Tls
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from sharp.serving.api.errors import UnauthenticatedError
 from sharp.serving.frontends.rpc.status import abort
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import Call
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.security.tokens import Tokens
 
 # Probes have no token.
 OPEN_METHODS = (

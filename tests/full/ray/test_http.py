@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from sharp.ray.replica import ModelServer
 from sharp.serving.api.errors import NotFoundError
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.security.tokens import Tokens
 
 
 class Replica:

@@ -17,8 +17,8 @@ from sharp.ray.handover import AHEAD, held_back, unpacked
 from sharp.serving.engine.engine import Engine
 from sharp.serving.frontends.grpc.inference import InferenceService
 from sharp.serving.frontends.http.app import make_app
+from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
-from sharp.serving.server.running import run_model
 from sharp.v1 import inference_pb2
 from tests.serving.conftest import SETTINGS, write_folder
 

@@ -10,8 +10,8 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from sharp.ray.context import ReplicaContext
 from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
-from sharp.serving.server.running import run_model
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.full.ray.test_proxy import with_proxy
 from tests.serving.conftest import SETTINGS, write_folder

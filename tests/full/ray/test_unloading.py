@@ -10,8 +10,8 @@ import pytest
 from sharp.ray.replica import LoadedModel
 from sharp.serving.api.errors import DrainingError
 from sharp.serving.frontends.http.app import make_app
+from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
-from sharp.serving.server.running import run_model
 from tests.serving.conftest import SETTINGS, write_folder
 
 

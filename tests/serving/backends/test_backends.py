@@ -4,8 +4,8 @@ import pytest
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.errors import InputError, NotFoundError
 from sharp.serving.backends import Batch, load_backend
+from sharp.serving.backends.cache_size import bytes_per_block, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig, ServerConfig
-from sharp.serving.engine.cache_size import bytes_per_block, cache_blocks
 
 CONFIG = BackendConfig(threads=1, kernels=False)
 

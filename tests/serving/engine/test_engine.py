@@ -11,9 +11,9 @@ from sharp.serving import SamplingParams
 from sharp.serving.api.errors import AlreadyExistsError, EngineError
 from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.backends import load_backend
+from sharp.serving.backends.cache_size import bytes_per_block, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.cache_size import bytes_per_block, cache_blocks
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.prompt_lookup import PromptLookup
 from sharp.serving.engine.sequence import Sequence

@@ -24,8 +24,8 @@ from sharp import AsyncClient, Client, ClientTls, SamplingParams
 from sharp.serving.api.errors import InputError, SharpError, UnauthenticatedError
 from sharp.serving.config import TlsConfig
 from sharp.serving.frontends.http.authentication import TokenMiddleware
-from sharp.serving.server.tls import Tls
-from sharp.serving.server.tokens import Tokens
+from sharp.serving.security.tls import Tls
+from sharp.serving.security.tokens import Tokens
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3)
 

@@ -18,9 +18,9 @@ from sharp.serving.api.errors import DrainingError, QueueFullError
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.client import Client as SharpClient
 from sharp.serving.config import EngineConfig, ServerConfig
+from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_record import Call
-from sharp.serving.server.running import run_model
 from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status

@@ -14,9 +14,9 @@ from sharp.serving.engine.thread import EngineThread
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
-from sharp.serving.server.version import sharp_version
 from sharp.serving.text.chat_forms import ChatForms, chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
+from sharp.serving.version import sharp_version
 from sharp.v1 import control_pb2
 
 

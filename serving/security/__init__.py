@@ -1,0 +1,1 @@
+"""Who is let in, and how: addresses, TLS, tokens."""
