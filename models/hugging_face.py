@@ -27,12 +27,13 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
-import sharp.models.adapted_model
+import sharp.models.adapted_config
 import sharp.models.trained_attention  # noqa: F401 - and the implementations of attention
 from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.models.byte_tokenizer import END_OF_TEXT, byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import MODEL_TYPE, VERSION, describe, parse_description
+from sharp.models.checkpoint import VERSION, describe, parse_description
+from sharp.models.checkpoint_files import MODEL_TYPE
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.normalizers import NORMS

@@ -18,13 +18,13 @@ from transformers.pytorch_utils import Conv1D
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder
 from sharp.exporter.checkpoints.hugging_face import OpenedModel, check_own_attention, hooked_model, open_model
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
+from sharp.models.adapted_config import become_adapted
 from sharp.models.adapted_model import (
     MODEL_TYPE,
     VERSION,
     AdaptedNorm,
     attach,
     attention_norms,
-    become_adapted,
     find_attention,
     plain_softmax,
 )

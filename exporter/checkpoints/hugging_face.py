@@ -2,18 +2,12 @@
 
 import contextlib
 import io
-import json
-import math
-import os
-import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 import transformers
-from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,23 +17,29 @@ from transformers import (
     PreTrainedModel,
 )
 
-from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
+from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
 from sharp.exporter.checkpoints.authors_models import prepare_configuration
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.gguf_file import check_gguf_header, one_reader
 from sharp.exporter.checkpoints.hook import HeadShape, probe_heads
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
+from sharp.exporter.checkpoints.hugging_face_checks import (
+    check_own_attention,
+    check_shards,
+    check_size,
+    find_architecture,
+    reason,
+)
 from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt, read_ssa_nano_gpt
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import Source, sha256
 from sharp.exporter.checkpoints.trained_norm import TrainedNorm, read_trained_norm, stored_norm
 from sharp.exporter.checkpoints.trained_weights import attach_trained_norm, look_like_a_norm
-from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
-from sharp.models.adapted_model import AdaptedConfig, AdaptedNorm, find_attention, read_adapted_norm
-from sharp.models.attention import EagerAttention
-from sharp.models.config import MOST_LAYERS, SharpConfig
+from sharp.exporter.checkpoints.uncached_model import UncachedModel
+from sharp.models.adapted_config import AdaptedConfig
+from sharp.models.adapted_model import AdaptedNorm, find_attention, read_adapted_norm
+from sharp.models.config import SharpConfig
 from sharp.models.normalizers import get_norm
-from sharp.models.safetensors_header import check_header
 from sharp.models.trained_attention import ENTRY
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme
@@ -47,11 +47,8 @@ from sharp.plugins.tokenizer_trial import check_tokenizer_file
 
 # Of transformers' implementations of experts the one whose shapes do not depend on where tokens are routed to.
 EXPERTS = "batched_mm"
-PROBED_TOKENS = 24
 # The files that transformers makes a tokenizer of: the fast one's own, SentencePiece's, GPT-2's and Qwen's, BERT's.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-MOST_TENSORS = 100_000  # of all files
-MOST_DIFFERENCE = 1e-2  # another attention moves logits by far more, rounding by far less
 
 
 @dataclass(frozen=True)
@@ -147,16 +144,16 @@ def _open(path: Path) -> OpenedModel:
     one_file = path.is_file()
     if one_file:
         check_gguf_header(path)
-    _check_shards(path)
+    check_shards(path)
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if one_file else path)}
     where |= {"gguf_file": path.name if one_file else None, "local_files_only": True, "trust_remote_code": False}
     try:
         stored = AutoConfig.from_pretrained(**where)
         prepare_configuration(stored)
         facts = stored.base_config() if isinstance(stored, AdaptedConfig) else stored
-        architecture = _architecture(path, facts)
+        architecture = find_architecture(path, facts)
         loader = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModelForMaskedLM
-        _check_size(path, loader, facts)
+        check_size(path, loader, facts)
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
@@ -166,7 +163,7 @@ def _open(path: Path) -> OpenedModel:
         raise
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
         kind = "GGUF file" if one_file else "Hugging Face folder with safetensors weights"
-        raise InputError(f"{path} cannot be read as a {kind}: {_reason(error)}") from error
+        raise InputError(f"{path} cannot be read as a {kind}: {reason(error)}") from error
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
@@ -183,99 +180,6 @@ def _open(path: Path) -> OpenedModel:
         sha256=sha256([path] if one_file else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
         unused_weights=tuple(sorted(map(str, loading["unexpected_keys"]))),
     )
-
-
-@torch.no_grad()
-def check_own_attention(path: Path, original: Decoder | UncachedModel) -> None:
-    """Refuse a model whose attention is not what the hook makes of it: of another direction, say.
-
-    Verification under another norm would not show it, as transformers has only softmax to compare with.
-    """
-    model = UncachedDecoder(original) if isinstance(original, Decoder) else original
-    inputs = model.draw(1, min(PROBED_TOKENS, model.config.max_context), torch.Generator().manual_seed(0))
-    own = model.own_output(*inputs)
-    assert own is not None  # of softmax, which transformers has
-    attention = EagerAttention(model.config, attention_mask=model.attention_mask(*inputs))
-    error = (model.compute(attention, *inputs) - own).abs().max() / own.abs().max()
-    if not error <= MOST_DIFFERENCE:
-        sides = "to both sides" if model.kind == "encoder" else "backwards"
-        raise InputError(
-            f"{path} cannot be exported: with softmax attention that looks {sides} its logits differ from "
-            f"transformers' own by {error:.0e} of the largest, so it attends in another way"
-        )
-
-
-def _check_shards(path: Path) -> None:
-    """Refuse an index that names weights outside the folder; links are allowed, transformers' own cache has them."""
-    for index in path.glob("*.safetensors.index.json"):  # none in a file
-        try:
-            shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{index} is damaged: it has no weight_map; copy or save the checkpoint again") from error
-        for shard in shards:
-            if not isinstance(shard, str) or Path(shard).name != shard:
-                raise InputError(f"{index} keeps weights in {shard!r}, which is not in the folder; do not use it")
-    tensors = sum(check_header(shard) for shard in path.glob("*.safetensors"))
-    if tensors > MOST_TENSORS:
-        raise InputError(f"{path} has {tensors} tensors in its files; the limit is {MOST_TENSORS}")
-
-
-def _check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:
-    """Refuse a configuration of a larger model than the weights are of, before memory is taken for it."""
-    with torch.device("meta"):
-        described_size = sum(parameter.numel() for parameter in loader.from_config(facts).parameters())
-    if path.is_file():
-        described, holders = "its header", "it holds"
-        # int, as numpy's sums are of 64 bits; and named as transformers names it, for `one_reader`.
-        tensors = gguf.GGUFReader(os.path.join(path.parent, path.name)).tensors  # noqa: PTH118
-        stored = sum(int(tensor.n_elements) for tensor in tensors)
-    else:
-        described, holders = "its config.json", "its safetensors files hold"
-        stored = 0
-        shards = list(path.glob("*.safetensors"))
-        if not shards:
-            raise InputError(f"{path} has no .safetensors files; save the model in them with transformers first")
-        for shard in shards:
-            with safe_open(shard, framework="pt") as file:
-                names = file.keys()
-                stored += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    if described_size > stored:
-        raise InputError(
-            f"{path} is incomplete: {described} describes {described_size:,} weights, and {holders} {stored:,}"
-        )
-
-
-def _reason(error: Exception) -> str:
-    """The beginning of what a library says, which may be a page, in one line."""
-    return textwrap.shorten(str(error).strip() or type(error).__name__, 200, placeholder=" ...")
-
-
-def _architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
-    if facts.model_type not in ARCHITECTURES:
-        raise InputError(
-            f"{path} is a {facts.model_type} model, which Sharp does not support yet; "
-            f"supported are: {', '.join(ARCHITECTURES)}"
-        )
-    if path.is_dir() and getattr(facts, "quantization_config", None) is not None:
-        raise InputError(f"{path} is quantized; export the model that it was made from, with --quantize int8 or int4")
-    if not 1 <= facts.num_hidden_layers <= MOST_LAYERS:
-        raise InputError(
-            f"{path} says that it has {facts.num_hidden_layers} layers, but must have from 1 to {MOST_LAYERS}; "
-            "copy the checkpoint again"
-        )
-    for rope_type in _rope_types(getattr(facts, "rope_parameters", None) or {}):
-        if rope_type not in ROPE_TYPES:
-            raise InputError(
-                f"{path} uses RoPE of type {rope_type}, whose angles change with the length; "
-                f"supported are: {', '.join(ROPE_TYPES)}"
-            )
-    return ARCHITECTURES[facts.model_type]
-
-
-def _rope_types(parameters: dict[str, Any]) -> set[str]:
-    """The types in `rope_parameters`, which some models have one of for every kind of layer."""
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return {str(one.get("rope_type", "default")) for one in nested or [parameters]}
 
 
 def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOptions) -> Decoder | UncachedModel:
@@ -312,7 +216,7 @@ def _heads_of(path: Path, model: PreTrainedModel) -> HeadShape:
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
     except Exception as error:  # its configuration may hold anything
-        raise InputError(f"{path} cannot be exported, as transformers cannot run it: {_reason(error)}") from error
+        raise InputError(f"{path} cannot be exported, as transformers cannot run it: {reason(error)}") from error
 
 
 def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture, norm: str) -> SharpConfig:
@@ -350,7 +254,7 @@ def _read_tokenizer(path: Path, where: dict[str, Any]) -> Any | None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except Exception as error:
-        raise InputError(f"the tokenizer of {path} cannot be read: {_reason(error)}") from error
+        raise InputError(f"the tokenizer of {path} cannot be read: {reason(error)}") from error
     if not tokenizer.is_fast:
         raise InputError(
             f"the tokenizer of {path} has no fast form (tokenizer.json); convert it with transformers first"

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from sharp.models.adapted_model import VERSION, AdaptedNorm, attach, attention_norms, find_attention
-from sharp.models.checkpoint import read_torch_file
+from sharp.models.checkpoint_files import read_torch_file
 from sharp.models.config import MOST_LAYERS, MOST_SIZE
 from sharp.models.normalizers import SsaValues
 from sharp.plugins.errors import InputError

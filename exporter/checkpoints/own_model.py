@@ -16,7 +16,8 @@ from sharp.exporter.graph.key_bounds import key_bounds
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.byte_tokenizer import save_byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import Model, folder_files, read_checkpoint
+from sharp.models.checkpoint import Model, read_checkpoint
+from sharp.models.checkpoint_files import folder_files
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval

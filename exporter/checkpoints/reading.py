@@ -12,7 +12,7 @@ from sharp.exporter.checkpoints.sampling_defaults import read_sampling
 from sharp.exporter.checkpoints.source import KINDS, Source, check_exists
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.exporter.programs.state_dicts import whose
-from sharp.models.checkpoint import is_sharp_folder
+from sharp.models.checkpoint_files import is_sharp_folder
 from sharp.plugins.errors import InputError
 
 

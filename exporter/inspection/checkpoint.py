@@ -17,7 +17,8 @@ from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
-from sharp.models.checkpoint import is_sharp_folder, load_checkpoint
+from sharp.models.checkpoint import load_checkpoint
+from sharp.models.checkpoint_files import is_sharp_folder
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import Normalizer

@@ -145,11 +145,12 @@ class Engine:
             return events
         try:
             result = self._run(plan)
+            rows = self._attention_rows(result)
         except DeviceLostError:  # who goes on would fail every request and look ready for more
             raise
         except Exception as error:  # whatever a runtime raises must not end the engine
             return events + self._fail_all([chunk.sequence for chunk in plan.chunks], error)
-        events += self._commit(plan, result, began)
+        events += self._commit(plan, result, rows, began)
         self._tally.step_seconds.append(time.perf_counter() - began)
         return events
 
@@ -214,9 +215,11 @@ class Engine:
         self._steps += 1
         return run_step(plan.chunks, self.blocks, self._backend, collect_stats=sampled)
 
-    def _commit(self, plan: Plan, result: StepResult, began: float) -> list[Event]:
+    def _attention_rows(self, result: StepResult) -> AttentionRows | None:
         stats = result.output.stats
-        rows = None if stats is None else AttentionRows(stats, result.positions, self._windows)
+        return None if stats is None else AttentionRows(stats, result.positions, self._windows)
+
+    def _commit(self, plan: Plan, result: StepResult, rows: AttentionRows | None, began: float) -> list[Event]:
         observed = np.zeros(len(result.positions), bool)
         events: list[Event] = []
         now, start = time.perf_counter(), 0

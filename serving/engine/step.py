@@ -7,8 +7,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.serving.api.errors import EngineError
 from sharp.serving.api.events import TokenLogprobs
-from sharp.serving.backends import Backend, StepOutput
+from sharp.serving.backends import Backend, Batch, StepOutput
 from sharp.serving.engine.batch import pack, select_outputs
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.logits_processors import SamplingRow
@@ -35,6 +36,7 @@ def run_step(chunks: Rows[Chunk], blocks: BlockManager, backend: Backend, *, col
     requested = any(chunk.sequence.request.attention for chunk in chunks)
     batch = pack(chunks, blocks, outputs, collect_stats=collect_stats or requested)
     output = backend.step(batch)
+    _check(output, batch)
     rows = [
         SamplingRow(chunks[chunk].sequence, chunks[chunk].draft[:ahead])
         for chunk, count in outputs.sampling
@@ -49,3 +51,13 @@ def run_step(chunks: Rows[Chunk], blocks: BlockManager, backend: Backend, *, col
         sampled_logprobs(chunks, outputs, output.logits, tokens),
         prompt_logprobs(chunks, outputs, output.logits),
     )
+
+
+def _check(output: StepOutput, batch: Batch) -> None:
+    """Refuse an output of another size, before a sequence changes by it."""
+    tokens, rows = len(batch.positions), len(batch.logits_indices)
+    if len(output.logits) != rows or (output.stats is not None and output.stats.shape[1] != tokens):
+        raise EngineError(
+            f"the model returned {len(output.logits)} rows of logits for {rows} outputs"
+            + ("" if output.stats is None else f", statistics of {output.stats.shape[1]} tokens for {tokens}")
+        )

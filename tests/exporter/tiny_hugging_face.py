@@ -19,6 +19,7 @@ SIZES = {
     "pad_token_id": 0,
 }
 GROUPED = {"num_key_value_heads": 2}
+MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # What makes an architecture different from Llama, made small enough to matter within a few tokens.
 SPECIAL = {
     "mistral": {**GROUPED, "head_dim": 12, "sliding_window": 7},
@@ -68,6 +69,38 @@ SPECIAL = {
     },
     "mixtral": {**GROUPED, "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
+    "arcee": {**GROUPED, "head_dim": 8},
+    "biogpt": {},
+    "bitnet": {**GROUPED},
+    "cwm": {**GROUPED, "head_dim": 12, "sliding_window": 7},
+    "gpt-sw3": {"n_inner": 64},
+    "helium": {**GROUPED, "head_dim": 8},
+    "hyperclovax": {**GROUPED, "head_dim": 12, "attention_multiplier": 0.3},
+    "internlm3": {**GROUPED, "head_dim": 12},
+    "ministral3": {**GROUPED, "head_dim": 12, "sliding_window": 7},
+    "vaultgemma": {
+        **GROUPED,
+        "head_dim": 12,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 10,
+        "attn_logit_softcapping": 1.5,
+    },
+    "aria_text": {**GROUPED, **MOE, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    "cohere2_moe": {**GROUPED, **MOE, "sliding_window": 7},
+    "dots1": {**GROUPED, **MOE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 0},
+    "ernie4_5_moe": {**GROUPED, **MOE, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
+    "exaone_moe": {**GROUPED, **MOE, "sliding_window": 7, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
+    "flex_olmo": {**GROUPED, **MOE},
+    "glm4_moe": {**GROUPED, **MOE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 0},
+    "granitemoe": {**GROUPED, **MOE, "attention_multiplier": 0.3, "logits_scaling": 3.0},
+    "granitemoeshared": {**GROUPED, **MOE, "attention_multiplier": 0.3, "shared_intermediate_size": 32},
+    "hunyuan_v1_moe": {**GROUPED, **MOE, "head_dim": 12},
+    "hy_v3": {**GROUPED, **MOE, "head_dim": 12},
+    "laguna": {**GROUPED, **MOE, "head_dim": 12, "sliding_window": 7},
+    "mellum": {**GROUPED, **MOE, "head_dim": 12, "sliding_window": 7},
+    "minimax_m2": {**GROUPED, **MOE, "head_dim": 12},
+    "qwen2_moe": {**GROUPED, **MOE, "shared_expert_intermediate_size": 32},
+    "solar_open": {**GROUPED, **MOE, "head_dim": 12, "n_routed_experts": 4, "n_shared_experts": 1},
     "bert": {},
     "roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "modernbert": {
@@ -81,7 +114,19 @@ SPECIAL = {
     "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
 }
 # An interval of two in place of four or six.
-ALTERNATING = ("gemma3_text", "cohere2", "olmo3", "exaone4", "ministral")
+ALTERNATING = (
+    "gemma3_text",
+    "cohere2",
+    "olmo3",
+    "exaone4",
+    "ministral",
+    "cohere2_moe",
+    "cwm",
+    "exaone_moe",
+    "laguna",
+    "mellum",
+    "vaultgemma",
+)
 VARYING = (*ALTERNATING, "gemma2", "gpt2", "qwen2", "smollm3")  # whose layers are not all alike
 
 
