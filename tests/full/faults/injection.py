@@ -204,3 +204,25 @@ def run(backend: Backend, manifest: Manifest, tokenizer: Tokenizer, load: Load) 
     assert engine.blocks.free == engine.blocks.blocks, "blocks are lost"
     engine.report()
     return outcome
+
+
+def check_fault(model: tuple[Backend, Manifest, Tokenizer], name: str, seed: int, call: int) -> bool:
+    """Whether the fault was reached in the load of a seed.
+
+    Raises:
+        AssertionError, RuntimeError: an invariant does not hold, or a request that was not hit has other tokens.
+    """
+    fault, load = FAULTS[name], Load.random(seed)
+    right = run(*model, load)
+    with injected(fault, model[0], call) as calls:
+        found = run(*model, load)
+    failed = {request for request, how in found.ended.items() if how == "failed"}
+    assert len(failed) <= (CONFIG.max_sequences if fault.most_lost is None else fault.most_lost), failed
+    aborted = {request for _, when, request, _ in load.requests if when is not None}
+    for (request, index), tokens in right.tokens.items():
+        if request in failed or "refused" in (right.ended[request], found.ended[request]):
+            continue
+        own = found.tokens.get((request, index), [])
+        length = min(len(own), len(tokens)) if request in aborted else len(tokens)
+        assert own[:length] == tokens[:length], f"seed {seed}, call {call}: {request} has other tokens"
+    return calls[0] >= call

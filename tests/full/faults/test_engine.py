@@ -8,7 +8,7 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig
 from sharp.serving.text.tokenizer import Tokenizer
-from tests.full.faults.injection import CONFIG, FAULTS, Load, injected, run
+from tests.full.faults.injection import FAULTS, check_fault
 
 LOADS = 5
 CALLS = (1, 2, 5, 13, 34)
@@ -24,22 +24,5 @@ def model(hashing):
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_fault_at_any_call(model, name: str, caplog) -> None:
     caplog.set_level(logging.CRITICAL)  # every fault is logged with its traceback
-    fault, injections = FAULTS[name], 0
-    for seed in range(LOADS):
-        load = Load.random(seed)
-        right = run(*model, load)
-        for call in CALLS:
-            with injected(fault, model[0], call) as calls:
-                found = run(*model, load)
-            injections += calls[0] >= call
-            failed = {request for request, how in found.ended.items() if how == "failed"}
-            most = CONFIG.max_sequences if fault.most_lost is None else fault.most_lost
-            assert len(failed) <= most, (seed, call, failed)
-            aborted = {name for _, when, name, _ in load.requests if when is not None}
-            for (request, index), tokens in right.tokens.items():
-                if request in failed or "refused" in (right.ended[request], found.ended[request]):
-                    continue
-                own = found.tokens.get((request, index), [])
-                length = min(len(own), len(tokens)) if request in aborted else len(tokens)
-                assert own[:length] == tokens[:length], (seed, call, request)
+    injections = sum(check_fault(model, name, seed, call) for seed in range(LOADS) for call in CALLS)
     assert injections >= LOADS, "the fault was hardly ever reached"

@@ -331,3 +331,33 @@ def test_a_gpus_cache_takes_its_share_of_the_memory(hashing):
     each = bytes_per_block(manifest)
     assert cache_blocks(manifest, None, 100 * each, "cuda", EngineConfig(gpu_memory_share=0.5)) == 50
     assert cache_blocks(manifest, None, each, "cuda", EngineConfig(gpu_memory_share=0.5)) == 1
+
+
+@pytest.mark.parametrize("field", ["logits", "stats"])
+def test_an_output_of_another_size_fails_its_step_and_not_the_engine(harness, monkeypatch, field):
+    running = harness()
+    backend = running.engine._backend
+    step = backend.step
+
+    def short(batch):
+        monkeypatch.setattr(backend, "step", step)
+        output = step(batch)
+        changed = output.logits[:0] if field == "logits" else output.stats[:, :0]
+        return replace(output, **{field: changed})
+
+    running.add("hit", [1, 2, 3], 4)
+    monkeypatch.setattr(backend, "step", short)
+    running.run()
+    assert "the model returned" in str(running.failed["hit"])
+    running.add("next", [1, 2, 3], 4)
+    assert len(running.run()["next"]) == 4
+
+
+def test_statistics_without_memory_fail_their_step_and_not_the_engine(harness):
+    running = harness()
+    running.add("hit", [1, 2, 3], 4)
+    with mock.patch("sharp.serving.engine.engine.AttentionRows", side_effect=MemoryError):
+        running.step()
+    assert isinstance(running.failed["hit"], EngineError)
+    running.add("next", [1, 2, 3], 4)
+    assert len(running.run()["next"]) == 4
