@@ -3,7 +3,9 @@ PYTHON ?= python3
 MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
 FOREIGN := litgpt==0.5.13 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 timm==1.0.31 torchvision==0.29.1
-PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+# One worker more than cores: many tests wait for servers, installers and clusters.
+WORKERS := $(shell expr $$(nproc) + 1)
+PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
 .PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel lock lint format typing clean

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder
-from sharp.exporter.checkpoints.hugging_face import OpenedModel, check_own_attention, hooked_model, open_model
+from sharp.exporter.checkpoints.hugging_face import OpenedModel, hooked_model, open_model
+from sharp.exporter.checkpoints.hugging_face_checks import check_own_attention
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.models.adapted_config import become_adapted
 from sharp.models.adapted_model import (
