@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -27,11 +28,20 @@ from sharp.exporter.adapt.figures import (
 from sharp.exporter.adapt.processes import Processes, join
 from sharp.exporter.adapt.report import write_report
 from sharp.exporter.adapt.speed import decode_speed
-from sharp.exporter.adapt.student import Student, finish, make_student
+from sharp.exporter.adapt.student import Student, check_norm, finish, make_student
 from sharp.exporter.adapt.text import Text, encode, read_text
-from sharp.exporter.adapt.training import Progress, Recipe, memory_error, read_state, seconds_per_token, train
+from sharp.exporter.adapt.training import (
+    STATE_FILE,
+    Progress,
+    Recipe,
+    memory_error,
+    read_state,
+    seconds_per_token,
+    train,
+)
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
-from sharp.exporter.checkpoints.source import check_exists
+from sharp.exporter.checkpoints.source import check_adaptable
+from sharp.exporter.staging import Staging, remove_stale
 from sharp.exporter.verification.perplexity import licence
 from sharp.models.adapted_model import attention_norms
 from sharp.models.tasks.scoring import memory_of
@@ -40,30 +50,42 @@ from sharp.plugins.errors import InputError, NotFoundError, SharpError
 LONG_SHARE = 0.5  # of the tokens of a long stage, in sequences of the model's context
 MEASURED = 4  # times the length of training, the longest context of the perplexities by position
 EVALUATIONS = 10  # of the held-out text while training
+MEASURED_FILE = "before.json"  # teacher and raw swap, beside the state of a run
+WORK_FILES = {name + end for name in (STATE_FILE, MEASURED_FILE) for end in ("", ".partial")}
 Measured = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class AdaptSettings:
-    """What the user chose; the fields are the options of `sharp adapt`. `budget` is the time of training in seconds."""
+    """What the user chose; the fields are the options of `sharp adapt`.
+
+    Attributes:
+        text: files and folders.
+        budget: the time of training in seconds.
+        layers: the first and the last whose projections are adapted; None: all.
+        measure_length: the longest context of the perplexities by position; None: four times `length`.
+    """
 
     norm: str
     norm_options: NormOptions = NO_OPTIONS
-    text: tuple[Path, ...] = ()
-    held_out: Path | None = None
+    text: tuple[Path | str, ...] = ()
+    held_out: Path | str | None = None
     length: int = 256
     tokens: int = 100_000
     budget: float | None = None
     batch: int = 1
     rank: int = 16
-    layers: tuple[int, int] | None = None  # first and last
+    layers: tuple[int, int] | None = None
     stage: str = "short"
     seed: int = 0
     device: str = "auto"
     keep_adapter: bool = False
+    measure_length: int | None = None
     measure_speed: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.text, str | Path):
+            raise InputError(f"text is {self.text!r}, but must be a tuple of files and folders")
         for name, least, most in (
             ("length", 8, 2**20),
             ("tokens", 1, 10**12),
@@ -73,6 +95,8 @@ class AdaptSettings:
         ):
             if not least <= getattr(self, name) <= most:
                 raise InputError(f"--{name} is {getattr(self, name)}, but must be from {least} to {most}")
+        if self.measure_length is not None and self.measure_length < self.length:
+            raise InputError(f"--measure-length is {self.measure_length}, but must be at least --length, {self.length}")
         if self.budget is not None and not 1 <= self.budget <= 10**7:
             raise InputError(f"--budget is {self.budget:g} seconds, but must be from 1 second to 100 days")
         if self.stage not in ("short", "long"):
@@ -89,9 +113,9 @@ def no_phase(_name: str, _steps: int) -> Callable[[], None]:
 
 
 def adapt(
-    path: Path,
+    path: Path | str,
     settings: AdaptSettings,
-    folder: Path,
+    folder: Path | str,
     phase: Phase = no_phase,
     on_step: Callable[[Progress, float | None], None] = lambda _progress, _perplexity: None,
     stop_after: int | None = None,
@@ -106,11 +130,11 @@ def adapt(
         InputError, NotFoundError: the checkpoint, the text or a setting cannot be used.
         SharpError: the loss is not finite any more, or the result cannot be written.
     """
-    check_exists(path)
-    if path.is_file() and path.suffix != ".gguf":
-        raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
+    path, folder = Path(path), Path(folder)
+    check_adaptable(path)
+    check_norm(settings.norm, settings.norm_options)
+    work = folder.resolve().with_name(f"{folder.resolve().name}.partial")
+    _check_output(folder, work)
     processes, device = join(settings.device)
     if settings.batch % processes.count:
         raise InputError(f"--batch is {settings.batch}, but must be a multiple of the {processes.count} processes")
@@ -123,20 +147,28 @@ def adapt(
     _check_memory(student, device)
     phase("Reading the text", 1)
     long_length = config.max_context if settings.stage == "long" else settings.length
+    shorter = "--stage short" if long_length > settings.length else "a smaller --length"
     least = max(settings.length, long_length) + 1
-    text = read_text(settings.text, student.opened.tokenizer, config.vocab_size, least)
+    paths = tuple(map(Path, settings.text))
+    text = read_text(paths, student.opened.tokenizer, config.vocab_size, least, shorter)
     unlike = _unlike_text(settings, student)
     nn.Module.to(student.model, device)
-    work = folder.resolve().with_name(f"{folder.resolve().name}.partial")
-    identity = _identity(student, settings, text, processes.count)
+    identity = _identity(student, settings, text, unlike[1], processes.count)
     state = read_state(work)
     if state is not None and state.identity != identity:
         raise InputError(f"{work} holds a run with other settings; remove it, or choose another folder with -o")
     try:
         recipe = state.recipe if state is not None else _recipe(settings, student, text, long_length, processes)
         work.mkdir(parents=True, exist_ok=True)
-        before = _measure_before(work, student, settings, text, unlike, phase) if processes.first else {}
-        advance = phase(f"Training {recipe.steps} steps of {settings.length * settings.batch} tokens", recipe.steps)
+        longest = min(config.max_context, settings.measure_length or max(MEASURED * settings.length, long_length))
+        measure = partial(_measure, student, settings.length, longest, text, unlike)
+        before = _measure_before(work, student, measure, phase) if processes.first else {}
+        done = 0 if state is None else state.step
+        going_on = f", of which {done} are done" if done else ""
+        training = f"Training {recipe.steps} steps of {settings.length * settings.batch} tokens{going_on}"
+        advance = phase(training, recipe.steps)
+        for _ in range(done):
+            advance()
         windows = windows_of(text.held_out, settings.length, 4)
         every = max(1, recipe.steps // EVALUATIONS)
 
@@ -150,9 +182,12 @@ def adapt(
             return None
         final = read_state(work)
         assert final is not None
-        figures = _measure(student, settings, text, unlike, phase("Measuring the student", 16), recipe)
-    except torch.OutOfMemoryError as error:
-        raise memory_error(error, Recipe(1, settings.length, settings.batch)) from error
+        figures = measure(phase("Measuring the student", 16))
+    except (MemoryError, RuntimeError) as error:  # torch's own of a CPU is a RuntimeError
+        said = memory_error(error, Recipe(1, settings.length, settings.batch))
+        if said is error:
+            raise
+        raise said from error
     report = {
         "teacher": {
             "name": path.resolve().name,
@@ -160,9 +195,10 @@ def adapt(
             "sha256": student.opened.sha256,
         },
         "norm": settings.norm,
-        "alpha": student.described.alpha,
+        "alpha": student.described.alpha if student.described.scheme.normalizer == "entmax" else None,
         "recipe": asdict(recipe) | {"tokens": recipe.tokens, "rank": settings.rank},
         "text": text.name,
+        "text_sha256": _digest(text.train),
         "unlike": unlike[0],
         "seconds": round(final.seconds, 1),
         "device": str(device),
@@ -179,14 +215,27 @@ def adapt(
 
 def _unlike_text(settings: AdaptSettings, student: Student) -> tuple[str, Tensor]:
     """A text unlike the one that is trained on: the user's, or Sharp's licence."""
-    path = settings.held_out or licence()
+    path = licence() if settings.held_out is None else Path(settings.held_out)
     if not path.is_file():
-        raise NotFoundError(f"text {path} does not exist; give a file with --held-out")
+        said = "is a folder" if path.is_dir() else "does not exist"
+        raise NotFoundError(f"text {path} {said}; give a file with --held-out")
     content = path.read_text(encoding="utf-8", errors="replace")
     tokens = encode(content, student.opened.tokenizer, student.decoder.config.vocab_size, path.name)
     if len(tokens) < 16:
         raise InputError(f"text {path} is too short: {len(tokens)} tokens; give another with --held-out")
     return path.name, tokens
+
+
+def _check_output(folder: Path, work: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, where a folder is to be written; choose another with -o")
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
+    if work.exists() and (not work.is_dir() or {one.name for one in work.iterdir()} - WORK_FILES):
+        raise InputError(f"{work}, where the state of the run is to be kept, is something else; choose another -o")
+    parent = next(one for one in work.parents if one.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"nothing can be written to {parent}; choose another folder with -o")
 
 
 def _check_memory(student: Student, device: torch.device) -> None:
@@ -199,13 +248,17 @@ def _check_memory(student: Student, device: torch.device) -> None:
         )
 
 
-def _identity(student: Student, settings: AdaptSettings, text: Text, processes: int) -> str:
+def _digest(tokens: Tensor) -> str:
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
+
+
+def _identity(student: Student, settings: AdaptSettings, text: Text, unlike: Tensor, processes: int) -> str:
     """What two runs must share for one to continue the other."""
     fields = asdict(settings)
     for name in ("text", "held_out", "keep_adapter", "measure_speed", "device"):
         fields.pop(name)
-    digest = hashlib.sha256(text.train.numpy().tobytes()).hexdigest()
-    fields |= {"teacher": student.opened.sha256, "text": digest, "processes": processes}
+    fields |= {"teacher": student.opened.sha256, "text": _digest(text.train), "unlike": _digest(unlike)}
+    fields["processes"] = processes
     return json.dumps(fields, sort_keys=True, default=str)
 
 
@@ -224,40 +277,40 @@ def _recipe(settings: AdaptSettings, student: Student, text: Text, long_length: 
     return Recipe(steps, length, batch, long_steps, longest, long_batch, settings.seed)
 
 
-def _measure_before(
-    work: Path, student: Student, settings: AdaptSettings, text: Text, unlike: tuple[str, Tensor], phase: Phase
-) -> Measured:
+def _measure_before(work: Path, student: Student, measure: Callable[..., Measured], phase: Phase) -> Measured:
     """Teacher and raw swap; kept beside the state, as a run that is resumed has no raw swap any more."""
-    kept = work / "before.json"
+    kept = work / MEASURED_FILE
     if kept.is_file():
-        content: Measured = json.loads(kept.read_text(encoding="utf-8"))
+        try:
+            content: Measured = json.loads(kept.read_bytes())
+        except ValueError as error:
+            raise InputError(f"{kept} is damaged; remove the folder {work} to start again") from error
         return content
     advance = phase("Measuring the teacher", 32)
     with student.teacher():
-        teacher = _measure(student, settings, text, unlike, advance)
-    raw = _measure(student, settings, text, unlike, advance, needles=False)
-    partial = kept.with_suffix(".partial")
-    partial.write_text(json.dumps({"teacher_figures": teacher, "raw": raw}), encoding="utf-8")
-    partial.replace(kept)
+        teacher = measure(advance)
+    raw = measure(advance, needles=False)
+    written = work / f"{MEASURED_FILE}.partial"
+    written.write_text(json.dumps({"teacher_figures": teacher, "raw": raw}), encoding="utf-8")
+    written.replace(kept)
     return {"teacher_figures": teacher, "raw": raw}
 
 
 def _measure(
     student: Student,
-    settings: AdaptSettings,
+    length: int,
+    longest: int,
     text: Text,
     unlike: tuple[str, Tensor],
     advance: Callable[[], None],
-    recipe: Recipe | None = None,
     *,
     needles: bool = True,
 ) -> Measured:
-    context = student.decoder.config.max_context
-    longest = min(context, max(MEASURED * settings.length, 0 if recipe is None else recipe.long_length))
+    """The figures of one model, in windows of `length` tokens, and by position up to `longest`."""
     found: Measured = {"seconds": 0.0}
     began = time.monotonic()
     for name, tokens in (("held_out", text.held_out), ("unlike", unlike[1])):
-        short = token_losses(student, windows_of(tokens, settings.length))
+        short = token_losses(student, windows_of(tokens, length))
         found[name] = {"perplexity": perplexity(short), "length": short.shape[1] + 1, "tokens": short.numel()}
         found[name]["by_position"] = by_position(token_losses(student, windows_of(tokens, longest, 2)))
     heads = head_figures(student, unlike[1])
@@ -265,7 +318,7 @@ def _measure(
     found["mean_entropy"], found["mean_support"] = heads.mean_entropy, heads.mean_support
     advance()
     if needles:
-        rows = retrieval(student, needle_lengths(context, settings.length), advance)
+        rows = retrieval(student, needle_lengths(student.decoder.config.max_context, length), advance)
         found["retrieval"] = rows
         found["retrieved"] = sum(row["right"] for row in rows) / sum(row["trials"] for row in rows) if rows else None
     found["seconds"] = round(time.monotonic() - began, 1)
@@ -285,23 +338,24 @@ def _head_parameters(student: Student) -> dict[str, float]:
 def _write(
     student: Student, settings: AdaptSettings, teacher: Path, target: Path, report: Measured, phase: Phase
 ) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    staging: Staging | None = None
     try:
-        described = finish(student, staging / "adapter" if settings.keep_adapter else None)
+        remove_stale(target)
+        staging = Staging(target)
+        written = staging.path
+        described = finish(student, written / "adapter" if settings.keep_adapter else None)
         report["scaled_queries"] = described.scaled_queries
         report["head_parameters"] = _head_parameters(student)
         nn.Module.to(student.model, "cpu")
-        student.model.save_pretrained(staging)
+        student.model.save_pretrained(written)
         assert student.opened.tokenizer is not None
-        student.opened.tokenizer.save_pretrained(staging)
+        student.opened.tokenizer.save_pretrained(written)
         if settings.measure_speed:
             learned = student.opened.architecture.positions == "learned"
             longest = student.decoder.config.max_context if learned else 2**20
-            report["speed"] = decode_speed(teacher, staging, longest, phase("Measuring the decode speed", 3))
-        write_report(report, staging)
-        staging.chmod(0o755)  # mkdtemp's folders are private
-        staging.replace(target)
+            report["speed"] = decode_speed(teacher, written, longest, phase("Measuring the decode speed", 3))
+        write_report(report, written)
+        staging.publish()
     except Exception as error:  # a full disk is an OSError, or an error of safetensors' own
         if isinstance(error, OSError) or "No space" in str(error) or type(error).__name__ == "SafetensorError":
             raise SharpError(
@@ -309,4 +363,5 @@ def _write(
             ) from error
         raise
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging is not None:
+            staging.remove()

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from sharp.exporter.checkpoints.source import check_exists
+from sharp.exporter.checkpoints.source import check_adaptable
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 from sharp.plugins.errors import InputError
 
@@ -56,9 +56,12 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
     "--norm",
     required=True,
     metavar="NAME",
-    help="The new attention scheme: entmax, sparsemax, sentmax, asentmax, ssa, adaptive-temperature, ssmax or assmax.",
+    help="The new attention scheme: entmax, sparsemax, sentmax, asentmax, ssa, adaptive-temperature, ssmax, "
+    "ssmax-bias or assmax.",
 )
-@click.option("--alpha", type=float, metavar="A", help="Entmax's alpha, above 1 and at most 4.  [default: 1.5]")
+@click.option(
+    "--alpha", type=float, metavar="A", help="Alpha of entmax, sentmax, asentmax: above 1, at most 4.  [default: 1.5]"
+)
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
@@ -74,7 +77,9 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
     help="Another text to measure on, besides a part of --text.  [default: Sharp's licence]",
 )
 @click.option("--length", type=int, default=256, show_default=True, help="Tokens of a sequence.")
-@click.option("--tokens", type=int, default=100_000, show_default=True, help="Tokens to train on, at most.")
+@click.option(
+    "--tokens", type=int, default=100_000, show_default=True, help="Tokens to train on, at most; one step at least."
+)
 @click.option("--budget", metavar="TIME", help="Time to train for, at most, as 90s, 20m or 1.5h.")
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences of a step.")
 @click.option("--rank", type=int, default=16, show_default=True, help="Rank of the adapters of the projections.")
@@ -87,8 +92,16 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
     help="long: half of the tokens are in sequences of the model's own context length, among the others.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the adapters and of the order of the text.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train."
+)
 @click.option("--keep-adapter", is_flag=True, help="Write the adapters too, as peft does, into the folder adapter.")
+@click.option(
+    "--measure-length",
+    type=int,
+    metavar="TOKENS",
+    help="Longest context of the perplexities by position, at most the model's.  [default: 4 times --length]",
+)
 @click.option(
     "--measure-speed",
     is_flag=True,
@@ -114,7 +127,7 @@ def adapt(
     report; sharp-export takes it. A run that is interrupted goes on when the same command is typed again.
     """
     exit_on_terminate()
-    check_exists(model)  # before seconds of imports
+    check_adaptable(model)  # before seconds of imports
     seconds, chosen_layers = parse_budget(budget), parse_layers(layers)
     folder = output or Path(f"{model.stem if model.is_file() else model.resolve().name}-{norm}-adapted")
     quiet = quiet or os.environ.get("RANK", "0") != "0"  # the first of several processes speaks

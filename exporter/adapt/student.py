@@ -77,6 +77,13 @@ class Student:
         return output.last_hidden_state, output.hidden_states[1:] if every_layer else ()
 
 
+def check_norm(norm: str, options: NormOptions) -> None:
+    """Raises InputError unless a model can be adapted to the norm with these options."""
+    if norm not in NORMS:
+        raise InputError(f"--norm is {norm!r}, but must be one of: {', '.join(NORMS)}")
+    options.check(norm)
+
+
 def make_student(
     path: Path, norm: str, options: NormOptions, rank: int, layers: range | None, length: int, seed: int
 ) -> Student:
@@ -85,9 +92,7 @@ def make_student(
     Raises:
         InputError: the checkpoint cannot be read, is no causal language model, or was adapted already.
     """
-    if norm not in NORMS:
-        raise InputError(f"--norm is {norm!r}, but must be one of: {', '.join(NORMS)}")
-    options.check(norm)
+    check_norm(norm, options)
     opened = open_model(path)
     if opened.architecture.kind != "decoder":
         raise InputError(f"{path} is an encoder ({opened.facts.model_type}); sharp adapt is for causal language models")
@@ -159,6 +164,8 @@ def _start(model: nn.Module, options: NormOptions) -> None:
 
 def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: range | None) -> LoraConfig:
     """Low-rank adapters of all projections of the attention modules, or of those of some layers."""
+    if layers is not None and layers.stop > len(modules):
+        raise InputError(f"--layers ends at {layers.stop - 1}, but the model's last layer is {len(modules) - 1}")
     targets, transposed = [], False
     for layer, name in enumerate(modules):
         if layers is not None and layer not in layers:
@@ -168,7 +175,7 @@ def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: rang
                 targets.append(f"{name}.{child}")
                 transposed = transposed or isinstance(module, Conv1D)
     if not targets:
-        raise InputError(f"--layers leaves none of the model's {len(modules)} layers to adapt; choose others")
+        raise InputError("the model's attention has no linear projections, which the adapters need; choose another")
     return LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=transposed)
 
 

@@ -31,10 +31,10 @@ class Text:
     held_out: Tensor
 
 
-def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int) -> Text:
+def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int, shorter: str) -> Text:
     """The text of files and folders; without any, Python's own documentation.
 
-    `least` is the number of tokens that training and held-out part must have.
+    `least` is the number of tokens that training and held-out part must have, `shorter` the option that needs less.
 
     Raises:
         NotFoundError: nothing is at a path.
@@ -42,7 +42,8 @@ def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int
     """
     documents = [document for path in paths for document in _documents(path)] if paths else list(_python_documents())
     name = ", ".join(path.name for path in paths) if paths else PYTHON_TEXT
-    blocks = list(_blocks(documents))
+    size = min(BLOCK, sum(map(len, documents)) // (2 * HELD_OUT_EVERY) + 1)  # a short text has held-out blocks, too
+    blocks = list(_blocks(documents, size))
     step = -(-sum(map(len, blocks)) // MOST_CHARACTERS)
     blocks = blocks[:: max(1, step)]
     parts = []
@@ -55,7 +56,7 @@ def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int
         if len(part) < least:
             raise InputError(
                 f"the text ({name}) is too short: {len(part)} tokens {what}, but a sequence has {least}; "
-                "give more with --text, or choose a smaller --length"
+                f"give more with --text, or choose {shorter}"
             )
     return Text(name, *parts)
 
@@ -145,16 +146,16 @@ def _python_documents() -> Iterator[str]:
         yield "\n\n".join(one for one in found if one and len(one) > 80)
 
 
-def _blocks(documents: Iterable[str]) -> Iterator[str]:
-    """Parts of about `BLOCK` characters, broken between paragraphs where there are any."""
+def _blocks(documents: Iterable[str], most: int) -> Iterator[str]:
+    """Parts of about `most` characters, broken between paragraphs where there are any."""
     block: list[str] = []
     size = 0
     for document in documents:
         for paragraph in document.split("\n\n"):
-            for start in range(0, len(paragraph), BLOCK):
-                block.append(paragraph[start : start + BLOCK])
+            for start in range(0, len(paragraph), most):
+                block.append(paragraph[start : start + most])
                 size += len(block[-1])
-                if size >= BLOCK:
+                if size >= most:
                     yield "\n\n".join(block)
                     block, size = [], 0
     if block:

@@ -99,7 +99,7 @@ def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
     if facts.model_type not in ARCHITECTURES:
         raise InputError(
             f"{path} is a {facts.model_type} model, which Sharp does not support yet; "
-            f"supported are: {', '.join(ARCHITECTURES)}"
+            "sharp-export --list has those that it does"
         )
     if path.is_dir() and getattr(facts, "quantization_config", None) is not None:
         raise InputError(f"{path} is quantized; export the model that it was made from, with --quantize int8 or int4")

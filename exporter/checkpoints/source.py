@@ -8,7 +8,7 @@ from typing import Any
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.plugins.errors import NotFoundError
+from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.manifest import Sampling
 
 KINDS = (
@@ -70,6 +70,19 @@ def check_exists(path: Path) -> None:
     """Raises NotFoundError if nothing is at `path`."""
     if not path.exists():
         raise NotFoundError(f"{path} does not exist; give {KINDS}")
+
+
+def check_adaptable(path: Path) -> None:
+    """What `sharp adapt` takes.
+
+    Raises:
+        NotFoundError: nothing is at `path`.
+        InputError: it is a file, and none of GGUF.
+    """
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
+    if path.is_file() and path.suffix != ".gguf":
+        raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
 
 
 def sha256(files: Iterable[Path]) -> str:

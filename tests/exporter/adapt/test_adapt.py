@@ -24,6 +24,7 @@ from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.adapted_model import attention_norms
 from sharp.models.byte_tokenizer import byte_tokenizer
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.tiny_hugging_face import tiny
 from tests.full.fuzz.readers import write_gguf
@@ -165,12 +166,56 @@ def test_a_run_with_other_settings_is_not_resumed(teacher, text: Path, tmp_path:
     adapt(path, settings(text), tmp_path / "student", stop_after=1)
     result = run(path, "--norm", "entmax", "--text", text, "--length", 32, "-o", tmp_path / "student")
     assert result.exit_code == 2 and "holds a run with other settings" in result.output
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT[:3000])
+    with pytest.raises(InputError, match="holds a run with other settings"):  # or two texts would be compared
+        adapt(path, settings(text, held_out=other), tmp_path / "student")
+
+
+def test_a_damaged_state_is_one_sentence(teacher, text: Path, tmp_path: Path) -> None:
+    path = teacher()
+    adapt(path, settings(text), tmp_path / "student", stop_after=1)
+    (tmp_path / "student.partial" / "before.json").write_text("")
+    with pytest.raises(InputError, match="is damaged; remove the folder"):
+        adapt(path, settings(text), tmp_path / "student")
+
+
+def test_a_users_folder_in_the_place_of_the_state_stays(teacher, text: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "student.partial" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    with pytest.raises(InputError, match="is something else"):
+        adapt(teacher(), settings(text, tokens=24), tmp_path / "student")
+    assert notes.read_text() == "mine"
+
+
+def test_what_a_run_left_that_was_killed_while_it_wrote_is_removed(teacher, text: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".student.partial-abcd1234"
+    left.mkdir()
+    (left / "model.safetensors").touch()
+    adapt(str(teacher()), settings(text, tokens=24), str(tmp_path / "student"))
+    assert (tmp_path / "student").is_dir() and not left.exists()
+
+
+def test_a_short_text_has_a_held_out_part(teacher, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text(TEXT[:9000])
+    report = adapt(teacher(), settings(short, tokens=24), tmp_path / "student")
+    assert report is not None and report["student"]["held_out"]["tokens"] >= 24
 
 
 def test_the_long_stage_ends_at_the_models_context(teacher, text: Path, tmp_path: Path) -> None:
-    report = adapt(teacher(), settings(text, stage="long", tokens=24 * 16), tmp_path / "student")
+    longer = teacher(max_position_embeddings=512)
+    report = adapt(longer, settings(text, stage="long", tokens=24 * 48), tmp_path / "student")
     assert report is not None
-    assert (report["recipe"]["long_steps"], report["recipe"]["long_length"]) == (2, 128)
+    assert (report["recipe"]["long_steps"], report["recipe"]["long_length"]) == (1, 512)
+    for model in ("teacher_figures", "raw", "student"):
+        assert report[model]["held_out"]["by_position"][-1]["to"] == 512
+
+
+def test_perplexity_is_measured_as_far_as_requested(teacher, text: Path, tmp_path: Path) -> None:
+    report = adapt(teacher(), settings(text, tokens=24, measure_length=100), tmp_path / "student")
+    assert report is not None and report["student"]["unlike"]["by_position"][-1]["to"] == 100
 
 
 def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
@@ -238,7 +283,12 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(teacher, text: Path, tmp_p
     assert "does not exist" in refusals(llama, output, "--text", tmp_path / "none.txt", "--length", 64)
     assert "--budget is 'soon'" in refusals(llama, output, "--text", text, "--budget", "soon")
     assert "the model's context is 128" in refusals(llama, output, "--text", text, "--length", 999)
-    assert "--layers leaves none" in refusals(llama, output, "--text", text, "--layers", "7-9", "--length", 64)
+    refused = refusals(llama, output, "--text", text, "--layers", "0-9", "--length", 64)
+    assert "--layers ends at 9, but the model's last layer is 1" in refused
+    assert "is a folder; give a file with --held-out" in refusals(llama, output, "--held-out", tmp_path, "--length", 24)
+    assert "where a folder is to be written" in refusals(llama, text, "--text", text)
+    assert "give a Hugging Face folder or a .gguf file" in refusals(tmp_path / "none", output, "--text", text)
+    assert "or choose --stage short" in refusals(llama, output, "--text", short, "--length", 8, "--stage", "long")
     monkeypatch.setattr(module, "memory_of", lambda _device: 1000)
     assert "GiB of memory" in refusals(llama, output, "--text", text, "--length", 24)
 
@@ -274,12 +324,14 @@ def test_a_full_disk_leaves_nothing_half_written(teacher, text: Path, tmp_path: 
     assert run(path, *arguments).exit_code == 0  # goes on from the state
 
 
-def test_out_of_memory_while_training_is_one_sentence(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("phase", ["train", "seconds_per_token", "token_losses"])
+def test_out_of_memory_is_one_sentence(teacher, text: Path, tmp_path: Path, monkeypatch, phase: str) -> None:
     def fail(*_arguments: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    monkeypatch.setattr(training, "train_step", fail)
-    result = run(teacher(), "--norm", "ssa", "--text", text, "--length", 24, "-o", tmp_path / "student")
+    monkeypatch.setattr(module, phase, fail)
+    arguments = ("--norm", "ssa", "--text", text, "--length", 24, "--budget", "1s")
+    result = run(teacher(), *arguments, "-o", tmp_path / "student")
     assert result.exit_code == 2 and "there is not enough memory" in " ".join(result.output.split())
 
 
