@@ -171,7 +171,7 @@ def _print_event(event: Delta | Finished, as_token_ids: bool) -> None:
         return
     click.echo()
     if event.reason is FinishReason.CANCELLED:
-        raise SharpError(f"the answer is not complete: {CUT_SHORT}")
+        raise SharpError(f"the completion is not complete: {CUT_SHORT}")
     if event.attention is not None:
         _print_heads(event.attention)
 

@@ -124,7 +124,7 @@ def needle_lengths(context: int, length: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def retrieval(
-    student: Student, lengths: tuple[int, ...], on_step: Callable[[], None], trials: int = 1
+    student: Student, lengths: tuple[int, ...], on_step: Callable[[], None], trials: int = 4
 ) -> list[dict[str, float]]:
     """How often the right word among eight is the likeliest, by length and depth of the needle.
 

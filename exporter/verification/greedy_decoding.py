@@ -39,7 +39,7 @@ class Continuation:
         """What differs where, for a message."""
         wrong = self.tokens - self.same - self.tied
         return (
-            f"the greedy answer ({self.runtime}): {wrong} of {self.tokens} tokens, the first at {self.first_difference}"
+            f"greedy decoding ({self.runtime}): {wrong} of {self.tokens} tokens, the first at {self.first_difference}"
         )
 
 

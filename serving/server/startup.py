@@ -33,7 +33,7 @@ def print_startup(started: Started) -> None:
         + f", trained on {manifest.trained_context}",
         "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
         f"{cache_bytes / MIB:.0f} MiB",
-        "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} answers together",
+        "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} sequences together",
         "sampling": ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         + " unless a request says otherwise",
         "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
@@ -41,7 +41,7 @@ def print_startup(started: Started) -> None:
         "drafts": f"up to {info.speculative_tokens} tokens a step (prompt lookup)"
         if info.speculative_tokens
         else "none",
-        "queue": f"at most {engine.max_waiting_requests} answers and {engine.max_waiting_tokens} prompt tokens",
+        "queue": f"at most {engine.max_waiting_requests} sequences and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)")
         + (

@@ -39,10 +39,10 @@ def check_draw(logits, token, sharpness, top_k, top_p, min_p, random):
         return
     with np.errstate(over="ignore"):
         weights = np.exp((logits.astype(np.float64) - logits.max()) * np.float64(np.float32(sharpness)))
+    assert weights[token] > 1e-39  # float32 has no less; from here to 1e-37 a token may have a weight or none
     weights[weights < 1e-37] = 0
     surely, perhaps = kept_by_definition(weights, top_k, top_p, min_p)
     assert perhaps[token]
-    assert weights[token] > 0
     least, most = np.where(surely, weights, 0), np.where(perhaps, weights, 0)
     slack = CLOSE * most.sum()
     assert least[:token].sum() - slack <= random * most.sum()

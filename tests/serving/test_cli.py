@@ -76,7 +76,7 @@ def test_an_answer_that_is_cut_short_is_an_error(address, steps, monkeypatch):
         result = cut.result(20)
     assert result.exit_code == 2
     assert result.stdout.startswith("bc")
-    assert result.stderr == "Error: the answer is not complete: the server ended, or the request was aborted\n"
+    assert result.stderr == "Error: the completion is not complete: the server ended, or the request was aborted\n"
 
 
 def test_generate_from_a_folder(counting):
