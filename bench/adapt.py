@@ -113,7 +113,7 @@ def walk_on(student: Any, norm: str, share: float) -> None:
 @click.option("--passes", default=5, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path))
 def decode(teacher: Path, student: Path, contexts: str, passes: int, out: Path | None) -> None:
-    """Milliseconds a token of the exported TEACHER and STUDENT, one stream, after a text of every length in turn."""
+    """Milliseconds a token of the exported TEACHER and STUDENT, interleaved, one stream, after texts of each length."""
     from sharp import LLM
     from sharp.exporter.adapt.speed import export_both, latencies, room
 

@@ -119,7 +119,7 @@ class Tokenizer(_Frozen):
 
 
 class Sampling(_Frozen):
-    """What a request gets that does not say it, from the checkpoint's `generation_config.json`; None: it has no say."""
+    """Defaults of parameters that a request leaves out, from the checkpoint's `generation_config.json`; None: none."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -153,8 +153,8 @@ class Compared(TypedDict):
     same_greedy: int
 
 
-class GreedyAnswer(TypedDict):
-    """How many tokens of a runtime's greedy answer PyTorch would have said too."""
+class GreedyCompletion(TypedDict):
+    """How many tokens of a runtime's greedy completion PyTorch also generates."""
 
     runtime: str
     tokens: int
@@ -178,7 +178,7 @@ class VerificationSummary(TypedDict, total=False):
 
     passed: bool
     comparisons: list[Compared]
-    greedy: list[GreedyAnswer]
+    greedy: list[GreedyCompletion]
     perplexity: TextPerplexity | None
 
 
@@ -201,8 +201,8 @@ class Manifest(_Frozen):
     kv_heads: Positive
     head_dim: Positive
     value_dim: Positive
-    vocab_size: Positive = Field(description="numbers that the model says at a place: logits of tokens or of classes")
-    max_context: Positive = Field(description="tokens of prompt and answer together that the server accepts")
+    vocab_size: Positive = Field(description="size of the output at a position: logits of tokens or of classes")
+    max_context: Positive = Field(description="tokens of prompt and completion together that the server accepts")
     trained_context: Positive
     positions: PositionScheme
     windows: tuple[Positive, ...] = Field(

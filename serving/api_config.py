@@ -43,8 +43,8 @@ class ApiConfig:
     reasoning_parser: Annotated[
         str,
         Setting(
-            "Takes what a model thinks before it answers out of the text, into reasoning_content. deepseek_r1 begins "
-            "inside a thought, qwen3 with <think>, mistral with [THINK].",
+            "Moves the model's reasoning out of the text into reasoning_content. deepseek_r1 begins inside it, qwen3 "
+            "with <think>, mistral with [THINK].",
             choices=("none", "deepseek_r1", "qwen3", "mistral"),
         ),
     ] = "none"

@@ -166,7 +166,7 @@ def generate(
 
 def _print_event(event: Delta | Finished, as_token_ids: bool) -> None:
     if isinstance(event, Delta):
-        # A model without a tokenizer answers in token ids, as it was asked.
+        # A model without a tokenizer generates token ids, as its prompt was.
         click.echo(_spaced(event.token_ids) if as_token_ids else event.text, nl=False)
         return
     click.echo()

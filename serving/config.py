@@ -16,7 +16,9 @@ from sharp.serving.setting import Setting, check_settings
 
 MIB = 2**20
 MOST = 2**31 - 1  # of tokens and sequences: more is no limit, and does not fit the protocol's 32-bit fields
-MOST_BATCH_TOKENS = 2**17  # a step is computed as a whole: its memory grows with it, and nobody is answered meanwhile
+MOST_BATCH_TOKENS = (
+    2**17
+)  # a step is computed as a whole: its memory grows with it, and no request progresses meanwhile
 MOST_THREADS = 1024  # starting 100,000 threads took minutes and could not be interrupted
 # Where each backend is; only the chosen one is imported.
 BACKENDS = {

@@ -20,15 +20,31 @@ INSTEAD = {  # a regular expression of words, and what the field says
     r"hostile numbers": "NaN, Inf, out-of-range values",
     r"everyone may ask": "authentication: none",
     r"every edge|all edges|edges of the server": "API frontends (gRPC, HTTP, KServe)",
-    r"(?:in|take|takes|taking) turns": "interleaved",
+    r"(?:in|take|takes|taking) turns|in turn(?!\.)": "interleaved",
     r"(?:tried )?in vain": "negative results",
     r"remembered": "cached, hashed",
     r"what is not here|what a cache has beside it": "limitations; auxiliary cache tensors",
 }
 PRIVATE_FILES = {"answer", "call", "kinds", "place", "remembered", "served", "wish"}  # names of modules
-CHECKED = (".py", ".md", ".proto", ".toml", ".yaml", ".yml", ".cc", ".h", ".cu", ".json", ".html", ".js")
-# This list itself, decisions and notes of the past, measured data, and texts that others wrote.
-EXCEPT = ("tests/words.py", "CHANGELOG.md", "bench/results/", "models/checkpoints/", "models/results/", "models/texts/")
+CHECKED = (
+    ".py",
+    ".md",
+    ".proto",
+    ".toml",
+    ".yaml",
+    ".yml",
+    ".cc",
+    ".h",
+    ".cu",
+    ".json",
+    ".html",
+    ".js",
+    ".mjs",
+    ".sh",
+    ".jinja",
+)
+# This list itself, the notes of releases, measured data, and texts that others wrote.
+EXCEPT = ("tests/words.py", "CHANGELOG.md", "bench/results/", "models/checkpoints/", "models/results/")
 WORD = re.compile("|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(INSTEAD)), re.IGNORECASE)
 
 

@@ -68,7 +68,7 @@ def _unary(method: Callable[[LoadedModel], Servicer]) -> Callable[..., Coroutine
     """A method of `ModelServer` for an RPC with one response, by `method` of the model that the request names."""
 
     async def respond(self: "ModelServer", request: Any, grpc_context: RayServegRPCContext) -> Any:
-        return await ReplicaContext(grpc_context).unary(partial(self._answer, method), request)
+        return await ReplicaContext(grpc_context).unary(partial(self._respond, method), request)
 
     return respond
 
@@ -153,7 +153,7 @@ class ModelServer:
             if not loaded.running.service.draining:
                 await loaded.running.service.health.check_live()
 
-    async def _answer(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
+    async def _respond(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
         try:
             if self._tokens is not None:
                 self._tokens.check(dict(context.invocation_metadata()).get("authorization"))
@@ -164,7 +164,7 @@ class ModelServer:
         return await method(loaded)(request, context)
 
     def _stream(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> AsyncGenerator[Batch]:
-        return ReplicaContext(context).stream(partial(self._answer, method), request)
+        return ReplicaContext(context).stream(partial(self._respond, method), request)
 
     async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Batch]:  # noqa: N802
         """See `sharp.v1.InferenceService`."""

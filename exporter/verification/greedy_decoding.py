@@ -18,8 +18,8 @@ class Continuation:
     """The greedy tokens of one runtime, and what PyTorch predicts at each of them.
 
     `same` counts the tokens that PyTorch too picks after the tokens before them; up to the first other one, at index
-    `first_difference`, the answer is PyTorch's own. `tied` counts those of the others that PyTorch finds as likely as
-    its own, within what logits may differ by.
+    `first_difference`, the completion is PyTorch's own. `tied` counts those of the others that PyTorch finds as likely
+    as its own, within what logits may differ by.
     """
 
     runtime: str
@@ -45,12 +45,12 @@ class Continuation:
 
 def continue_greedily(append: Append, prompt: Tokens, tokens: int) -> Tokens:
     """The most likely tokens [tokens] after `prompt` [any]."""
-    answer: list[int] = []
+    completion: list[int] = []
     following = prompt
     for _ in range(tokens):
         following = append(following)[-1:].argmax(-1)
-        answer.append(int(following[0]))
-    return np.array(answer)
+        completion.append(int(following[0]))
+    return np.array(completion)
 
 
 def continue_as_drafted(begin: Callable[[], Append], prompt: Tokens, draft: Tokens) -> Tokens:
@@ -67,7 +67,7 @@ def continue_as_drafted(begin: Callable[[], Append], prompt: Tokens, draft: Toke
 
 
 def check_continuation(
-    answers: Mapping[str, Tokens], prompt: Tokens, logits: Callable[[Tokens], Floats], tolerance: float
+    completions: Mapping[str, Tokens], prompt: Tokens, logits: Callable[[Tokens], Floats], tolerance: float
 ) -> tuple[Continuation, ...]:
     """Compare the tokens of every runtime with PyTorch's `logits` in one pass over prompt and completion.
 
@@ -75,15 +75,15 @@ def check_continuation(
     """
     passes: dict[bytes, Floats] = {}  # runtimes that agree need one
     found: list[Continuation] = []
-    for runtime, answer in answers.items():
-        key = answer.tobytes()
+    for runtime, completion in completions.items():
+        key = completion.tobytes()
         if key not in passes:
-            passes[key] = logits(np.concatenate([prompt, answer[:-1]]))[-len(answer) :]
+            passes[key] = logits(np.concatenate([prompt, completion[:-1]]))[-len(completion) :]
         rows = passes[key]
-        other = np.flatnonzero(rows.argmax(-1) != answer)
+        other = np.flatnonzero(rows.argmax(-1) != completion)
         # Either logit may be off by the tolerance.
-        gap = rows[other].max(-1) - np.take_along_axis(rows[other], answer[other, None], -1)[:, 0]
+        gap = rows[other].max(-1) - np.take_along_axis(rows[other], completion[other, None], -1)[:, 0]
         tied = int((gap <= 2 * tolerance * np.abs(rows).max()).sum())
         first = int(other[0]) if len(other) else None
-        found.append(Continuation(runtime, len(prompt), len(answer), len(answer) - len(other), tied, first))
+        found.append(Continuation(runtime, len(prompt), len(completion), len(completion) - len(other), tied, first))
     return tuple(found)

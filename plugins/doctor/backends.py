@@ -19,7 +19,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 UPDATED = {"key_cache": "key_cache_out", "value_cache": "value_cache_out"}
 SCALES = {"key_scale": "key_scale_out", "value_scale": "value_scale_out"}  # of an int8 cache
 
-Answer = Mapping[str, NDArray[Any]]
+Outputs = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _run_session(case: Case, device: str, *, kernels: bool) -> AttentionOutput:
         else:
             binding.bind_output(name, device)
     session.run_with_iobinding(binding)
-    return _answer(dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True)))
+    return _attention_output(dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True)))
 
 
 def _run_triton(case: Case) -> AttentionOutput:
@@ -181,9 +181,9 @@ def _run_tensorrt(case: Case) -> AttentionOutput:
     cuda.call("cudaStreamSynchronize", stream)
     for address in memory.values():
         cuda.call("cudaFree", address)
-    return _answer(outputs)
+    return _attention_output(outputs)
 
 
-def _answer(outputs: Answer) -> AttentionOutput:
+def _attention_output(outputs: Outputs) -> AttentionOutput:
     scales = {name: outputs[updated] for name, updated in SCALES.items() if updated in outputs}
     return AttentionOutput(*(outputs[name] for name in ("output", *UPDATED.values(), "stats")), **scales)

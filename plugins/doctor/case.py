@@ -23,7 +23,7 @@ STATISTICS_LIMITS = {"entropy": 2e-3, "support": 2.0, "inverse_temperature": 2e-
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs by name, as `schema.PAGED_ATTENTION` has them, of type `dtype`; the attributes; the answer in float64.
+    """Inputs by name, as `schema.PAGED_ATTENTION` has them, of type `dtype`; the attributes; the output in float64.
 
     int8 is that of the caches, under float32.
     """

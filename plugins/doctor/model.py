@@ -25,7 +25,7 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
     inputs = dict(case.inputs)
     if flag_as_int32:
         inputs["collect_stats"] = inputs["collect_stats"].astype(np.int32)
-    answers = {
+    results = {
         "output": inputs["query"],
         "key_cache_out": inputs["key_cache"],
         "value_cache_out": inputs["value_cache"],
@@ -33,7 +33,7 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
         **{f"{name}_out": inputs[name] for name in beside},
     }
     graph = helper.make_graph(
-        [node], "doctor", [_info(*item) for item in inputs.items()], [*map(_info, answers, answers.values())]
+        [node], "doctor", [_info(*item) for item in inputs.items()], [*map(_info, results, results.values())]
     )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)

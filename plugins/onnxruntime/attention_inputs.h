@@ -1,4 +1,4 @@
-// The edge between ONNX Runtime and the contiguous kernel: tensors in, a checked problem out.
+// The boundary between ONNX Runtime and the contiguous kernel: tensors in, a checked problem out.
 #pragma once
 
 #include "contiguous_attention.h"

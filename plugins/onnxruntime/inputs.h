@@ -1,4 +1,4 @@
-// The edge between ONNX Runtime and the kernel: attributes and tensors in, a checked Problem out.
+// The boundary between ONNX Runtime and the kernel: attributes and tensors in, a checked Problem out.
 #pragma once
 
 #include <stdexcept>

@@ -79,7 +79,9 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
     help="Tokens before; repeatable.",
 )
 @click.option("--answer-tokens", type=click.IntRange(1), default=32, show_default=True, help="Tokens that are timed.")
-@click.option("--passes", type=click.IntRange(1), default=5, show_default=True, help="How often, the models in turn.")
+@click.option(
+    "--passes", type=click.IntRange(1), default=5, show_default=True, help="How often, the models interleaved."
+)
 @click.option(
     "--text",
     type=click.Path(path_type=Path),

@@ -1,4 +1,4 @@
-"""How long a token of decoding takes, one sequence at a time, in this process: several models in turn."""
+"""How long a token of decoding takes, one sequence at a time, in this process: several models, interleaved."""
 
 import statistics
 import time
@@ -37,7 +37,7 @@ def measure_latency(
     backend: BackendConfig | None = None,
     on_pass: Callable[[], None] = lambda: None,
 ) -> list[Latency]:
-    """Decode after prompts of these lengths, every model in turn in every pass.
+    """Decode after prompts of these lengths, the models interleaved in every pass.
 
     A prompt is the beginning of `text`, of Python's documentation without it: sparse attention reads what a text makes
     it read. Its keys are computed once and come from the prefix cache in every pass.

@@ -49,7 +49,7 @@ class Client(Connection):
         ends the request.
 
         Raises:
-            SharpError: nobody answers, or the server's own error.
+            SharpError: the server does not respond, or the server's own error.
         """
         for event in self._events(GenerateRequest(prompt, params or SamplingParams(), **options)):
             if isinstance(event, Delta | Finished):
@@ -59,7 +59,7 @@ class Client(Connection):
         """The whole completion of a prompt, as `sharp.LLM` gives it; see `stream`.
 
         Raises:
-            SharpError: nobody answers, or the server's own error.
+            SharpError: the server does not respond, or the server's own error.
         """
         request = GenerateRequest(prompt, params or SamplingParams(), **options)
         builder = CompletionBuilder(request.params)
@@ -71,7 +71,7 @@ class Client(Connection):
         """The token ids that the server would use for a text.
 
         Raises:
-            SharpError: nobody answers, or the server's own error.
+            SharpError: the server does not respond, or the server's own error.
         """
         request = inference_pb2.TokenizeRequest(model=model, text=text)
         return tuple(self._call(self._inference.Tokenize, request).token_ids)
@@ -81,7 +81,7 @@ class Client(Connection):
 
         Raises:
             NotFoundError: it does not run.
-            SharpError: nobody answers, or the server's own error.
+            SharpError: the server does not respond, or the server's own error.
         """
         self._call(self._control.Abort, control_pb2.AbortRequest(request_id=request_id))
 

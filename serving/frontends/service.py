@@ -22,7 +22,7 @@ from sharp.serving.frontends.buffers import Buffers, most_request_bytes, release
 from sharp.serving.frontends.health import Health
 from sharp.serving.frontends.pool import Pool
 from sharp.serving.observability.request_log import log_prompt, log_request
-from sharp.serving.observability.request_record import Call, ServedRequest
+from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 from sharp.serving.observability.tracing import Tracing
 
 # A client that takes nothing of what waits for it has gone, whatever its connection says: its call is ended.
@@ -45,7 +45,7 @@ class EventStream:
         request: GenerateRequest,
         engine: EngineThread,
         limit: int,
-        served: ServedRequest,
+        served: RequestRecord,
         headers: Mapping[str, str],
     ) -> None:
         """`headers` go with the response: the trace context of the request."""
@@ -177,14 +177,14 @@ class GenerationService:
             raise NotFoundError(f"model {name!r} is not served here; the server has {served}")
 
     @asynccontextmanager
-    async def stream(self, call: Call, prepare: Callable[[], GenerateRequest]) -> AsyncIterator[EventStream]:
+    async def stream(self, call: RequestOrigin, prepare: Callable[[], GenerateRequest]) -> AsyncIterator[EventStream]:
         """See `streams`: the stream of one request."""
         async with self.streams(call, [prepare]) as (stream,):
             yield stream
 
     @asynccontextmanager
     async def streams(
-        self, call: Call, prepare: Sequence[Callable[[], GenerateRequest]]
+        self, call: RequestOrigin, prepare: Sequence[Callable[[], GenerateRequest]]
     ) -> AsyncIterator[list[EventStream]]:
         """Run the requests that the functions make, which the engine has accepted when the block is entered.
 
@@ -201,9 +201,11 @@ class GenerationService:
             yield streams
 
     @asynccontextmanager
-    async def _submitted(self, call: Call, prepare: Callable[[], GenerateRequest]) -> AsyncIterator[EventStream]:
+    async def _submitted(
+        self, call: RequestOrigin, prepare: Callable[[], GenerateRequest]
+    ) -> AsyncIterator[EventStream]:
         """A request that the engine has been given, whose end is logged and traced."""
-        served = ServedRequest(call)
+        served = RequestRecord(call)
         span = None if self._tracing is None else self._tracing.start(call, served.arrived)
         try:
             async with self._run(served, prepare, {} if span is None else span.headers) as stream:
@@ -222,7 +224,7 @@ class GenerationService:
 
     @asynccontextmanager
     async def _run(
-        self, served: ServedRequest, prepare: Callable[[], GenerateRequest], headers: Mapping[str, str]
+        self, served: RequestRecord, prepare: Callable[[], GenerateRequest], headers: Mapping[str, str]
     ) -> AsyncIterator[EventStream]:
         self.check_serving()
         self._open += 1

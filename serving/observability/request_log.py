@@ -11,7 +11,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from sharp.serving.api.errors import SharpError
 from sharp.serving.observability.log_limit import LogLimit
-from sharp.serving.observability.request_record import Call, ServedRequest
+from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 from sharp.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("sharp.requests")
@@ -32,7 +32,7 @@ def set_up_logging(log_format: str) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def log_request(served: ServedRequest, model: str | None, trace_id: str | None) -> None:
+def log_request(served: RequestRecord, model: str | None, trace_id: str | None) -> None:
     """Write the line of a request that has ended; JSON has each of its fields by name."""
     fields = _fields(served, model, trace_id)
     line = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
@@ -40,7 +40,7 @@ def log_request(served: ServedRequest, model: str | None, trace_id: str | None) 
 
 
 @contextmanager
-def refusals_logged(call: Call, model: str | None) -> Iterator[None]:
+def refusals_logged(call: RequestOrigin, model: str | None) -> Iterator[None]:
     """Write the line of a request that is refused inside, before a `GenerationService` has it.
 
     `model` is None where it is not known yet.
@@ -48,11 +48,11 @@ def refusals_logged(call: Call, model: str | None) -> Iterator[None]:
     try:
         yield
     except SharpError as error:
-        log_request(ServedRequest(call, error=str(error)), model, None)
+        log_request(RequestRecord(call, error=str(error)), model, None)
         raise
 
 
-def log_prompt(served: ServedRequest, tokenizer: Tokenizer | None) -> None:
+def log_prompt(served: RequestRecord, tokenizer: Tokenizer | None) -> None:
     """Write the prompt of a request, for those who ask for it: it may hold what nobody else should read."""
     if served.request is not None:
         ids = served.request.prompt_ids
@@ -61,8 +61,8 @@ def log_prompt(served: ServedRequest, tokenizer: Tokenizer | None) -> None:
         logger.info("prompt of %s: %r", served.request.request_id, prompt, extra=fields)
 
 
-def _fields(served: ServedRequest, model: str | None, trace_id: str | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"protocol": served.call.protocol, "outcome": served.outcome}
+def _fields(served: RequestRecord, model: str | None, trace_id: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"protocol": served.origin.protocol, "outcome": served.outcome}
     if model is not None:
         fields["model"] = model
     if served.request is not None:

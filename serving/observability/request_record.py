@@ -1,4 +1,4 @@
-"""`ServedRequest`: what became of one request, for the log and for traces."""
+"""`RequestRecord`: what became of one request, for the log and for traces."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from sharp.serving.api.request import GenerateRequest
 
 
 @dataclass(frozen=True)
-class Call:
+class RequestOrigin:
     """How a request came: by which protocol, and with what headers (names in lower case)."""
 
     protocol: str
@@ -17,11 +17,11 @@ class Call:
 
 
 @dataclass
-class ServedRequest:
+class RequestRecord:
     """Filled while the request runs; times are seconds of `time.perf_counter`.
 
     Attributes:
-        call: how it came.
+        origin: how it came.
         arrived: when it came.
         request: what the engine was given; None while its fields are checked, and when they were refused.
         submitted: when the engine got it.
@@ -35,7 +35,7 @@ class ServedRequest:
         error: why it failed.
     """
 
-    call: Call
+    origin: RequestOrigin
     arrived: float = field(default_factory=time.perf_counter)
     request: GenerateRequest | None = None
     submitted: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sharp.serving.api.errors import InputError
-from sharp.serving.observability.request_record import Call, ServedRequest
+from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -42,7 +42,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("sharp.serving", version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def start(self, call: Call, arrived: float) -> "RequestSpan":
+    def start(self, call: RequestOrigin, arrived: float) -> "RequestSpan":
         """The span of a request that has arrived, within the trace that its headers name."""
         from opentelemetry.trace import SpanKind
 
@@ -85,7 +85,7 @@ class RequestSpan:
         """32 hexadecimal digits."""
         return format(self._span.get_span_context().trace_id, "032x")
 
-    def end(self, served: ServedRequest, model: str) -> None:
+    def end(self, served: RequestRecord, model: str) -> None:
         """End it, with a span for every part of the request."""
         from opentelemetry.trace import StatusCode
 
@@ -97,7 +97,7 @@ class RequestSpan:
                 "gen_ai.response.model": model,
                 "gen_ai.response.finish_reasons": [*served.reasons.values()],
                 "gen_ai.usage.output_tokens": served.generated_tokens,
-                "sharp.protocol": served.call.protocol,
+                "sharp.protocol": served.origin.protocol,
                 "sharp.outcome": served.outcome,
             }
         )

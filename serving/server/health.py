@@ -26,15 +26,15 @@ def health(config: Path | None, timeout: float) -> None:
     """
     server = read_settings({}, config).server
     if server.tls is not None and server.tls.client_ca is not None:
-        raise InputError("a server with --tls-client-ca answers clients with a certificate only; ask grpc.health.v1")
-    answer = _ask(server, timeout)
-    click.echo(answer)
-    if not answer.startswith("200 "):
+        raise InputError("a server with --tls-client-ca accepts clients with a certificate only; ask grpc.health.v1")
+    response = _ask(server, timeout)
+    click.echo(response)
+    if not response.startswith("200 "):
         raise SystemExit(1)
 
 
 def _ask(server: ServerConfig, timeout: float) -> str:
-    """Status and text of the answer, or why there is none."""
+    """Status and text of the response, or why there is none."""
     host = EVERY_ADDRESS.get(server.host, server.host)
     connection = (
         http.client.HTTPConnection(host, server.http_port, timeout=timeout)
@@ -48,8 +48,8 @@ def _ask(server: ServerConfig, timeout: float) -> str:
     )
     try:
         connection.request("GET", "/health")
-        answer = connection.getresponse()
-        return f"{answer.status} {answer.read(4096).decode(errors='replace')}"
+        response = connection.getresponse()
+        return f"{response.status} {response.read(4096).decode(errors='replace')}"
     except (OSError, http.client.HTTPException) as error:
         return f"{join(host, server.http_port)} does not respond: {error or type(error).__name__}"
     finally:

@@ -88,22 +88,22 @@ class MessageParser:
 
     def push(self, text: str) -> MessageParts:
         """Add `text`."""
-        thought, answer = ("", text) if self._reasoning is None else self._reasoning.push(text)
-        return self._parts(thought, answer)
+        thought, content = ("", text) if self._reasoning is None else self._reasoning.push(text)
+        return self._parts(thought, content)
 
     def end(self, *, cut: bool = False) -> MessageParts:
         """What was held back, once no more will come: of a text that was `cut` off, a call that began is none."""
-        thought, answer = ("", "") if self._reasoning is None else self._reasoning.end()
-        parts = self._parts(thought, answer)
+        thought, content = ("", "") if self._reasoning is None else self._reasoning.end()
+        parts = self._parts(thought, content)
         if self._tools is None:
             return parts
         content = parts.content + self._tools.end(cut=cut)
         return MessageParts(thought, content, parts.calls + self._new_calls())
 
-    def _parts(self, thought: str, answer: str) -> MessageParts:
+    def _parts(self, thought: str, content: str) -> MessageParts:
         if self._tools is None:
-            return MessageParts(thought, answer)
-        return MessageParts(thought, self._tools.push(answer)[0], self._new_calls())
+            return MessageParts(thought, content)
+        return MessageParts(thought, self._tools.push(content)[0], self._new_calls())
 
     def _new_calls(self) -> tuple[ToolCall, ...]:
         calls = tuple((self._tools.calls if self._tools else [])[self.known :])

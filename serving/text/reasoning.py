@@ -30,34 +30,34 @@ FORMS = {
 
 
 class ReasoningParser:
-    """Splits a growing text into a thought and the answer after it."""
+    """Splits a growing text into a thought and the content after it."""
 
     def __init__(self, form: ReasoningForm, prompt: str = "") -> None:
         """`prompt` is what the text follows: it may have begun a thought, or ended an empty one."""
         self._form = form
         before = prompt.rstrip()
         inside = before.endswith(form.start) or form.inside
-        self._state = "answer" if before.endswith(form.end) else "thought" if inside else "start"
+        self._state = "content" if before.endswith(form.end) else "thought" if inside else "start"
         self._marked = False  # the mark that begins a thought has come
-        self._thought = self._answer = False  # a part of each was returned
+        self._thought = self._content = False  # a part of each was returned
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add `text`; return what is surely a part of the thought, and of the answer."""
+        """Add `text`; return what is surely a part of the thought, and of the content."""
         self._held += text
         if self._state == "start":
             begun, start = self._held.lstrip(), self._form.start
             if start.startswith(begun) and begun != start:
                 return "", ""
-            self._state = "thought" if begun.startswith(start) else "answer"
+            self._state = "thought" if begun.startswith(start) else "content"
         thought = self._take_thought() if self._state == "thought" else ""
-        answer = ""
-        if self._state == "answer":
-            answer, self._held = self._held, ""
-            if self._thought and not self._answer:  # the lines between them are a part of neither
-                answer = answer.lstrip("\n")
-            self._answer = self._answer or bool(answer)
-        return thought, answer
+        content = ""
+        if self._state == "content":
+            content, self._held = self._held, ""
+            if self._thought and not self._content:  # the lines between them are a part of neither
+                content = content.lstrip("\n")
+            self._content = self._content or bool(content)
+        return thought, content
 
     def _take_thought(self) -> str:
         if not self._thought:
@@ -71,7 +71,7 @@ class ReasoningParser:
         end = self._held.find(self._form.end)
         if end >= 0:
             thought, self._held = self._held[:end].rstrip("\n"), self._held[end + len(self._form.end) :]
-            self._state = "answer"
+            self._state = "content"
             self._thought = True
             return thought
         keep = longest_start_at_end(self._held, self._form.end)

@@ -1,4 +1,4 @@
-// Streams an answer from a Sharp server: node generate.mjs HOST:PORT PROMPT [MAX_TOKENS]
+// Streams a completion from a Sharp server: node generate.mjs HOST:PORT PROMPT [MAX_TOKENS]
 // SHARP_TOKEN holds a bearer token where the server asks for one; SHARP_CA names a PEM file where it uses TLS.
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";

@@ -12,7 +12,7 @@ from sharp.serving.frontends.grpc.convert import (
     generate_request,
     prompt_info,
 )
-from sharp.serving.frontends.rpc.status import Context, call_of, reports_errors, write
+from sharp.serving.frontends.rpc.status import Context, origin_of, reports_errors, write
 from sharp.serving.frontends.service import EventStream, GenerationService
 from sharp.serving.text.tokenizer import check_characters, tokenize
 from sharp.v1 import inference_pb2, inference_pb2_grpc
@@ -29,7 +29,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     @reports_errors
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # noqa: N802
         """Stream the completions of one prompt."""
-        async with self._service.stream(call_of(context, "grpc"), lambda: self._prepare(request)) as stream:
+        async with self._service.stream(origin_of(context, "grpc"), lambda: self._prepare(request)) as stream:
             await self._send(stream, context)
 
     def _prepare(self, message: inference_pb2.GenerateRequest) -> GenerateRequest:

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sharp.serving.api.errors import UnauthenticatedError
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.security.tokens import Tokens
 
 # Not /health and /metrics, whose readers have no token; of /v2 not health, either.
@@ -34,7 +34,7 @@ class TokenMiddleware:
         """See ASGI."""
         if is_protected(scope):
             try:
-                with refusals_logged(Call("http"), None):
+                with refusals_logged(RequestOrigin("http"), None):
                     headers = Request(scope).headers
                     key = headers.get("x-api-key")  # Anthropic's
                     self._tokens.check(headers.get("authorization") or (None if key is None else f"Bearer {key}"))

@@ -23,7 +23,7 @@ from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.request_ids import request_id_of
 from sharp.serving.frontends.http.sending import completions, send_stream, send_whole, until_disconnected
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 
 
 class Generation:
@@ -46,7 +46,7 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        call = Call("http", dict(Request(scope).headers))
+        call = RequestOrigin("http", dict(Request(scope).headers))
         try:
             with self._service.buffers.hold() as held:
                 with refusals_logged(call, self._service.model.manifest.name):
@@ -57,7 +57,7 @@ class Generation:
         except SharpError as error:
             await self._refusal(error)(scope, receive, send)
 
-    async def _respond(self, held: Held, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, held: Held, call: RequestOrigin, scope: Scope, receive: Receive, send: Send) -> None:
         with refusals_logged(call, self._service.model.manifest.name):
             request, params, prompts = await self._service.parsing.run(lambda: self._read(held.take()))
         if params.logprobs is not None:

@@ -23,7 +23,7 @@ from sharp.serving.frontends.http.sending import SSE_HEADERS, raw_headers, send_
 from sharp.serving.frontends.kserve.service import KServeService
 from sharp.serving.frontends.kserve.tensors import SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.version import sharp_version
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics", "generate"]
@@ -100,7 +100,7 @@ class _Infer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
         service, request = self._endpoint.service, Request(scope, receive)
-        call = Call("kserve-http", dict(request.headers))
+        call = RequestOrigin("kserve-http", dict(request.headers))
         try:
             with service.buffers.hold() as held:
                 with refusals_logged(call, service.model.manifest.name):
@@ -111,7 +111,7 @@ class _Infer:
         except SharpError as error:
             await _error(error)(scope, receive, send)
 
-    async def _respond(self, request: Request, held: Held, call: Call, send: Send) -> None:
+    async def _respond(self, request: Request, held: Held, call: RequestOrigin, send: Send) -> None:
         with refusals_logged(call, self._endpoint.service.model.manifest.name):
             message = await self._endpoint.service.parsing.run(lambda: self._read(request, held.take()))
         await self._send(message, call, send)
@@ -120,7 +120,7 @@ class _Infer:
         path = request.path_params
         return read_message(body, request.headers.get(HEADER_LENGTH), path["model"], path.get("version", ""))
 
-    async def _send(self, message: messages.ModelInferRequest, call: Call, send: Send) -> None:
+    async def _send(self, message: messages.ModelInferRequest, call: RequestOrigin, send: Send) -> None:
         body, headers = write_message(message, await self._kserve.infer(message, call))
         await _send_body(send, body, headers)
 
@@ -153,7 +153,7 @@ class _Generate(_Infer):
             message.inputs.add(name=name, datatype="BOOL", shape=[1], contents=contents)
         return message
 
-    async def _send(self, message: messages.ModelInferRequest, call: Call, send: Send) -> None:
+    async def _send(self, message: messages.ModelInferRequest, call: RequestOrigin, send: Send) -> None:
         body = json.dumps(_generated(message, await self._kserve.infer(message, call))).encode()
         await _send_body(send, body, {"content-type": "application/json"})
 
@@ -163,7 +163,7 @@ class _GenerateStream(_Generate):
 
     stream = True
 
-    async def _send(self, message: messages.ModelInferRequest, call: Call, send: Send) -> None:
+    async def _send(self, message: messages.ModelInferRequest, call: RequestOrigin, send: Send) -> None:
         started = False
         async with aclosing(self._kserve.responses(message, call)) as responses:
             try:

@@ -16,7 +16,7 @@ from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.text.chat_template import ChatTemplate
 from sharp.serving.text.tokenizer import check_characters, check_token_ids, tokenize
 
@@ -108,7 +108,7 @@ def tokenization(endpoint: Endpoint, kind: type[TokenizerRequest]) -> Callable[[
         return Response(to_json(request.respond(service.model, template)), media_type="application/json")
 
     async def route(request: Request) -> Response:
-        logged = refusals_logged(Call("http", dict(request.headers)), service.model.manifest.name)
+        logged = refusals_logged(RequestOrigin("http", dict(request.headers)), service.model.manifest.name)
         with logged, service.buffers.hold() as held:
             try:
                 await read_body(request, kind.most_bytes(endpoint.max_body_bytes, service.model.context_limit), held)

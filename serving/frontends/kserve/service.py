@@ -22,10 +22,10 @@ from sharp.serving.frontends.kserve.tensors import (
     TEXT_INPUT,
     response,
 )
-from sharp.serving.frontends.rpc.status import Context, call_of, reports_errors, write
+from sharp.serving.frontends.rpc.status import Context, origin_of, reports_errors, write
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 
 logger = logging.getLogger(__name__)
 
@@ -155,9 +155,9 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: messages.ModelInferRequest, context: Context
     ) -> messages.ModelInferResponse:
         """Generate, and respond with the whole text."""
-        return await self.infer(request, call_of(context, "kserve"))
+        return await self.infer(request, origin_of(context, "kserve"))
 
-    async def infer(self, request: messages.ModelInferRequest, call: Call) -> messages.ModelInferResponse:
+    async def infer(self, request: messages.ModelInferRequest, call: RequestOrigin) -> messages.ModelInferResponse:
         """Generate, and respond with the whole text."""
         with self._statistics.measured():
             with refusals_logged(call, self._model):
@@ -171,13 +171,13 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[messages.ModelInferRequest], context: Context
     ) -> None:
         """Generate for each request of the stream; an error is that of its request and ends no other."""
-        call = call_of(context, "kserve")
+        call = origin_of(context, "kserve")
         await respond_concurrently(
             requests, lambda request: self._stream_responses(request, call), partial(write, context)
         )
 
     async def _stream_responses(
-        self, request: messages.ModelInferRequest, call: Call
+        self, request: messages.ModelInferRequest, call: RequestOrigin
     ) -> AsyncGenerator[messages.ModelStreamInferResponse, None]:
         """The messages of a stream for one request, its error included."""
         try:
@@ -191,7 +191,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             yield stream_error(request, str(error) if isinstance(error, SharpError) else SERVER_FAILED, self._model)
 
     async def responses(
-        self, request: messages.ModelInferRequest, call: Call
+        self, request: messages.ModelInferRequest, call: RequestOrigin
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
         """Generate, and respond with the text as it comes, or with all of it if the request asks for no stream."""
         with refusals_logged(call, self._model):
@@ -211,7 +211,9 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 elif isinstance(event, Finished):
                     yield self._last(request.id, inference, outputs, "", event)
 
-    async def _whole(self, request_id: str, inference: InferenceRequest, call: Call) -> messages.ModelInferResponse:
+    async def _whole(
+        self, request_id: str, inference: InferenceRequest, call: RequestOrigin
+    ) -> messages.ModelInferResponse:
         text = [str(inference.generate.prompt)] if inference.echo else []
         async with self._service.stream(call, lambda: self._prepare(inference)) as events:
             outputs = Outputs(len(events.request.prompt_ids))

@@ -8,7 +8,7 @@ import grpc
 from sharp.serving.api.errors import UnauthenticatedError
 from sharp.serving.frontends.rpc.status import abort
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.security.tokens import Tokens
 
 # Probes have no token.
@@ -36,7 +36,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             return handler
         given = dict(handler_call_details.invocation_metadata or ()).get("authorization")
         try:
-            with refusals_logged(Call("grpc"), None):
+            with refusals_logged(RequestOrigin("grpc"), None):
                 self._tokens.check(given if isinstance(given, str) else None)
         except UnauthenticatedError as error:
             return _refusal(handler, error)

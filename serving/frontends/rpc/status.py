@@ -26,7 +26,7 @@ from sharp.serving.api.errors import (
     UnavailableError,
 )
 from sharp.serving.frontends.service import UNREAD_SECONDS
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ def details_of(error: SharpError) -> Any | None:
     return None
 
 
-def call_of(context: Context, protocol: str) -> Call:
+def origin_of(context: Context, protocol: str) -> RequestOrigin:
     """How a call came; metadata that is not text is left out."""
     metadata = context.invocation_metadata() or ()
-    return Call(protocol, {name: value for name, value in metadata if isinstance(value, str)})
+    return RequestOrigin(protocol, {name: value for name, value in metadata if isinstance(value, str)})
 
 
 async def abort(context: Context, error: SharpError) -> Any:

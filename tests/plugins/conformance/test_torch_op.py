@@ -59,7 +59,7 @@ def test_bad_attributes(attributes: dict[str, Any], message: str) -> None:
 
 
 class TwoLayers(torch.nn.Module):
-    """Two calls that update one cache in turn, the second with a window."""
+    """Two calls that update one cache one after the other, the second with a window."""
 
     def __init__(self, normalizer: str) -> None:
         super().__init__()

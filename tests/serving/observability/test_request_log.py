@@ -14,7 +14,7 @@ from sharp.serving.api.events import Finished, FinishReason, Timing, Usage
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import ServerConfig
 from sharp.serving.observability.request_log import log_prompt, log_request, set_up_logging
-from sharp.serving.observability.request_record import Call, ServedRequest
+from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import status
@@ -122,7 +122,7 @@ def test_lines_of_json(monkeypatch, capsys):
     monkeypatch.setattr(logging.root, "handlers", [])
     level = logging.root.level
     set_up_logging("json")
-    served = ServedRequest(Call("http"))
+    served = RequestRecord(RequestOrigin("http"))
     served.request = prepared("one", (1, 2), SamplingParams(), 4)
     served.take(Finished("one", FinishReason.STOP, None, Usage(2, 4), Timing(0.1, 0.2, 0.3), None), 1.0)
     log_request(served, "some-model", "ab" * 16)

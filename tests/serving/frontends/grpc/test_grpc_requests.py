@@ -20,7 +20,7 @@ from sharp.serving.client import Client as SharpClient
 from sharp.serving.config import EngineConfig, ServerConfig
 from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
-from sharp.serving.observability.request_record import Call
+from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status
@@ -250,7 +250,7 @@ def test_a_text_that_is_read_for_longer_than_a_server_waits_is_refused(counting,
                 return running.model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="late"))
 
             async def ask():
-                async with running.service.stream(Call("grpc"), prepare) as stream:
+                async with running.service.stream(RequestOrigin("grpc"), prepare) as stream:
                     return [event async for event in stream]
 
             asked = asyncio.create_task(ask())
