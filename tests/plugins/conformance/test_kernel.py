@@ -13,6 +13,17 @@ def test_random_calls(case: Case) -> None:
     assert_agrees(run(case, kernel=True), run_reference(case), case)
 
 
+def test_sigmoid_weights_that_float32_does_not_have_are_zeros() -> None:
+    shape = Shape(
+        sequences=((0, 0), (130, 0), (150, 5)), kv_heads=1, group=2, head_dim=1, value_dim=1, block_size=32,
+        drop_slots=True, holes=True,
+    )  # fmt: skip
+    case = make_case("sigmoid", shape, 1510, True, scale=1.5, causal=0)
+    result = run(case, kernel=True)
+    assert_agrees(result, run_reference(case), case)
+    assert (result.output == 0).all() and (result.stats[..., 0] == 0).all()
+
+
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_long_context_is_split_over_threads_and_merged(normalizer: str) -> None:
     shape = Shape(sequences=((5000, 1), (2500, 2)), kv_heads=1, group=2, head_dim=16, value_dim=16, holes=True)

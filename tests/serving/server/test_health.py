@@ -81,7 +81,7 @@ def test_no_server_and_one_that_says_nothing():
     ("variables", "message"),
     [
         ({"http_port": "http"}, "http_port: Input should be a valid integer"),
-        ({"tls_cert": "a", "tls_key": "b", "tls_client_ca": "c"}, "answers clients with a certificate only"),
+        ({"tls_cert": "a", "tls_key": "b", "tls_client_ca": "c"}, "accepts clients with a certificate only"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(variables, message):
