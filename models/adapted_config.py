@@ -48,12 +48,12 @@ class _Adapted:
     config: Any
 
     def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
-        super().__init__(config, *arguments, **named)  # type: ignore[call-arg]
-        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type]
+        super().__init__(config, *arguments, **named)  # type: ignore[call-arg] # the base class's, of which mypy knows nothing
+        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type] # it is a model with its base class
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **named: Any) -> None:
         """As transformers' own, with the adapted model's `config.json`."""
-        super().save_pretrained(save_directory, *arguments, **named)  # type: ignore[misc]
+        super().save_pretrained(save_directory, *arguments, **named)  # type: ignore[misc] # as above
         base = self.config.to_dict()
         sharp = base.pop("sharp")
         config = AdaptedConfig(base=base, sharp=sharp, architectures=["AdaptedForCausalLM"])
@@ -69,7 +69,7 @@ def become_adapted(model: PreTrainedModel, described: AdaptedNorm) -> None:
     """Make `model`, which has its norms, one that is saved as an adapted model; in place."""
     model.config.sharp = asdict(described)
     # A GGUF file's weights are floats once they are read, but transformers would refuse to save them.
-    model.hf_quantizer = None  # type: ignore[assignment]
+    model.hf_quantizer = None  # type: ignore[assignment] # declared as never None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.__class__ = adapted_class(type(model))

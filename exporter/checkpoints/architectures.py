@@ -62,7 +62,6 @@ ARCHITECTURES = {
         Architecture("olmoe", "OLMoE", notes="normalized queries and keys; experts"),
         Architecture("arcee", "Arcee AFM"),
         Architecture("biogpt", "BioGPT", positions="learned"),
-        Architecture("bitnet", "BitNet b1.58", notes="ternary weights are read as their values"),
         Architecture("cwm", "Code World Model", notes="sliding window in most layers"),
         Architecture("gpt-sw3", "GPT-SW3", positions="learned"),
         Architecture("helium", "Helium", notes="pairs of neighbours are rotated"),
@@ -70,7 +69,9 @@ ARCHITECTURES = {
         Architecture("internlm3", "InternLM 3"),
         Architecture("iquestcoder", "IQuest-Coder"),
         Architecture("jais2", "Jais 2"),
-        Architecture("ministral3", "Ministral 3", notes="queries grow with the position"),
+        Architecture(
+            "ministral3", "Ministral 3", notes="queries grow with the position, beyond the length of pre-training"
+        ),
         Architecture("nanochat", "nanochat", notes="normalized queries and keys"),
         Architecture("persimmon", "Persimmon", notes="normalized queries and keys; part of each head is rotated"),
         Architecture("vaultgemma", "VaultGemma", notes="soft cap, sliding window in every other layer"),
@@ -83,7 +84,9 @@ ARCHITECTURES = {
             "ernie4_5_moe", "ERNIE 4.5 (Mixture of Experts)", notes="pairs of neighbours are rotated; experts"
         ),
         Architecture(
-            "exaone_moe", "K-EXAONE", notes="sliding window in most layers, no positions in the others; experts"
+            "exaone_moe",
+            "K-EXAONE",
+            notes="normalized queries and keys, sliding window in most layers, no positions in the others; experts",
         ),
         Architecture("flex_olmo", "FlexOlmo", notes="normalized queries and keys; experts"),
         Architecture("glm4_moe", "GLM-4.5, GLM-4.6", notes="part of each head is rotated; experts"),
@@ -93,8 +96,8 @@ ARCHITECTURES = {
         Architecture("granitemoeshared", "Granite 3 (shared experts)", notes="as granitemoe"),
         Architecture("hunyuan_v1_moe", "Hunyuan-A13B", notes="normalized queries and keys; experts"),
         Architecture("hy_v3", "Hy3", notes="normalized queries and keys; experts"),
-        Architecture("laguna", "Laguna", notes="sliding window in most layers; experts"),
-        Architecture("mellum", "Mellum 2", notes="sliding window in most layers; experts"),
+        Architecture("laguna", "Laguna", notes="normalized queries and keys, sliding window in most layers; experts"),
+        Architecture("mellum", "Mellum 2", notes="normalized queries and keys, sliding window in most layers; experts"),
         Architecture("minimax_m2", "MiniMax-M2", notes="normalized queries and keys; experts"),
         Architecture("qwen2_moe", "Qwen1.5-MoE, Qwen2 (Mixture of Experts)", notes="experts"),
         Architecture("solar_open", "Solar Open", notes="experts"),

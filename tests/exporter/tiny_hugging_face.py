@@ -71,7 +71,6 @@ SPECIAL = {
     "olmoe": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
     "arcee": {**GROUPED, "head_dim": 8},
     "biogpt": {},
-    "bitnet": {**GROUPED},
     "cwm": {**GROUPED, "head_dim": 12, "sliding_window": 7},
     "gpt-sw3": {"n_inner": 64},
     "helium": {**GROUPED, "head_dim": 8},
