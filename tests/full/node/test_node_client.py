@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharp.serving.config import TlsConfig
-from tests.serving.frontends.test_security import Authority
+from tests.serving.security.test_security import Authority
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "clients" / "node"
