@@ -22,7 +22,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all answered requests.
+    """Of all completed requests.
 
     Attributes:
         requests: how many were sent.
@@ -30,8 +30,8 @@ class Summary:
         refused: how many met a full queue, with a time to come back.
         failed: how many ended otherwise.
         seconds: from the first arrival to the last message.
-        requests_per_second: answered ones.
-        prompt_tokens_per_second: of answered requests.
+        requests_per_second: completed ones.
+        prompt_tokens_per_second: of completed requests.
         tokens_per_second: generated tokens.
         cached_share: share of the prompts' tokens that the prefix cache had.
         time_to_first_token: from arrival to the first token.

@@ -261,7 +261,7 @@ def logits_for(targets: torch.Tensor, classes: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(targets.clamp(min=0), classes).float()
 
 
-def test_scores_of_known_answers():
+def test_scores_of_known_outputs():
     batch = draw(Rearrange("copy"), 4, 3)
     outputs = logits_for(batch.targets, 33)
     assert sample_scores("exact_match", outputs, batch).tolist() == [1, 1, 1]

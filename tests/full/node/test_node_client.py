@@ -38,7 +38,7 @@ def run(folder, *arguments, **environment):
     )
 
 
-def test_it_streams_an_answer(example, start_server, counting):
+def test_it_streams_a_completion(example, start_server, counting):
     result = run(example, start_server(counting).grpc_address, "a", "5")
     assert (result.returncode, result.stdout) == (0, "bcdef")
     assert "FINISH_REASON_LENGTH: 1 tokens read, 5 generated" in result.stderr

@@ -80,7 +80,7 @@ def test_refused_requests_are_counted(connect, counting, steps):
     assert "(5 refused, 0 failed)" in result.stdout
 
 
-def test_an_answer_that_is_cut_short_is_none(connect, counting, steps, monkeypatch):
+def test_a_completion_that_is_cut_short_does_not_count(connect, counting, steps, monkeypatch):
     address = connect(counting).address
     monkeypatch.setattr(prepare, "new_request_id", lambda: "known")
     with ThreadPoolExecutor(1) as pool, Client(address) as client:

@@ -78,8 +78,8 @@ def test_what_was_measured_comes_out_again():
     assert speed.measured
     assert GENERATION["date"] in speed.origin
     model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 1.0, 0, 8192, "float32", None)
-    prompt, answer = GENERATION["prompt_tokens"], GENERATION["answer_tokens"]
-    made = make_plan(model, Load(prompt + answer, answer, 1.0, 1), 24e9, speed, None)
+    prompt, completion = GENERATION["prompt_tokens"], GENERATION["answer_tokens"]
+    made = make_plan(model, Load(prompt + completion, completion, 1.0, 1), 24e9, speed, None)
     assert made.first_token_seconds * 1e3 == pytest.approx(plain["first_token_ms"])
     assert made.stream_tokens_per_second == pytest.approx(plain["decode_tokens_per_second"], rel=0.06)
 

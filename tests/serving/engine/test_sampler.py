@@ -166,11 +166,11 @@ def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_wanted(
 def test_min_tokens_keeps_the_end_away():
     logits = np.array([[9, 0, 8]], np.float32)
     one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
-    answer = []
+    tokens = []
     for _ in range(3):
-        answer.append(int(sample(logits.copy(), [SamplingRow(one)])[0]))
-        one.append(answer[-1])
-    assert answer == [1, 1, 0]
+        tokens.append(int(sample(logits.copy(), [SamplingRow(one)])[0]))
+        one.append(tokens[-1])
+    assert tokens == [1, 1, 0]
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 64, 257, 5000]), st.integers(0, 20))

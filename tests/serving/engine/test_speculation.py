@@ -43,11 +43,11 @@ def by_definition(tokens, most):
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(1, 9)
 )
-def test_what_followed_the_longest_match_is_guessed(prompt, answer, most):
+def test_what_followed_the_longest_match_is_the_draft(prompt, completion, most):
     history = PromptLookup(prompt)
-    for token in answer:
+    for token in completion:
         history.append(token)
-    assert history.draft(most) == by_definition([*prompt, *answer], most)
+    assert history.draft(most) == by_definition([*prompt, *completion], most)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_what_depends_on_earlier_tokens_is_guessed_too(start_engine, params):
         running.run()
         return running.tokens("a"), running.engine.report()
 
-    (expected, _), (answer, report) = tokens(0), tokens(4)
-    assert answer == expected
+    (expected, _), (drafted, report) = tokens(0), tokens(4)
+    assert drafted == expected
     assert 0 < report.accepted_tokens < report.draft_tokens
 
 
-def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start_engine, counting):
+def test_a_guided_completion_has_drafts_as_far_as_its_guide_goes(start_engine, counting):
     # After "l" the guide wants "x" where the text went on with "m".
     guide = guide_of(counting, "[e-l]{8}x[a-z]{3}")
     running = start_engine(speculative_tokens=8)
@@ -197,7 +197,7 @@ def test_logprobs_are_those_of_every_token(start_engine):
     assert len(logprobs(4)) == 12
 
 
-def test_a_drawn_answer_is_the_same(start_engine):
+def test_a_sampled_completion_is_the_same(start_engine):
     def tokens(speculative_tokens):
         running = start_engine(speculative_tokens=speculative_tokens)
         for seed in range(4):

@@ -1,4 +1,4 @@
-"""Answers over HTTP that are cut off: an error, not an end."""
+"""Responses over HTTP that are cut off: an error, not an end."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

@@ -43,7 +43,7 @@ def generate(started, text, max_tokens, request_id=""):
 
 @pytest.fixture(scope="module")
 def started(start_server, counting):
-    """A server that answered two prompts, in chunks of at most four tokens."""
+    """A server that has completed two prompts, in chunks of at most four tokens."""
     started = start_server(counting, engine=EngineConfig(max_batch_tokens=4, max_sequences=4, attention_interval=1))
     for prompt in PROMPTS:
         generate(started, prompt, NEW_TOKENS, request_id=f'say "{prompt}"')

@@ -30,7 +30,7 @@ def text_of(messages, index=0):
     return "".join(message.delta.text for message in messages if message.delta.index == index)
 
 
-def test_a_stream_ends_after_the_last_of_n_answers(client):
+def test_a_stream_ends_after_the_last_of_n_sequences(client):
     messages = list(
         client.stream(sampling={"temperature": 3, "seed": 1, "n": 3}, stopping={"max_tokens": 5, "ignore_eos": True})
     )
@@ -42,7 +42,7 @@ def test_a_stream_ends_after_the_last_of_n_answers(client):
     assert [one.usage.completion_tokens for one in finished] == [5, 5, 5]
 
 
-def test_logprobs_of_answer_and_prompt(client):
+def test_logprobs_of_completion_and_prompt(client):
     messages = list(client.stream("abc", max_tokens=2, response={"logprobs": 2, "prompt_logprobs": 0}))
     # The counting model gives the right token the logit 4 and the 256 others 0.
     likely = 4 - math.log(math.exp(4) + 256)
@@ -72,13 +72,13 @@ def test_logprobs_of_answer_and_prompt(client):
         ({"guided": {"grammar": 'start: "no" | "yes"'}, "text": "m"}, "no"),
     ],
 )
-def test_what_shapes_the_answer(client, fields, text):
+def test_what_shapes_the_completion(client, fields, text):
     fields = {"stopping": {"max_tokens": 4}, **fields}
-    assert client.answer(fields.pop("text", "a"), **fields)[0] == text
+    assert client.generate(fields.pop("text", "a"), **fields)[0] == text
 
 
-def test_a_time_limit_ends_the_answer_with_what_there_is(client, steps):
-    text, finished = client.answer(stopping={"time_limit_ms": 150})
+def test_a_time_limit_ends_the_completion_with_what_there_is(client, steps):
+    text, finished = client.generate(stopping={"time_limit_ms": 150})
     assert finished.reason == inference_pb2.FINISH_REASON_TIME_LIMIT
     assert 0 < len(text) < 127
 
@@ -103,7 +103,7 @@ def test_the_lower_priority_number_goes_first(connect, counting, steps):
     ended = []
 
     def ask(priority):
-        client.answer(max_tokens=2, priority=priority)
+        client.generate(max_tokens=2, priority=priority)
         ended.append(priority)
 
     with ThreadPoolExecutor(2) as pool:
