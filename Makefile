@@ -98,6 +98,7 @@ lint: typing
 	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray
 	.venv/bin/clang-format --dry-run --Werror $$(git ls-files 'plugins/*.cc' 'plugins/*.h')
 	.venv/bin/python -m tests.words
+	.venv/bin/python -m tests.links
 
 format: setup
 	.venv/bin/ruff check --fix .

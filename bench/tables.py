@@ -33,9 +33,15 @@ SETTINGS = {  # of a file, and how the page calls them
         *("model", "parameters", "checkpoint_dtype", "weights", "cache", "heads", "head_dim", "target", "text"),
         *("threads", "clock", "rounds", "streams", "context", "requests", "concurrency", "running", "waiting"),
         *("replicas", "prefixes", "zipf", "prefix_tokens", "own_tokens", "cache_tokens", "tokens_per_second"),
-        *("prompt_tokens", "note"),
+        *("prompt_tokens", "completion_tokens", "completion_seconds", "note"),
     )
-} | {"answer_tokens": "completion tokens", "answer_seconds": "completion seconds"}
+}
+OLD_NAMES = {  # of fields, and what they are called today
+    "answer_tokens": "completion_tokens",
+    "answer_seconds": "completion_seconds",
+    "answered": "completed",
+    "long_prompts_answered": "long_prompts_completed",
+}
 
 
 # Benchmarks in the page's order.
@@ -60,9 +66,14 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
 }
 
 
+def renamed(row: Row) -> Row:
+    """A row with today's names of its fields."""
+    return {OLD_NAMES.get(name, name): value for name, value in row.items()}
+
+
 def read(path: Path) -> Row:
     """A result with the fields that every file of today has."""
-    result: Row = json.loads(path.read_text(encoding="utf-8"))
+    result: Row = json.loads(path.read_text(encoding="utf-8"), object_hook=renamed)
     if path.stem == "gpu":
         return {"benchmark": "gpu", "sections": result}
     if path.stem == "gpu_library":

@@ -53,7 +53,14 @@ CHECKED = (
 )
 # This list itself, the notes of releases, measured data, and texts that others wrote.
 EXCEPT = ("tests/words.py", "CHANGELOG.md", "bench/results/", "models/checkpoints/", "models/results/")
-WORD = re.compile("|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(INSTEAD)), re.IGNORECASE)
+# Between letters of one identifier, an underscore is a space.
+WORD = re.compile(
+    "|".join(
+        rf"(?P<w{number}>(?<![A-Za-z])(?:{words.replace(' ', '[ _]')})(?![A-Za-z]))"
+        for number, words in enumerate(INSTEAD)
+    ),
+    re.IGNORECASE,
+)
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ def measure_latency(
     folders: Sequence[Path],
     prompt_tokens: Sequence[int],
     *,
-    answer_tokens: int,
+    completion_tokens: int,
     passes: int,
     text: str | None = None,
     backend: BackendConfig | None = None,
@@ -45,7 +45,7 @@ def measure_latency(
     Raises:
         InputError: a folder cannot be used, a prompt is longer than a model's context or the text is too short.
     """
-    longest = max(prompt_tokens) + answer_tokens + 1
+    longest = max(prompt_tokens) + completion_tokens + 1
     text = "\n".join(topics.values()) if text is None else text
     models, prompts = [], []
     for folder in folders:
@@ -70,7 +70,7 @@ def measure_latency(
         times: list[list[float]] = [[] for _ in models]
         for _ in range(passes):
             for found, llm, tokens in zip(times, models, prompts, strict=True):
-                found.append(_milliseconds_a_token(llm, tokens[:length], answer_tokens))
+                found.append(_milliseconds_a_token(llm, tokens[:length], completion_tokens))
                 on_pass()
         for folder, found in zip(folders, times, strict=True):
             ratio = statistics.median(first / one for first, one in zip(times[0], found, strict=True))
@@ -78,9 +78,9 @@ def measure_latency(
     return rows
 
 
-def _milliseconds_a_token(llm: LLM, prompt: list[int], answer_tokens: int) -> float:
+def _milliseconds_a_token(llm: LLM, prompt: list[int], completion_tokens: int) -> float:
     """Between the first token of a completion and its last."""
-    params = SamplingParams(temperature=0, max_tokens=answer_tokens + 1, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=completion_tokens + 1, ignore_eos=True)
     began, ended, tokens = 0.0, 0.0, 0
     for event in llm.stream(prompt, params):
         if isinstance(event, Delta):
@@ -90,5 +90,5 @@ def _milliseconds_a_token(llm: LLM, prompt: list[int], answer_tokens: int) -> fl
             else:
                 began = ended
     if not tokens:
-        raise InputError(f"all {answer_tokens + 1} tokens came in one piece of text; give more answer tokens")
+        raise InputError(f"all {completion_tokens + 1} tokens came in one piece of text; give more completion tokens")
     return 1e3 * (ended - began) / tokens

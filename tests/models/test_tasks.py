@@ -188,7 +188,7 @@ def test_quantifiers_are_true_of_the_numbers_so_far(quantifier, solve, shown):
     assert finals == {True, False}
 
 
-def test_numbers_have_the_deviation_asked_for():
+def test_numbers_have_the_requested_deviation():
     assert draw(Quantifier("every", input_sigma=7), 200, 50).inputs[0][:, ::2].std() == pytest.approx(7, rel=0.05)
     slopes = draw(LinearFunction(function_sigma=5), 2, 4000).inputs[0]
     assert (slopes[:, 1] / (1 + slopes[:, 0] ** 2).sqrt()).std() == pytest.approx(5, rel=0.05)

@@ -24,7 +24,7 @@ STAGES = read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text())
 DATA = {".html", ".css", ".js", ".jinja", ".json", ".md", ".proto", ".toml", ".yaml"}
 # Commands of docs/deploy.md, run as they stand there.
 EXPORT = "sharp-export models/checkpoints/text-ssa.safetensors --norm ssa -o build/deploy/text-ssa-ssa"
-PLAN = "sharp plan build/deploy/text-ssa-ssa --gpu h100 --context 4096 --answer-tokens 256 --rate 50 --price 3.00"
+PLAN = "sharp plan build/deploy/text-ssa-ssa --gpu h100 --context 4096 --completion-tokens 256 --rate 50 --price 3.00"
 GRACE_SECONDS = 2
 STREAMS = 16
 FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools", "ray")

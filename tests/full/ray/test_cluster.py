@@ -105,7 +105,7 @@ def test_health_is_that_of_the_proxy(sharp):
         }
 
 
-def test_models_take_turns(sharp, client):
+def test_two_models_on_one_replica(sharp, client):
     """A replica holds one: the requested model is loaded in place of what was there."""
     prompt = [5, 6, 7]
     for _ in range(2):

@@ -61,7 +61,7 @@ def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, caplog, miss
         choose_device("cuda", True)
 
 
-def test_standard_ops_need_no_library_but_have_to_be_asked_for(machine):
+def test_standard_ops_need_no_library_but_have_to_be_requested(machine):
     machine("library")
     assert choose_device("cuda", kernels=False) == "cuda"
     assert choose_device("auto", kernels=False) == "cpu"

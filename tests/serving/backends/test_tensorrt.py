@@ -53,7 +53,7 @@ def test_tokens_are_those_of_the_model(machine, folder, expected_hashing, plugin
         assert read == written and len(read) == (1 if plugin else 2)
 
 
-def test_statistics_come_when_asked_for(machine, folder):
+def test_statistics_come_when_requested(machine, folder):
     write_engine(folder, machine, block=BLOCK)
     llm = LLM(folder, backend=BACKEND, engine=ENGINE)
     [completion] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4), attention=True)

@@ -122,7 +122,7 @@ def test_a_stop_string_among_the_drafts_ends_the_completion(start_engine):
     ],
     ids=["repetition", "frequency", "min_tokens"],
 )
-def test_what_depends_on_earlier_tokens_is_guessed_too(start_engine, params):
+def test_what_depends_on_earlier_tokens_is_drafted_too(start_engine, params):
     def tokens(speculative_tokens):
         running = start_engine(speculative_tokens=speculative_tokens)
         running.add("a", COUNTED, 60, SamplingParams(**{"temperature": 0, "seed": 3, **params}))
@@ -167,7 +167,7 @@ def test_nobody_gives_up_blocks_for_a_draft(start_engine, monkeypatch):
     assert not report.preemptions
 
 
-def test_a_guide_that_ends_inside_a_guess(start_engine, counting):
+def test_a_guide_that_ends_inside_a_draft(start_engine, counting):
     guide = guide_of(counting, "efgh")
     running = start_engine(speculative_tokens=8)
     running.add("a", [*b"abcdefghijklmn", *b"abcd"], 12, SamplingParams(temperature=0, min_tokens=10), guide=guide)

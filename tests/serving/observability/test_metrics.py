@@ -187,7 +187,7 @@ def test_off_shows_no_attention(start_server, counting):
     assert value(families, "sharp_generated_tokens", "_total") == 2
 
 
-def test_layer_level_is_what_was_asked_for_and_no_limit(start_server, counting):
+def test_layer_level_is_what_was_requested_and_no_limit(start_server, counting):
     started = start_server(counting, metrics=MetricsConfig("layer"))
     generate(started, "abcd", 1)
     families = scrape(started)

@@ -111,7 +111,7 @@ def test_a_client_that_goes_has_cancelled(client, lines, steps):
     assert (line["request_id"], line["outcome"]) == ("gone", "cancelled")
 
 
-def test_prompts_are_logged_when_asked_for(connect, counting, lines):
+def test_prompts_are_logged_when_requested(connect, counting, lines):
     client = connect(counting, server=ServerConfig(grpc_port=0, http_port=0, grace_seconds=0.2, log_prompts=True))
     client.generate(SECRET, max_tokens=1, request_id="mine")
     wait_for(lambda: len(lines()) == 2)

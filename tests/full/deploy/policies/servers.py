@@ -97,7 +97,7 @@ def gpus_are_used(documents: list[Document]) -> list[str]:
     return found
 
 
-def tokens_are_asked_for(documents: list[Document]) -> list[str]:
+def tokens_are_required(documents: list[Document]) -> list[str]:
     """KServe's pods are behind its own gateway, and Ray's are `policies.ray`'s."""
     deployed = {deployment["metadata"]["name"] for deployment in of_kind(documents, "Deployment")}
     return [

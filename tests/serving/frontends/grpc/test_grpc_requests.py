@@ -21,9 +21,9 @@ from sharp.serving.config import EngineConfig, ServerConfig
 from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_record import RequestOrigin
-from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status
+from tests.serving.running_server import serve_while
 
 
 def text_of(messages, index=0):
@@ -187,8 +187,8 @@ def test_a_full_queue_says_when_to_come_back(connect, counting, steps):
 def test_a_server_that_ends_finishes_what_runs_and_takes_no_more(counting, server_settings, steps):
     settings = replace(server_settings, server=ServerConfig(grpc_port=0, http_port=0, grace_seconds=20))
 
-    def use(address, stop):
-        client = Client(address)
+    def use(started, stop):
+        client = Client(started.grpc_address)
         running = client.stream(max_tokens=40)
         next(running)
         stop()
@@ -198,17 +198,7 @@ def test_a_server_that_ends_finishes_what_runs_and_takes_no_more(counting, serve
         refused = status(lambda: list(client.stream()))
         return refused, list(running)[-1].finished.reason
 
-    async def serve():
-        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
-
-        def on_start(started):
-            used.append(pool.submit(use, started.grpc_address, lambda: loop.call_soon_threadsafe(stop.set)))
-
-        await run_server(counting, settings, on_start, stop)
-        return used[0].result(10)
-
-    with ThreadPoolExecutor(1) as pool:
-        refused, reason = asyncio.run(serve())
+    refused, reason = serve_while(counting, settings, use)
     assert refused == (grpc.StatusCode.UNAVAILABLE, "the server ends and takes no more requests; ask another one")
     assert reason == inference_pb2.FINISH_REASON_LENGTH
 
@@ -224,17 +214,7 @@ def test_what_takes_longer_than_a_server_waits_is_cancelled_and_told_so(counting
             stop()
             return list(stream)[-1].finished.reason, response.read()
 
-    async def serve():
-        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
-
-        def on_start(started):
-            used.append(pool.submit(use, started, lambda: loop.call_soon_threadsafe(stop.set)))
-
-        await run_server(counting, server_settings, on_start, stop)
-        return used[0].result(10)
-
-    with ThreadPoolExecutor(1) as pool:
-        reason, body = asyncio.run(serve())
+    reason, body = serve_while(counting, server_settings, use)
     assert reason == inference_pb2.FINISH_REASON_CANCELLED
     assert body.endswith(b"data: [DONE]\n\n")
     assert not [record for record in caplog.records if record.exc_info]

@@ -244,7 +244,7 @@ def test_tokens_without_text_are_there(client, stream):
     assert token_ids(ended, stream=stream) == [[255, EOS]]
 
 
-def test_what_is_not_asked_for_is_not_there(client):
+def test_what_is_not_requested_is_not_there(client):
     for response in (ask(client, "a"), chat(client)):
         assert not {"token_ids", "prompt_token_ids"} & set(response.choices[0].model_extra)
         assert not response.model_extra
