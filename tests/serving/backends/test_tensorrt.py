@@ -2,6 +2,8 @@
 
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -59,6 +61,17 @@ def test_statistics_come_when_requested(machine, folder):
     [completion] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4), attention=True)
     # Uniform attention over the keys of each token, and half of it for the second head.
     assert completion.attention.normalized_entropy[0] == pytest.approx([1.0, 0.5], abs=1e-5)
+
+
+def test_every_thread_that_computes_chooses_the_gpu(machine, folder, expected_hashing):
+    write_engine(folder, machine, block=BLOCK)
+    llm = LLM(folder, backend=replace(BACKEND, device="cuda:1"), engine=ENGINE)
+    prompts = [([1, 2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))]
+    with ThreadPoolExecutor(1) as pool:
+        [[completion]] = pool.map(lambda one: llm.generate([one[0]], one[1]), prompts)
+    assert list(completion.token_ids) == expected_hashing([1, 2], 4)
+    assert {number for _, number in machine.devices} == {1}
+    assert len({thread for thread, _ in machine.devices}) == 2
 
 
 def test_a_refused_step_fails_and_the_next_one_works(machine, folder, expected_hashing):
