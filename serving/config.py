@@ -190,9 +190,7 @@ class BackendConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device) is None:
-            raise InputError(
-                f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N, with the number of a GPU"
-            )
+            raise InputError(f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N")
 
     @property
     def gpu(self) -> int:
