@@ -8,7 +8,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel lock lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel docs lock lint format typing clean
 
 setup: .venv/installed
 
@@ -76,6 +76,10 @@ kernels: setup
 gpu-wheel: setup
 	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
 	  -C build-dir=build/gpu-wheel
+
+# The documentation as a site, in build/site; a warning is an error.
+docs: setup
+	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site -b dirhtml . build/site
 
 # What the images install, every package with its hashes: after a change of constraints.txt or of the dependencies.
 LOCK := build/lock/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --no-header --no-annotate \
