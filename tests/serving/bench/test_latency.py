@@ -1,6 +1,7 @@
 """`sharp bench latency`: which models and prompts it times, and what it prints."""
 
 import json
+import string
 
 import pytest
 from click.testing import CliRunner
@@ -44,6 +45,21 @@ def test_models_are_interleaved_after_every_prompt(counting, hashing, tmp_path, 
 def test_a_token_takes_time(counting):
     [row] = latency.measure_latency([counting], [20], completion_tokens=8, passes=2)
     assert 0 < row.best <= row.median
+
+
+def test_every_step_computes_one_token(counting, monkeypatch):
+    """A text that repeats itself would get draft tokens."""
+    stream, pieces = LLM.stream, []
+
+    def recorded(llm, prompt, params):
+        for event in stream(llm, prompt, params):
+            if isinstance(event, Delta):
+                pieces.append(len(event.token_ids))
+            yield event
+
+    monkeypatch.setattr(LLM, "stream", recorded)
+    latency.measure_latency([counting], [60], completion_tokens=12, passes=1, text=string.ascii_lowercase * 100)
+    assert set(pieces) == {1}
 
 
 def test_tokens_that_come_in_one_piece_of_text_are_not_timed():
