@@ -56,8 +56,7 @@ def measure_latency(
                 f"or export it with --max-context {longest}"
             )
         # The prefix cache keeps the prompt's last block beside the one that is written on.
-        # Draft tokens would make a model's speed that of the text it happens to write: one that repeats itself gets nine
-        # tokens a step.
+        # Draft tokens would make a model's speed that of the text it writes: one that repeats itself gets nine a step.
         engine = EngineConfig(
             cache_tokens=longest + 2 * manifest.cache.block_size, attention_interval=0, speculative_tokens=0
         )
