@@ -70,7 +70,7 @@ def fit_temperature(
     The polynomial of appendix F of "softmax is not enough": 1 / theta as a function of the attention's entropy, theta
     being the temperature that makes a sample's target most probable. Max-retrieval models are fitted to their task.
     For language models the paper defines no best temperature; here it is one for all heads, the target is the next
-    token of the task's answers or of a text.
+    token of a text, or of the output that a task expects.
     """
     import torch
 
@@ -81,13 +81,14 @@ def fit_temperature(
     from sharp.models.max_retrieval import MaxRetrieval
     from sharp.models.plots import plot_temperature_fit
     from sharp.models.temperature_data import find_data, find_points, measure_effect
-    from sharp.models.temperature_fit import fit_polynomial
+    from sharp.models.temperature_fit import LanguageModel, fit_polynomial
     from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
 
     output = output or Path(f"{checkpoint.stem}.temperature.json")
     check_output(output, (".json",))
     torch.set_num_threads(threads)
     check_exists(checkpoint)
+    model: MaxRetrieval | LanguageModel
     if not (checkpoint.suffix == ".gguf" or (checkpoint.is_dir() and not is_sharp_folder(checkpoint))):
         model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
     elif parameters:

@@ -181,7 +181,8 @@ def under(model: LanguageModel, batch: Batch, temperature: AdaptiveTemperature) 
         temperature_coefficients=temperature.coefficients,
         entropy_threshold=temperature.entropy_threshold,
     )
-    return model(*batch.inputs, attention=EagerAttention(config))
+    (tokens,) = batch.inputs
+    return model(tokens, attention=EagerAttention(config))
 
 
 def draw(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[Batch]:
