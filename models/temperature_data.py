@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -162,10 +163,10 @@ def measure_effect(
 ) -> Effect:
     """The means over all targets, right or wrong, with an adaptive temperature or, for None, with softmax."""
     chosen = temperature or AdaptiveTemperature((1.0,))
-    adapted = with_adaptive_temperature(model, chosen).eval() if isinstance(model, MaxRetrieval) else None
+    outputs_of = set_outputs(model, chosen) if isinstance(model, MaxRetrieval) else partial(under, model, chosen)
     right, total, targets = 0, 0.0, 0
     for batch in batches:
-        outputs = under(model, batch, chosen) if adapted is None else adapted(*batch.inputs)
+        outputs = outputs_of(batch)
         asked = int((batch.targets != IGNORED).sum())
         right += int((outputs.argmax(-1) == batch.targets).sum())
         total += loss(outputs, batch.targets).item() * asked
@@ -173,7 +174,13 @@ def measure_effect(
     return Effect(right / targets, total / targets)
 
 
-def under(model: LanguageModel, batch: Batch, temperature: AdaptiveTemperature) -> Tensor:
+def set_outputs(model: MaxRetrieval, temperature: AdaptiveTemperature) -> Callable[[Batch], Tensor]:
+    """What gives the logits of a batch of sets with an adaptive temperature."""
+    adapted = with_adaptive_temperature(model, temperature).eval()
+    return lambda batch: adapted(*batch.inputs)
+
+
+def under(model: LanguageModel, temperature: AdaptiveTemperature, batch: Batch) -> Tensor:
     """Logits of a batch of texts with an adaptive temperature."""
     config = replace(
         model.config,
