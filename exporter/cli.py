@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sharp.exporter.checkpoints.source import check_exists
+from sharp.exporter.checkpoints.path_checks import check_exists
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 from sharp.plugins.errors import VerificationError
 

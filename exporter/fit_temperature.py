@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from sharp.exporter.checkpoints.source import check_exists
+from sharp.exporter.checkpoints.path_checks import check_exists
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import InputError
 

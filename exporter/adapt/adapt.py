@@ -39,7 +39,7 @@ from sharp.exporter.adapt.training import (
     train,
 )
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
-from sharp.exporter.checkpoints.source import check_adaptable
+from sharp.exporter.checkpoints.path_checks import check_adaptable
 from sharp.exporter.staging import Staging, remove_stale
 from sharp.exporter.verification.perplexity import licence, perplexity
 from sharp.models.adapted_model import attention_norms

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sharp.plugins.cli import COMMANDS
+
 
 @pytest.mark.parametrize(("script", "module", "extra"), [("serve", "grpc", "serve"), ("export", "onnx", "export")])
 def test_a_missing_extra_is_one_sentence(script: str, module: str, extra: str) -> None:
@@ -40,3 +42,13 @@ def test_a_package_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> No
     assert result.returncode == 2
     assert "is installed but cannot be imported: libprotobuf.so: cannot open shared object file" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_imports_nothing_heavy(command: str) -> None:
+    code = (
+        f"import sys; from sharp.plugins.cli import load_command; load_command({command!r})\n"
+        "print(*{'torch', 'transformers', 'onnx', 'onnxscript', 'matplotlib', 'scipy'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == ""
