@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from types import FrameType
 from typing import Any, NamedTuple
@@ -123,6 +124,17 @@ class LazyGroup(_Main, click.Group):
         """The list of subcommands, none of which is imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.summary) for name, command in sorted(COMMANDS.items())])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand; a misspelt one is named."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if close := get_close_matches(args[0], COMMANDS, 1):
+                error.message += f" Did you mean {close[0]!r}?"
+            raise
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand, imported now."""

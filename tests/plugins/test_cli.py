@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from sharp.plugins.cli import COMMANDS
+from sharp.plugins.cli import COMMANDS, main
 
 
 @pytest.mark.parametrize(("script", "module", "extra"), [("serve", "grpc", "serve"), ("export", "onnx", "export")])
@@ -52,3 +53,28 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "completed"),
+    [
+        ("sharp", "sharp ex", "export"),
+        ("sharp", "sharp serve --dev", "--device"),
+        ("sharp-export", "sharp-export --tar", "--target"),
+    ],
+)
+def test_the_shell_completes_commands_and_options(script: str, words: str, completed: str) -> None:
+    variable = f"_{script.replace('-', '_').upper()}_COMPLETE"
+    environment = {**os.environ, variable: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    result = subprocess.run(
+        [Path(sys.executable).parent / script], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.splitlines() == [f"plain,{completed}"]
+
+
+def test_a_misspelt_command_is_named() -> None:
+    result = CliRunner().invoke(main, ["exprt"])
+    assert (result.exit_code, result.output.splitlines()[-1]) == (
+        2,
+        "Error: No such command 'exprt'. Did you mean 'export'?",
+    )
