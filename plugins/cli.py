@@ -132,9 +132,10 @@ class LazyGroup(_Main, click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if close := get_close_matches(args[0], COMMANDS, 1):
-                error.message += f" Did you mean {close[0]!r}?"
-            raise
+            close = get_close_matches(args[0], COMMANDS, 1)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from error
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand, imported now."""
