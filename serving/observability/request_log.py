@@ -55,8 +55,8 @@ def refusals_logged(call: RequestOrigin, model: str | None) -> Iterator[None]:
 def log_prompt(served: RequestRecord, tokenizer: Tokenizer | None) -> None:
     """Write the prompt of a request, for those who ask for it: it may hold what nobody else should read."""
     if served.request is not None:
-        ids = served.request.prompt_ids
-        prompt: Any = list(ids) if tokenizer is None else tokenizer.decode(ids)
+        read = [list(ids) if tokenizer is None else tokenizer.decode(ids) for ids in served.request.prompts]
+        prompt: Any = read[0] if len(read) == 1 else read
         fields = {"request_id": served.request.request_id, "prompt": prompt}
         logger.info("prompt of %s: %r", served.request.request_id, prompt, extra=fields)
 
@@ -67,7 +67,7 @@ def _fields(served: RequestRecord, model: str | None, trace_id: str | None) -> d
         fields["model"] = model
     if served.request is not None:
         fields = {"request_id": served.request.request_id, **fields}
-        fields["prompt_tokens"] = len(served.request.prompt_ids)
+        fields["prompt_tokens"] = served.request.prompt_tokens
         fields["cached_tokens"] = served.cached_tokens
         fields["generated_tokens"] = served.generated_tokens
     if served.timing is not None:

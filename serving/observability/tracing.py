@@ -103,7 +103,7 @@ class RequestSpan:
         )
         if served.request is not None:
             span.set_attribute("gen_ai.response.id", served.request.request_id)
-            span.set_attribute("gen_ai.usage.input_tokens", len(served.request.prompt_ids))
+            span.set_attribute("gen_ai.usage.input_tokens", served.request.prompt_tokens)
             span.set_attribute("sharp.cached_tokens", served.cached_tokens)
         if served.error is not None:
             span.set_status(StatusCode.ERROR, served.error)
