@@ -318,6 +318,7 @@ def describe(
             file=None if source.write_tokenizer is None else "tokenizer.json",
             bos_token_id=config.bos_token_id,
             eos_token_ids=config.eos_token_ids,
+            token_types=source.token_types,
         ),
         sampling=source.sampling,
         embedding=source.embedding,

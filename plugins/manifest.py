@@ -118,6 +118,7 @@ class Tokenizer(_Frozen):
     file: str | None = "tokenizer.json"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    token_types: bool = Field(False, description="the model reads which text of a pair a token is from, 0 or 1")
 
 
 class Sampling(_Frozen):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from click.testing import CliRunner
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
@@ -32,8 +33,8 @@ KINDS = {
 }
 
 
-def word_pieces(words: int = 600) -> PreTrainedTokenizerFast:
-    """A tokenizer like BERT's, of the words of the licence."""
+def word_pieces(words: int = 600, *, types: bool = True) -> PreTrainedTokenizerFast:
+    """A tokenizer like BERT's, of the words of the licence; `types`: it says which text of a pair a token is from."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -45,13 +46,14 @@ def word_pieces(words: int = 600) -> PreTrainedTokenizerFast:
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **names)
+    inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, model_input_names=inputs, **names)
 
 
 def save_encoder(folder: Path, model_type: str = "bert", *, labels: int | None = None, **changes: object) -> Path:
     """A Hugging Face folder with an encoder, or with a classifier of so many `labels`."""
     torch.manual_seed(0)
-    tokenizer = word_pieces()
+    tokenizer = word_pieces(types=model_type == "bert")
     config = CONFIG_MAPPING[model_type](**{**SIZES, **KINDS[model_type], "vocab_size": len(tokenizer), **changes})
     if labels is not None:
         config.num_labels = labels
@@ -62,6 +64,17 @@ def save_encoder(folder: Path, model_type: str = "bert", *, labels: int | None =
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def export_encoder(checkpoint: Path, *options: str) -> Path:
+    """The model folder of a checkpoint, beside it."""
+    from sharp.exporter.cli import export
+
+    folder = checkpoint.with_name(f"{checkpoint.name}-model")
+    arguments = [str(checkpoint), "--norm", "softmax", "--cache", "none", "-o", str(folder), *options]
+    result = CliRunner().invoke(export, arguments, prog_name="sharp-export")
+    assert result.exit_code == 0, result.output
     return folder
 
 

@@ -141,6 +141,7 @@ def read_hugging_face(
         original=original,
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
         write_config=opened.facts.save_pretrained,
+        token_types=tokenizer is not None and "token_type_ids" in tokenizer.model_input_names,
         embedding=read_embedding(path, opened.facts) if opened.head == "embedding" else None,
         classification=read_classification(path, opened.facts) if opened.head == "classification" else None,
         unused_weights=opened.unused_weights,

@@ -38,6 +38,7 @@ class Source:
     unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for
     embedding: Embedding | None = None  # of an encoder without a head
     classification: Classification | None = None  # of an encoder with such a head
+    token_types: bool = False  # its tokenizer gives them
     no_cache: str | None = None  # why a model that is no decoder cannot have one, where there is more to say
 
     @property

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 # Batches are chosen from so many texts, and so many of each request, which take turns: a request of two thousand texts
 # delays one that comes after it by a batch or two.
 WINDOW, WINDOW_OF_REQUEST = 512, 64
+# Of a processor larger batches are slower: with 384 channels 512 tokens took 0.91 of the time of 2048, as what is
+# computed between two products stays in its cache.
+CPU_BATCH_TOKENS = 512
 NOT_FINITE = "the model gave numbers that are not finite for this request"
 
 
@@ -48,6 +51,8 @@ class EncoderEngine:
         self._pooling = pooling
         self._windows = np.array(manifest.windows, np.int64) if manifest.windows else None
         self._config = config
+        most = config.max_batch_tokens
+        self.batch_tokens = min(most, CPU_BATCH_TOKENS) if backend.device == "cpu" else most
         self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)
         self._requests: dict[str, RunningRequest] = {}  # the next one first
         self._waiting_tokens = 0
@@ -90,7 +95,7 @@ class EncoderEngine:
             DeviceLostError: no batch can be computed any more.
         """
         began = time.perf_counter()
-        batch = choose(self._window(), self._config.max_batch_tokens, self._config.max_sequences)
+        batch = choose(self._window(), self.batch_tokens, self._config.max_sequences)
         self._begin(batch, began)
         interval = self._config.attention_interval
         collect = interval > 0 and self._steps % interval == 0
@@ -142,7 +147,7 @@ class EncoderEngine:
 
     def _take(self, batch: list[WaitingText], rows: NDArray[np.float32], began: float, now: float) -> list[Event]:
         """Give the rows of a batch to their requests, and end those that have all."""
-        finite = np.isfinite(rows).all(axis=1)
+        finite: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
         self.failed_steps = 0 if finite.any() else self.failed_steps + 1
         events = self._fail_all(
             [text for text, is_finite in zip(batch, finite, strict=True) if not is_finite], EngineError(NOT_FINITE)

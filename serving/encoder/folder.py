@@ -121,7 +121,8 @@ class EncoderFolder(ModelFolder):
         found = self.tokenizer.encode_texts(
             texts, special_tokens=request.special_tokens, most=kept, cut_left=request.truncate_left
         )
-        return [TextTokens(*one) for one in found]
+        reads_types = self.manifest.tokenizer.token_types
+        return [TextTokens(token_ids, types if reads_types else ()) for token_ids, types in found]
 
 
 def load_encoder_folder(

@@ -15,7 +15,7 @@ def pool(values: NDArray[np.float32], lengths: Sequence[int], pooling: Pooling) 
     """
     if values.ndim == 2:
         return values
+    pairs = zip(values, lengths, strict=True)
     if pooling == "mean":
-        return np.stack([row[:length].mean(0) for row, length in zip(values, lengths, strict=True)])
-    at = np.zeros(len(lengths), np.int64) if pooling == "cls" else np.asarray(lengths) - 1
-    return values[np.arange(len(values)), at]
+        return np.stack([row[:length].mean(0) for row, length in pairs])
+    return np.stack([row[0 if pooling == "cls" else length - 1] for row, length in pairs])

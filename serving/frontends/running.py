@@ -55,6 +55,7 @@ class LoadedModel:
     engine: StepEngine
     device: str
     kernels: bool
+    batch_tokens: int
     prefill_chunk_tokens: int = 0
     speculative_tokens: int = 0
 
@@ -68,10 +69,16 @@ def load(path: Path, settings: Settings, config: EngineConfig) -> LoadedModel:
     """
     if read_manifest(path, check_files=False).kind == "encoder":
         folder, encoder, encoding = load_encoder_folder(path, settings.backend, config, settings.encoder)
-        return LoadedModel(folder, encoding, encoder.device, encoder.kernels)
+        return LoadedModel(folder, encoding, encoder.device, encoder.kernels, encoding.batch_tokens)
     model, backend, engine = load_model_folder(path, settings.backend, config)
     return LoadedModel(
-        model, engine, backend.device, backend.kernels, engine.prefill_chunk_tokens, engine.speculative_tokens
+        model,
+        engine,
+        backend.device,
+        backend.kernels,
+        config.max_batch_tokens,
+        engine.prefill_chunk_tokens,
+        engine.speculative_tokens,
     )
 
 
@@ -107,7 +114,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         threads=settings.backend.threads,
         cache_tokens=model.cache_tokens,
         block_size=model.manifest.cache.block_size,
-        max_batch_tokens=settings.engine.max_batch_tokens,
+        max_batch_tokens=loaded.batch_tokens,
         max_sequences=settings.engine.max_sequences,
         prefill_chunk_tokens=loaded.prefill_chunk_tokens,
         prefix_cache=settings.engine.prefix_cache,

@@ -65,11 +65,11 @@ class Tokenizer:
             with self._cutting_lock:
                 if self._cutting is None:
                     self._cutting = FileTokenizer.from_str(self.to_json())
-                try:
-                    self._cutting.enable_truncation(most, direction="left" if cut_left else "right")
-                    found = self._encode(self._cutting, texts, special_tokens)
-                except ValueError as error:  # less than the special tokens
-                    raise FieldError("truncate_prompt_tokens", f"truncate_prompt_tokens is {most}: {error}") from error
+                self._cutting.enable_truncation(most, direction="left" if cut_left else "right")
+                found = self._encode(self._cutting, texts, special_tokens)
+            if any(len(encoding) > most for encoding in found):
+                reason = "is less than the special tokens of a text"
+                raise FieldError("truncate_prompt_tokens", f"truncate_prompt_tokens is {most}, which {reason}")
         return [(encoding.ids, encoding.type_ids) for encoding in found]
 
     def _encode(self, tokenizer: FileTokenizer, texts: Sequence[Any], special_tokens: bool) -> list[Any]:
