@@ -1,4 +1,4 @@
-"""`/v1/embeddings` of an exported BERT: what sentence-transformers computes, by OpenAI's client and by hand."""
+"""`/v1/embeddings` of an exported BERT: what sentence-transformers computes, by OpenAI's client and as plain JSON."""
 
 import base64
 import json
@@ -100,13 +100,13 @@ def test_texts_and_their_tokens_alone_and_together_are_the_same(server, referenc
     texts = TEXTS[:2]
     ids = [reference.tokenizer(text)["input_ids"] for text in texts]
     expected = vectors(server, texts)
-    for inputs, wanted in (
+    for inputs, its in (
         (texts[0], expected[:1]),
         (ids[0], expected[:1]),
         (ids, expected),
         (texts[::-1], expected[::-1]),
     ):
-        assert np.abs(vectors(server, inputs) - wanted).max() < 1e-6
+        assert np.abs(vectors(server, inputs) - its).max() < 1e-6
 
 
 def test_fewer_dimensions_are_normalized_again(server):
