@@ -118,7 +118,9 @@ class Tokenizer(_Frozen):
     file: str | None = "tokenizer.json"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    token_types: bool = Field(False, description="the model reads which text of a pair a token is from, 0 or 1")
+    token_types: Annotated[bool, Field(description="the model reads which text of a pair a token is from, 0 or 1")] = (
+        False
+    )
 
 
 class Sampling(_Frozen):
@@ -140,8 +142,8 @@ class Embedding(_Frozen):
     """
 
     size: Positive
-    pooling: Pooling = Field("mean", description="of all tokens, the first or the last")
-    normalize: bool = Field(False, description="to length 1")
+    pooling: Annotated[Pooling, Field(description="of all tokens, the first or the last")] = "mean"
+    normalize: Annotated[bool, Field(description="to length 1")] = False
     matryoshka: bool = False
     matryoshka_dimensions: tuple[Positive, ...] = ()
 

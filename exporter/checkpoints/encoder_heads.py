@@ -51,8 +51,8 @@ def loading_options(head: Head, facts: PreTrainedConfig) -> dict[str, Any]:
     """How transformers makes the model: without the layer that only classification heads read."""
     if head != "embedding":
         return {}
-    has_pooler = "add_pooling_layer" in inspect.signature(MODEL_MAPPING[type(facts)].__init__).parameters
-    return {"add_pooling_layer": False} if has_pooler else {}
+    model: Any = MODEL_MAPPING[type(facts)]
+    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(model).parameters else {}
 
 
 def longest_text(path: Path, head: Head) -> int | None:
@@ -70,7 +70,8 @@ def read_embedding(path: Path, facts: PreTrainedConfig) -> Embedding:
     """
     if _read(path / TRANSFORMER_SETTINGS).get("do_lower_case"):
         raise InputError(f"{path / TRANSFORMER_SETTINGS} has do_lower_case, which belongs into the tokenizer; set it")
-    pooling, normalize = "mean", False
+    pooling: Pooling = "mean"
+    normalize = False
     for module in _read_list(path / MODULES):
         name = str(module.get("type", "")).rpartition(".")[2]
         if name == "Pooling":
@@ -91,7 +92,7 @@ def read_embedding(path: Path, facts: PreTrainedConfig) -> Embedding:
 
 def read_classification(path: Path, facts: PreTrainedConfig) -> Classification:
     """The labels of a classification head, and what makes scores of its logits, as sentence-transformers has it."""
-    labels = tuple(str(facts.id2label[number]) for number in range(facts.num_labels))
+    labels = tuple(map(str, (facts.id2label or {}).values()))
     settings = [getattr(facts, "sentence_transformers", None), _read(path / OWN_SETTINGS)]
     named = [one.get("activation_fn") for one in settings if isinstance(one, dict)]
     named.append(getattr(facts, "sbert_ce_default_activation_function", None))

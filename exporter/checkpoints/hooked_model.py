@@ -165,11 +165,12 @@ class HookedEncoder(UncachedModel):
         self.token_types = getattr(model.config, "type_vocab_size", 1)
         if self.token_types > 1:
             self.inputs += (Port(name="token_type_ids", dtype="int64", shape=shape, doc="0 for the first sentence"),)
-        name, sizes, doc = {
+        outputs: dict[Head, tuple[str, tuple[str | int, ...], str]] = {
             "masked-lm": ("logits", (*shape, config.vocab_size), "of the token at the place"),
             "embedding": ("hidden_states", (*shape, config.hidden_size), "of the last layer"),
-            "classification": ("logits", ("batch", model.config.num_labels), "of the labels of the text"),
-        }[head]
+            "classification": ("logits", ("batch", len(model.config.id2label or ())), "of the labels of the text"),
+        }
+        name, sizes, doc = outputs[head]
         self.output = Port(name=name, dtype="float32", shape=sizes, doc=doc)
 
     @property

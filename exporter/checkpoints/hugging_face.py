@@ -181,7 +181,7 @@ def _open(path: Path, given: str | None) -> OpenedModel:
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
             **where, **making, config=stored, dtype="float32", use_safetensors=True, output_loading_info=True
-        )  # type: ignore[misc]  # a pair, with output_loading_info
+        )
     except InputError:
         raise
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
@@ -266,7 +266,7 @@ def _config(opened: OpenedModel, heads: HeadShape, norm: str) -> SharpConfig:
     own_eos = None if generation is None else generation.eos_token_id  # 0 is a token, too
     eos = facts.eos_token_id if own_eos in (None, []) else own_eos
     # What transformers' configurations have by default may be outside, and then nothing can say it.
-    tokens = model.get_output_embeddings() if opened.head == "masked-lm" else model.get_input_embeddings()
+    tokens: Any = model.get_output_embeddings() if opened.head == "masked-lm" else model.get_input_embeddings()
     vocabulary = range(tokens.weight.shape[0])
     return SharpConfig(
         vocab_size=len(vocabulary),

@@ -93,12 +93,12 @@ class EmbeddingRequest(EncoderRequest):
         if not self.input:
             raise FieldError("input", "input is an empty list; give at least one text or token id")
         if isinstance(self.input[0], int):
-            return self._encode(request_id, "input", ids=[self.input])  # type: ignore[list-item]  # of one type
+            return self._encode(request_id, "input", ids=[self.input])
         if len(self.input) > MOST_INPUTS:
             raise FieldError("input", f"input has {len(self.input)} entries; the limit is {MOST_INPUTS}")
         if isinstance(self.input[0], str):
             return self._encode(request_id, "input", texts=self.input)  # type: ignore[arg-type]
-        return self._encode(request_id, "input", ids=self.input)  # type: ignore[arg-type]
+        return self._encode(request_id, "input", ids=self.input)
 
     def body(self, model: EncoderFolder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
         """See `EncoderRequest`."""
@@ -140,7 +140,7 @@ def check_dimensions(dimensions: int | None, embedding: Embedding, name: str) ->
     if embedding.matryoshka_dimensions and dimensions not in embedding.matryoshka_dimensions:
         allowed = ", ".join(map(str, embedding.matryoshka_dimensions))
         raise FieldError("dimensions", f"dimensions is {dimensions}; it must be one of {allowed}")
-    if not 1 <= dimensions <= embedding.size:  # type: ignore[operator]  # it is not None
+    if not 1 <= dimensions <= embedding.size:
         raise FieldError("dimensions", f"dimensions is {dimensions}; it must be from 1 to {embedding.size}")
 
 

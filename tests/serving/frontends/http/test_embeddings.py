@@ -1,5 +1,6 @@
 """`/v1/embeddings` of an exported BERT: what sentence-transformers computes, by OpenAI's client and as plain JSON."""
 
+import asyncio
 import base64
 import json
 import random
@@ -8,6 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 
+import grpc
 import numpy as np
 import openai
 import pytest
@@ -15,8 +17,11 @@ import pytest
 from sharp.serving.config import EngineConfig
 from sharp.serving.encoder.engine import EncoderEngine
 from sharp.serving.encoder_config import EncoderConfig
+from sharp.serving.server.server import run_server
+from sharp.v1 import inference_pb2
 from tests.sentence_encoders import export_encoder, save_sentence_encoder
 from tests.serving.conftest import wait_for
+from tests.serving.grpc_client import Client
 
 TEXTS = [
     "Licensed under the Apache License",
@@ -285,6 +290,45 @@ def test_metrics_count_tokens_and_show_the_heads(start_server, folder):
     assert text.count("\nsharp_attention_normalized_entropy{") == 2 * 6
     assert post(server, "/health")[0] in (200, 405)
     assert json.load(urllib.request.urlopen(f"http://{server.http_address}/health"))["status"] == "ok"
+
+
+def test_the_other_apis_say_that_it_generates_nothing(server):
+    client = Client(server.grpc_address)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(client.inference.Generate(inference_pb2.GenerateRequest(text="a"), timeout=20))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "bert-model is an encoder and generates no text" in caught.value.details()
+    client.channel.close()
+    status, error = post(server, "/v2/models/bert-model/generate", text_input="a")
+    assert status == 400
+    assert "is an encoder and generates no text" in str(error)
+
+
+def test_what_is_asked_before_the_end_is_still_answered(folder, server_settings, monkeypatch):
+    step = EncoderEngine.step
+    began = threading.Event()
+    monkeypatch.setattr(EncoderEngine, "step", lambda engine: (began.set(), began.wait(), step(engine))[2])
+    results = []
+
+    async def serve():
+        stop = asyncio.Event()
+        threads = []
+
+        def ask(started):
+            threads.append(threading.Thread(target=lambda: results.append(post(started, input=["a work"] * 300))))
+            threads[0].start()
+
+        async def end():
+            await asyncio.to_thread(began.wait, 20)
+            stop.set()
+
+        settings = replace(server_settings, server=replace(server_settings.server, grace_seconds=10))
+        await asyncio.gather(run_server(folder, settings, ask, stop), end())
+        threads[0].join(10)
+
+    asyncio.run(serve())
+    [(status, body)] = results
+    assert (status, len(body["data"])) == (200, 300)
 
 
 def test_tokens_are_asked_for(start_server, folder, server_settings, tmp_path):
