@@ -200,6 +200,17 @@ def engine_step(result: Row) -> Iterator[str]:
         yield f"Throughput beside one stream: {result['times_one_stream']} times."
 
 
+def embeddings(result: Row) -> Iterator[str]:
+    """A line for each subject, with all texts in one call and each in its own."""
+    columns = {
+        "texts": field("texts"),
+        "subject": field("subject"),
+        "texts / s": field("texts_per_second", ".1f"),
+        "x sentence-transformers": field("ratio", ".2f"),
+    }
+    yield from table(columns, result["rows"])
+
+
 def ray_serve(result: Row) -> Iterator[str]:
     """Times to the first token and throughput."""
     names = ("first_token_ms", "ray_adds_ms", "tokens_per_second", "two_servers_over_one", "two_over_one")

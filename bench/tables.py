@@ -51,6 +51,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "normalizers": ("Tokens per second under every norm", sections.normalizers),
     "precision": ("Quantization", sections.precision),
     "long_prompt": ("Memory of a long prompt", sections.long_prompt),
+    "embeddings": ("Embeddings beside sentence-transformers", sections.embeddings),
     "engine_step": ("The engine's share of a step", sections.engine_step),
     "metrics": ("Attention metrics", sections.single_row),
     "overload": ("A server at twice its capacity", sections.single_row),

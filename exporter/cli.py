@@ -115,6 +115,12 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     "names of weights in which {layer} is the layer's number.  [default: the entry trained_norm of config.json]",
 )
 @click.option(
+    "--head",
+    type=click.Choice(["masked-lm", "embedding", "classification"]),
+    help="Of a Hugging Face encoder: logits of tokens; hidden states, of which sharp-serve makes embeddings; or the "
+    "logits of a classification head, such as a reranker's.  [default: the one that the checkpoint was saved with]",
+)
+@click.option(
     "--alpha",
     type=float,
     metavar="A",
@@ -275,6 +281,7 @@ def export(
             target=chosen.pop("target"),
             norm_map=chosen.pop("norm_map"),
             trained_norm=chosen.pop("trained_norm"),
+            head=chosen.pop("head"),
             norm_options=NormOptions(**chosen),
             untrained_norm=untrained_norm,
             text=text,

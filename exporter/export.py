@@ -64,6 +64,7 @@ class ExportSettings:
     norm_map: Path | None = None
     untrained_norm: bool = False
     trained_norm: Path | None = None
+    head: str | None = None
     text: Path | None = None
     graph: GraphOptions = DEFAULT_GRAPH
     program: ProgramOptions = NO_PROGRAM_OPTIONS
@@ -143,7 +144,7 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
     settings.graph.check(settings.cache, settings.target)
     phase("Reading the checkpoint", 1)
     program = replace(settings.program, max_context=settings.graph.max_context)
-    source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm)
+    source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm, settings.head)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
     form = make_form(settings.cache, source, path, settings.graph, settings.target)
@@ -317,8 +318,11 @@ def describe(
             file=None if source.write_tokenizer is None else "tokenizer.json",
             bos_token_id=config.bos_token_id,
             eos_token_ids=config.eos_token_ids,
+            token_types=source.token_types,
         ),
         sampling=source.sampling,
+        embedding=source.embedding,
+        classification=source.classification,
         tools={tool: version(tool) for tool in TOOLS},
         verified=verified,
         verification=found,

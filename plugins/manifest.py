@@ -10,7 +10,7 @@ from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data, lies_inside
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.8"
+FORMAT_VERSION = "1.9"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
 ModelKind = Literal["decoder", "encoder", "set", "numbers", "module"]
@@ -20,6 +20,8 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 CacheDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Quantization = Literal["int8", "int4"]
 PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
+Pooling = Literal["mean", "cls", "last"]
+Activation = Literal["sigmoid", "softmax", "identity"]
 NormValue = int | float | tuple[float, ...] | None
 Positive = Annotated[int, Field(gt=0)]
 
@@ -116,6 +118,9 @@ class Tokenizer(_Frozen):
     file: str | None = "tokenizer.json"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    token_types: Annotated[bool, Field(description="the model reads which text of a pair a token is from, 0 or 1")] = (
+        False
+    )
 
 
 class Sampling(_Frozen):
@@ -128,6 +133,26 @@ class Sampling(_Frozen):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+
+
+class Embedding(_Frozen):
+    """How the hidden states of an encoder become the embedding of a text, from sentence-transformers' own files.
+
+    With `matryoshka` its first dimensions are an embedding, too: any number of them, or one of `matryoshka_dimensions`.
+    """
+
+    size: Positive
+    pooling: Annotated[Pooling, Field(description="of all tokens, the first or the last")] = "mean"
+    normalize: Annotated[bool, Field(description="to length 1")] = False
+    matryoshka: bool = False
+    matryoshka_dimensions: tuple[Positive, ...] = ()
+
+
+class Classification(_Frozen):
+    """What the logits of an encoder with a classification head stand for, and what makes scores of them."""
+
+    labels: Annotated[tuple[str, ...], Field(min_length=1)]
+    activation: Activation
 
 
 class FileSum(_Frozen):
@@ -201,7 +226,10 @@ class Manifest(_Frozen):
     kv_heads: Positive
     head_dim: Positive
     value_dim: Positive
-    vocab_size: Positive = Field(description="size of the output at a position: logits of tokens or of classes")
+    vocab_size: Positive = Field(
+        description="size of the output at a position, logits of tokens or of classes; with embedding or "
+        "classification, of the embeddings of tokens"
+    )
     max_context: Positive = Field(description="tokens of prompt and completion together that the server accepts")
     trained_context: Positive
     positions: PositionScheme
@@ -218,6 +246,8 @@ class Manifest(_Frozen):
     outputs: tuple[Port, ...] = ()
     tokenizer: Tokenizer = Tokenizer(file=None)
     sampling: Sampling = Sampling()
+    embedding: Embedding | None = Field(None, description="of an encoder whose output is hidden_states")
+    classification: Classification | None = Field(None, description="of an encoder whose logits are of a text")
     tools: dict[str, str] = {}
     verified: bool = Field(True, description="false: a check failed, and runtimes refuse it unless told otherwise")
     verification: VerificationSummary = {}

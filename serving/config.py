@@ -12,6 +12,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from sharp.serving.api.errors import InputError
 from sharp.serving.api_config import ApiConfig
+from sharp.serving.encoder_config import EncoderConfig
 from sharp.serving.machine import available_cpus
 from sharp.serving.setting import Setting, check_settings
 
@@ -359,3 +360,4 @@ class Settings:
     metrics: MetricsConfig
     backend: BackendConfig
     api: ApiConfig = field(default_factory=ApiConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)

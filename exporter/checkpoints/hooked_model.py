@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.encoder_heads import Head
 from sharp.exporter.checkpoints.hook import HOOK, check_uncapped
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.models.adapted_model import MODEL_TYPE as ADAPTED
@@ -130,15 +131,22 @@ class HookedDecoder(Decoder):
 
 
 class HookedEncoder(UncachedModel):
-    """A masked language model of transformers; `learned` as for `HookedDecoder`."""
+    """An encoder of transformers with one of its heads; `learned` as for `HookedDecoder`."""
 
     kind: ModelKind = "encoder"
 
     def __init__(
-        self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme, *, learned: bool = False
+        self,
+        model: PreTrainedModel,
+        config: SharpConfig,
+        positions: PositionScheme,
+        *,
+        learned: bool = False,
+        head: Head = "masked-lm",
     ) -> None:
         super().__init__()
         self.learned = learned
+        self.head = head
         self.model = model
         self.config = config
         self.positions = positions
@@ -157,9 +165,18 @@ class HookedEncoder(UncachedModel):
         self.token_types = getattr(model.config, "type_vocab_size", 1)
         if self.token_types > 1:
             self.inputs += (Port(name="token_type_ids", dtype="int64", shape=shape, doc="0 for the first sentence"),)
-        self.output = Port(
-            name="logits", dtype="float32", shape=(*shape, config.vocab_size), doc="of the token at the place"
-        )
+        outputs: dict[Head, tuple[str, tuple[str | int, ...], str]] = {
+            "masked-lm": ("logits", (*shape, config.vocab_size), "of the token at the place"),
+            "embedding": ("hidden_states", (*shape, config.hidden_size), "of the last layer"),
+            "classification": ("logits", ("batch", len(model.config.id2label or ())), "of the labels of the text"),
+        }
+        name, sizes, doc = outputs[head]
+        self.output = Port(name=name, dtype="float32", shape=sizes, doc=doc)
+
+    @property
+    def queries(self) -> int | str:
+        """See `UncachedModel`."""
+        return "length"
 
     def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
         """See `UncachedModel`."""
@@ -177,17 +194,21 @@ class HookedEncoder(UncachedModel):
             def around(layer: int, *arguments: Any) -> Tensor:
                 return in_order(self.order.index(layer), *arguments)
 
-        logits: Tensor = self.model(input_ids=input_ids, sharp_attention=around, **named).logits
-        return logits
+        if self.head == "classification":  # the mean of some models leaves padding out
+            named["attention_mask"] = mask
+        return self._output(input_ids=input_ids, sharp_attention=around, **named)
+
+    def _output(self, **inputs: Any) -> Tensor:
+        output = self.model(**inputs)
+        tensor: Tensor = output.last_hidden_state if self.head == "embedding" else output.logits
+        return tensor
 
     def own_output(self, *inputs: Tensor) -> Tensor | None:
         """By transformers' own attention, which has softmax only, or the one of a model's trained norm."""
         if self.config.norm != "softmax" and not self.learned:
             return None
         self.model.set_attn_implementation(ADAPTED if self.learned else "eager")
-        named = dict(zip([port.name for port in self.inputs], inputs, strict=True))
-        logits: Tensor = self.model(**named).logits
-        return logits
+        return self._output(**dict(zip([port.name for port in self.inputs], inputs, strict=True)))
 
     def attention_mask(self, *inputs: Tensor) -> Tensor | None:
         """See `UncachedModel`."""

@@ -11,7 +11,6 @@ import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -20,6 +19,17 @@ from transformers import (
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
 from sharp.exporter.checkpoints.authors_models import prepare_configuration
 from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.checkpoints.encoder_heads import (
+    HEADS,
+    LOADERS,
+    OTHER_HEADS,
+    Head,
+    head_of,
+    loading_options,
+    longest_text,
+    read_classification,
+    read_embedding,
+)
 from sharp.exporter.checkpoints.gguf_file import check_gguf_header, one_reader
 from sharp.exporter.checkpoints.hook import HeadShape, probe_heads
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder, HookedEncoder
@@ -53,7 +63,10 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model of transformers as it was read, and what describes it; `facts` is its configuration."""
+    """A model of transformers as it was read, and what describes it; `facts` is its configuration.
+
+    `head` is what stands on an encoder, `longest` the most tokens of a text where that is less than it has positions.
+    """
 
     model: PreTrainedModel
     facts: PreTrainedConfig
@@ -62,6 +75,8 @@ class OpenedModel:
     sha256: str
     unused_weights: tuple[str, ...]
     given: AdaptedNorm | None = None  # by the user
+    head: Head = "masked-lm"
+    longest: int | None = None
 
     @property
     def adapted(self) -> AdaptedNorm | None:
@@ -72,10 +87,13 @@ class OpenedModel:
         return None if content is None else read_adapted_norm(content)
 
 
-def read_hugging_face(path: Path, norm: str, options: NormOptions, trained_norm: Path | None = None) -> Source:
+def read_hugging_face(
+    path: Path, norm: str, options: NormOptions, trained_norm: Path | None = None, head: str | None = None
+) -> Source:
     """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm`, set up with `options`.
 
-    The file `trained_norm` says what its norm has learned, see `sharp.exporter.checkpoints.trained_norm`.
+    The file `trained_norm` says what its norm has learned, see `sharp.exporter.checkpoints.trained_norm`. `head` is one
+    of `HEADS`, for an encoder; None is the one that it was saved with.
 
     Raises:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported, or the norm
@@ -95,7 +113,7 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions, trained_norm:
         model, described = read_ssa_nano_gpt(path)
         opened = OpenedModel(model, model.config, ARCHITECTURES["gpt2"], None, sha256([path]), (), described)
     else:
-        opened = open_model(path)
+        opened = open_model(path, head)
     if isinstance(stored, TrainedNorm):
         q_heads = _heads_of(path, opened.model).q_heads
         described, unused = attach_trained_norm(path, opened.model, q_heads, stored, opened.unused_weights)
@@ -123,12 +141,17 @@ def read_hugging_face(path: Path, norm: str, options: NormOptions, trained_norm:
         original=original,
         write_tokenizer=None if tokenizer is None else lambda folder: tokenizer.save_pretrained(folder),
         write_config=opened.facts.save_pretrained,
+        token_types=tokenizer is not None and "token_type_ids" in tokenizer.model_input_names,
+        embedding=read_embedding(path, opened.facts) if opened.head == "embedding" else None,
+        classification=read_classification(path, opened.facts) if opened.head == "classification" else None,
         unused_weights=opened.unused_weights,
     )
 
 
-def open_model(path: Path) -> OpenedModel:
+def open_model(path: Path, head: str | None = None) -> OpenedModel:
     """Read a Hugging Face folder (safetensors) or a GGUF file as a model of transformers, in float32.
+
+    `head` is for encoders, see `read_hugging_face`.
 
     Raises:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported.
@@ -137,10 +160,10 @@ def open_model(path: Path) -> OpenedModel:
     transformers.logging.disable_progress_bar()
     # The GGUF reader draws a bar of its own that no setting turns off.
     with contextlib.redirect_stderr(io.StringIO()), one_reader():
-        return _open(path)
+        return _open(path, head)
 
 
-def _open(path: Path) -> OpenedModel:
+def _open(path: Path, given: str | None) -> OpenedModel:
     one_file = path.is_file()
     if one_file:
         check_gguf_header(path)
@@ -152,13 +175,13 @@ def _open(path: Path) -> OpenedModel:
         prepare_configuration(stored)
         facts = stored.base_config() if isinstance(stored, AdaptedConfig) else stored
         architecture = find_architecture(path, facts)
-        loader = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModelForMaskedLM
-        check_size(path, loader, facts)
+        loader, head, making = _loader(path, facts, architecture, given)
+        check_size(path, loader, facts, making)
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
-            **where, config=stored, dtype="float32", use_safetensors=True, output_loading_info=True
-        )  # type: ignore[misc]  # a pair, with output_loading_info
+            **where, **making, config=stored, dtype="float32", use_safetensors=True, output_loading_info=True
+        )
     except InputError:
         raise
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
@@ -169,6 +192,7 @@ def _open(path: Path) -> OpenedModel:
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
     if model._can_set_experts_implementation():
         model.set_experts_implementation(EXPERTS)
+    unused = sorted(map(str, loading["unexpected_keys"]))
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"{path}: the weights of {name} are not all finite; copy the checkpoint again")
@@ -178,8 +202,22 @@ def _open(path: Path) -> OpenedModel:
         architecture=architecture,
         tokenizer=_read_tokenizer(path, where),
         sha256=sha256([path] if one_file else [*sorted(path.glob("*.safetensors")), path / "config.json"]),
-        unused_weights=tuple(sorted(map(str, loading["unexpected_keys"]))),
+        unused_weights=tuple(name for name in unused if head != "embedding" or not OTHER_HEADS.search(name)),
+        head=head,
+        longest=longest_text(path, head),
     )
+
+
+def _loader(
+    path: Path, facts: PreTrainedConfig, architecture: Architecture, given: str | None
+) -> tuple[Any, Head, dict[str, Any]]:
+    """What loads a model, its head, and how transformers makes it."""
+    if architecture.kind == "decoder":
+        if given is not None:
+            raise InputError(f"--head is for encoders, and {path} is a {architecture.model_type} model; leave it out")
+        return AutoModelForCausalLM, "masked-lm", {}
+    head = next((one for one in HEADS if one == given), None) or head_of(path, facts)
+    return LOADERS[head], head, loading_options(head, facts)
 
 
 def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOptions) -> Decoder | UncachedModel:
@@ -189,7 +227,7 @@ def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOption
         InputError: its attention cannot be replaced.
     """
     model, architecture, adapted = opened.model, opened.architecture, opened.adapted
-    config = _config(model, _heads_of(path, model), architecture, norm)
+    config = _config(opened, _heads_of(path, model), norm)
     positions: PositionScheme = architecture.positions
     learned = adapted is not None and adapted.norm == norm
     if adapted is not None and learned:
@@ -205,7 +243,7 @@ def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOption
             config = replace(config, positions=positions)
     config = replace(config, **options.config_fields())
     if architecture.kind == "encoder":
-        return HookedEncoder(model, config, positions, learned=learned)
+        return HookedEncoder(model, config, positions, learned=learned, head=opened.head)
     return HookedDecoder(model, config, positions, learned=learned)
 
 
@@ -219,14 +257,17 @@ def _heads_of(path: Path, model: PreTrainedModel) -> HeadShape:
         raise InputError(f"{path} cannot be exported, as transformers cannot run it: {reason(error)}") from error
 
 
-def _config(model: PreTrainedModel, heads: HeadShape, architecture: Architecture, norm: str) -> SharpConfig:
+def _config(opened: OpenedModel, heads: HeadShape, norm: str) -> SharpConfig:
+    model, architecture = opened.model, opened.architecture
     facts = model.config
     generation = getattr(model, "generation_config", None)  # encoders have none
     length = facts.max_position_embeddings - (facts.pad_token_id + 1 if architecture.positions_after_padding else 0)
+    length = min(length, opened.longest or length)
     own_eos = None if generation is None else generation.eos_token_id  # 0 is a token, too
     eos = facts.eos_token_id if own_eos in (None, []) else own_eos
     # What transformers' configurations have by default may be outside, and then nothing can say it.
-    vocabulary = range(model.get_output_embeddings().weight.shape[0])
+    tokens: Any = model.get_output_embeddings() if opened.head == "masked-lm" else model.get_input_embeddings()
+    vocabulary = range(tokens.weight.shape[0])
     return SharpConfig(
         vocab_size=len(vocabulary),
         hidden_size=facts.hidden_size,

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,13 @@ def check_shards(path: Path) -> None:
         raise InputError(f"{path} has {tensors} tensors in its files; the limit is {MOST_TENSORS}")
 
 
-def check_size(path: Path, loader: Any, facts: PreTrainedConfig) -> None:
-    """Refuse a configuration of a larger model than the weights are of, before memory is taken for it."""
+def check_size(path: Path, loader: Any, facts: PreTrainedConfig, making: Mapping[str, Any]) -> None:
+    """Refuse a configuration of a larger model than the weights are of, before memory is taken for it.
+
+    `making` are further arguments of the model.
+    """
     with torch.device("meta"):
-        described_size = sum(parameter.numel() for parameter in loader.from_config(facts).parameters())
+        described_size = sum(parameter.numel() for parameter in loader.from_config(facts, **making).parameters())
     if path.is_file():
         described, holders = "its header", "it holds"
         # int, as numpy's sums are of 64 bits; and named as transformers names it, for `one_reader`.

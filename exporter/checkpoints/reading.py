@@ -23,10 +23,12 @@ def read_source(
     options: NormOptions = NO_OPTIONS,
     program: ProgramOptions = NO_PROGRAM_OPTIONS,
     trained_norm: Path | None = None,
+    head: str | None = None,
 ) -> Source:
     """Read the checkpoint at `path` so that it can be exported with `norm`, set up with `options`.
 
-    `trained_norm` is a file that says what the norm of a Hugging Face folder has learned.
+    `trained_norm` is a file that says what the norm of a Hugging Face folder has learned, `head` is what stands on an
+    encoder of such a folder.
 
     `program` is for programs of torch.export (`.pt2`), and for one that is in memory, of which `path` is a name.
 
@@ -36,6 +38,8 @@ def read_source(
     """
     if trained_norm is not None and not (path.is_dir() and not is_sharp_folder(path)):
         raise InputError(f"--trained-norm is for Hugging Face folders, and {path} is none; leave it out")
+    if head is not None and not (path.is_dir() and not is_sharp_folder(path)):
+        raise InputError(f"--head is for encoders in Hugging Face folders, and {path} is none; leave it out")
     if program.exported is not None:
         return read_program(path, norm, options, program)
     check_exists(path)
@@ -45,8 +49,8 @@ def read_source(
     options.check(norm)
     sampling = read_sampling(path)
     try:
-        if trained_norm is not None:
-            source = read_hugging_face(path, norm, options, trained_norm)
+        if trained_norm is not None or head is not None:
+            source = read_hugging_face(path, norm, options, trained_norm, head)
         else:
             source = _reader(path)(path, norm, options)
     except InputError as error:

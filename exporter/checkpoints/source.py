@@ -8,7 +8,7 @@ from typing import Any
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.plugins.manifest import Sampling
+from sharp.plugins.manifest import Classification, Embedding, Sampling
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Source:
     task_parameters: Mapping[str, Any] = field(default_factory=dict)  # where the training differed from its defaults
     sampling: Sampling = field(default_factory=Sampling)
     unused_weights: tuple[str, ...] = ()  # names in the checkpoint that the model has no place for
+    embedding: Embedding | None = None  # of an encoder without a head
+    classification: Classification | None = None  # of an encoder with such a head
+    token_types: bool = False  # its tokenizer gives them
     no_cache: str | None = None  # why a model that is no decoder cannot have one, where there is more to say
 
     @property

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sharp.serving.api.attention import AttentionSummary
 from sharp.serving.api.errors import SharpError
 
@@ -133,6 +136,19 @@ class Finished:
     last: bool = True
 
 
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """What an encoder made of a request's texts; comes once, before Finished.
+
+    Attributes:
+        request_id: the request.
+        values: float32 [texts, size], embeddings before they are normalized, or [texts, labels], logits.
+    """
+
+    request_id: str
+    values: NDArray[np.float32]
+
+
 @dataclass(frozen=True)
 class Failed:
     """The request was refused, or the engine lost it with all its completions; nothing follows."""
@@ -141,4 +157,4 @@ class Failed:
     error: SharpError
 
 
-Event = Accepted | PromptComputed | Delta | Finished | Failed
+Event = Accepted | PromptComputed | Delta | EncodedTexts | Finished | Failed

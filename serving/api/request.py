@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sharp.serving.api.sampling_params import SamplingParams
 
@@ -11,6 +11,26 @@ if TYPE_CHECKING:
     from sharp.serving.engine.guide import Guide
 
 Prompt = str | Sequence[int]
+
+
+class Request(Protocol):
+    """What an engine is given: a `GenerateRequest`, or an `EncodeRequest` for an encoder's."""
+
+    @property
+    def request_id(self) -> str:
+        """Unique among running requests."""
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """The token ids of what it reads."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens it reads."""
+
+    @property
+    def completions(self) -> int:
+        """How often the engine says that something of it is finished."""
 
 
 def new_request_id() -> str:
@@ -57,3 +77,18 @@ class GenerateRequest:
     max_new_tokens: int = 0
     guide: "Guide | None" = None
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """The token ids of what it reads."""
+        return (self.prompt_ids,)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens it reads."""
+        return len(self.prompt_ids)
+
+    @property
+    def completions(self) -> int:
+        """How often the engine says that something of it is finished."""
+        return self.params.n

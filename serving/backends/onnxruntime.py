@@ -1,7 +1,6 @@
 """ONNX Runtime, on the CPU or on an NVIDIA GPU."""
 
 import contextlib
-import logging
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,26 +8,17 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.plugins.cuda.device import check_context, find_device, free_memory
-from sharp.plugins.cuda.model_package import add_kernels
-from sharp.plugins.kernel_library import register_kernels
+from sharp.plugins.cuda.device import check_context, free_memory
 from sharp.plugins.manifest import CacheDtype, Manifest
-from sharp.plugins.page_memory import into_huge_pages
-from sharp.serving.api.errors import InputError, SharpError
+from sharp.serving.api.errors import InputError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cache_size import available_memory, tensors_of
-from sharp.serving.backends.cuda_provider import (
-    check_session,
-    choose_device,
-    device_cache,
-    provider_options,
-)
+from sharp.serving.backends.cuda_provider import device_cache
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
 from sharp.serving.backends.lost_device import lost_device
+from sharp.serving.backends.session import open_model
 from sharp.serving.backends.warm_up import first_step, largest_steps
 from sharp.serving.config import BackendConfig
-
-logger = logging.getLogger(__name__)
 
 OUTPUTS = ("logits", "stats")
 TENSOR_TYPES: dict[CacheDtype, str] = {
@@ -110,44 +100,11 @@ class OnnxRuntimeBackend:
             InputError: ONNX Runtime cannot load the file, or it has not the inputs and outputs of a paged model; or
                 the device cannot be used.
         """
-        with_kernels = config.kernels and manifest.target != "portable"
-        device, gpu = choose_device(config.device, with_kernels, config.gpu), config.gpu
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = config.threads
-        options.inter_op_num_threads = 1
-        library = kernel_library() if with_kernels else None
-        captures = config.cuda_graphs and device == "cuda" and library is not None
-        if library is not None:
-            register_kernels(options, library)
-        path = folder / manifest.model_file
-        if manifest.dtype == "bfloat16" and device == "cpu":
-            raise InputError(
-                f"{path} computes in bfloat16, which ONNX Runtime does not do on a CPU; export the model again with "
-                "--dtype float16, or with float32 and --kv-dtype bfloat16"
-            )
-        if library is None and manifest.target == "tensorrt":
-            raise InputError(
-                f"{path} was exported with --target tensorrt and needs Sharp's kernels; "
-                "install or enable them, or export the model again with --target onnxruntime"
-            )
-        if library is None and manifest.cache.beside:
-            raise InputError(
-                f"{path} has an {manifest.cache.dtype} cache, which needs Sharp's kernels; "
-                "install or enable them, or export the model again with another --kv-dtype"
-            )
-        try:
-            on_device = provider_options(gpu, cuda_graphs=captures)
-            providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
-            with into_huge_pages() if device == "cpu" else contextlib.nullcontext():
-                session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # ONNX Runtime has no common exception
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(f"{path} cannot be loaded: {reason}; export the model again") from error
-        if device == "cuda":
-            check_session(session)
-            if library is not None:
-                _add_kernels(folder, gpu)
-        backend = cls(session, manifest, kernels=library is not None, device=device, gpu=gpu, cuda_graphs=captures)
+        opened = open_model(folder, manifest, config)
+        path, session = folder / manifest.model_file, opened.session
+        backend = cls(
+            session, manifest, kernels=opened.kernels, device=opened.device, gpu=config.gpu, cuda_graphs=opened.captures
+        )
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name for value in session.get_outputs()}
         missing = {*STEP_INPUTS, *(tensor.name for tensor in backend._caches)} - inputs
@@ -299,28 +256,3 @@ class OnnxRuntimeBackend:
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._manifest.vocab_size), np.float32)
         return self._logits[:rows]
-
-
-def _add_kernels(folder: Path, gpu: int) -> None:
-    """Load, or compile, the kernels of the model that the library for GPUs was not built with."""
-    try:
-        add_kernels(folder, find_device(gpu).compute_capability)
-    except SharpError as error:
-        raise InputError(f"{folder} has no kernels for this GPU: {error}") from error
-
-
-def kernel_library() -> Path | None:
-    """Our kernels for ONNX Runtime, or None with a warning when they are not installed.
-
-    Raises:
-        InputError: SHARP_LIBRARY_FOLDER is no folder.
-    """
-    try:
-        from sharp.plugins import library_path
-
-        return Path(library_path("onnxruntime"))
-    except InputError:
-        raise
-    except (ImportError, SharpError) as error:
-        logger.warning("attention runs as standard ops, many times slower (a small --cache-tokens helps): %s", error)
-        return None

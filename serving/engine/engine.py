@@ -104,7 +104,17 @@ class Engine:
         """
         if request.request_id in self._groups:
             raise AlreadyExistsError(f"request_id {request.request_id!r} belongs to a request that is still running")
-        self._queue_limit.check(request, self.scheduler.waiting)
+        # Each sequence has its own copy of the prompt.
+        waiting = [
+            (1 if one.times.started or one.index else one.request.params.n, len(one.token_ids))
+            for one in self.scheduler.waiting
+        ]
+        self._queue_limit.check(
+            request.params.n,
+            request.params.n * len(request.prompt_ids),
+            sum(n for n, _ in waiting),
+            sum(n * tokens for n, tokens in waiting),
+        )
         # Without a prefix cache only the sequences of one request share blocks: no other has its number.
         salt = request.cache_salt if self._config.prefix_cache else f"request {self._numbered}"
         start = first_hash(self._manifest, salt)
@@ -203,7 +213,7 @@ class Engine:
         if sequence.times.started is not None:
             return
         sequence.times.started = now
-        self._queue_limit.admitted(sequence, now)
+        self._queue_limit.admitted(len(sequence.token_ids), now)
         self._tally.queue.append(Timed(now - sequence.times.arrived, sequence.request_id))
         if sequence.index == 0:
             self._tally.prefix_cache_queries += len(sequence.request.prompt_ids)

@@ -9,7 +9,8 @@ from sharp.plugins.checksums import verify_files
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, check_verified, read_manifest
 from sharp.plugins.temperature_range import short_of_context
-from sharp.serving.api.request import GenerateRequest
+from sharp.serving.api.request import GenerateRequest, Request, new_request_id
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.backends import Backend, Limits, load_backend
 from sharp.serving.backends.cache_size import cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -46,6 +47,16 @@ class ModelFolder:
         """The longest sequence that one request may grow to."""
         return min(self.longest, self.cache_tokens)
 
+    @property
+    def request_limit(self) -> int:
+        """The most tokens of one request."""
+        return self.context_limit
+
+    def probe(self) -> Request:
+        """A request that is nobody's, of one token."""
+        params = SamplingParams(temperature=0, max_tokens=1)
+        return GenerateRequest((0,), params, request_id=new_request_id(), prompt_ids=(0,), max_new_tokens=1)
+
     def prepare(self, request: GenerateRequest) -> GenerateRequest:
         """The checked request, ready for the engine. Long texts and large grammars take a while: use another thread.
 
@@ -69,10 +80,7 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         InputError: the folder cannot be used, a file is damaged, the model failed its verification or gives no token,
             or its cache does not fit the memory.
     """
-    manifest = read_manifest(path)
-    check_verified(path, manifest, backend.allow_unverified)
-    if backend.verify_files:
-        verify_files(path, manifest)
+    manifest = read_checked(path, backend)
     if manifest.kind != "decoder":
         raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
     if manifest.cache.form != "paged":
@@ -84,9 +92,7 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
         logger.warning("%s", short)
     tokenizer = load_tokenizer(path, manifest)
     loaded = load_backend(path, manifest, backend)
-    if engine.max_context is not None and engine.max_context > manifest.max_context:
-        raise InputError(f"max_context is {engine.max_context}; the model takes at most {manifest.max_context} tokens")
-    most = engine.max_context or manifest.max_context
+    most = longest_context(manifest, engine)
     context = min(most, engine.cache_tokens or most)
     largest = Limits(engine.max_sequences, engine.max_batch_tokens, context, blocks=1)
     blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory(largest), loaded.device, engine)
@@ -106,6 +112,31 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
     made = Engine(loaded, manifest, tokenizer, blocks, engine)
     check_first_token(loaded, manifest)
     return folder, loaded, made
+
+
+def read_checked(path: Path, backend: BackendConfig) -> Manifest:
+    """The manifest of a folder whose files are what was exported.
+
+    Raises:
+        NotFoundError: there is no model folder at `path`.
+        InputError: the folder cannot be used, a file is damaged, or the model failed its verification.
+    """
+    manifest = read_manifest(path)
+    check_verified(path, manifest, backend.allow_unverified)
+    if backend.verify_files:
+        verify_files(path, manifest)
+    return manifest
+
+
+def longest_context(manifest: Manifest, engine: EngineConfig) -> int:
+    """The longest sequence that the settings allow.
+
+    Raises:
+        InputError: they allow more than the model takes.
+    """
+    if engine.max_context is not None and engine.max_context > manifest.max_context:
+        raise InputError(f"max_context is {engine.max_context}; the model takes at most {manifest.max_context} tokens")
+    return engine.max_context or manifest.max_context
 
 
 def _within_limits(limits: Limits, engine: EngineConfig, blocks: int, block_size: int) -> int:

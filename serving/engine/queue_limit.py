@@ -2,11 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable
 
 from sharp.serving.api.errors import QueueFullError
-from sharp.serving.api.request import GenerateRequest
-from sharp.serving.engine.sequence import Sequence
 
 ADMISSIONS = 64  # the rate is that of the last so many
 UNKNOWN_SECONDS = 1.0
@@ -24,19 +21,15 @@ class QueueLimit:
         self._max_tokens = max_tokens
         self._admissions: deque[tuple[float, int]] = deque(maxlen=ADMISSIONS)  # (time, tokens of the prompt)
 
-    def admitted(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence no longer waits."""
-        self._admissions.append((now, len(sequence.token_ids)))
+    def admitted(self, tokens: int, now: float) -> None:
+        """Note that a sequence, with a prompt of so many tokens, no longer waits."""
+        self._admissions.append((now, tokens))
 
-    def check(self, request: GenerateRequest, waiting: Iterable[Sequence]) -> None:
+    def check(self, sequences: int, tokens: int, waiting_sequences: int, waiting_tokens: int) -> None:
         """Let a request in, or raise QueueFullError. Where nothing waits, any request may."""
-        # Each sequence has its own copy of the prompt.
-        sizes = [(1 if one.times.started or one.index else one.request.params.n, len(one.token_ids)) for one in waiting]
-        if not sizes:
+        if not waiting_sequences:
             return
-        waiting_sequences, waiting_tokens = sum(n for n, _ in sizes), sum(n * tokens for n, tokens in sizes)
-        sequences = waiting_sequences + request.params.n
-        tokens = waiting_tokens + request.params.n * len(request.prompt_ids)
+        sequences, tokens = waiting_sequences + sequences, waiting_tokens + tokens
         if sequences > self._max_requests:
             what = f"{waiting_sequences} sequences wait already; the limit is {self._max_requests}"
         elif tokens > self._max_tokens:

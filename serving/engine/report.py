@@ -43,6 +43,8 @@ class EngineReport:
     inter_token: tuple[Timed, ...]
     step_seconds: tuple[float, ...]
     attention: tuple[AttentionRows, ...]
+    batch_texts: tuple[int, ...] = ()  # texts in each batch of an encoder
+    padding_tokens: int = 0  # behind them
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Tally:
     inter_token: list[Timed] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     attention: list[AttentionRows] = field(default_factory=list)
+    batch_texts: list[int] = field(default_factory=list)
+    padding_tokens: int = 0
 
     def report(self, running: int, waiting: int, cache_usage: float) -> EngineReport:
         """All of it, with the state now."""

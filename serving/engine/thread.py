@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from sharp.serving.api.errors import DeviceLostError, EngineError, NotFoundError, SharpError
-from sharp.serving.api.events import Event, Failed, Finished
-from sharp.serving.api.request import GenerateRequest
-from sharp.serving.engine.engine import Engine
+from sharp.serving.api.events import Accepted, Event, Failed, Finished
+from sharp.serving.api.request import Request
 from sharp.serving.engine.report import EngineReport
 
 logger = logging.getLogger(__name__)
@@ -20,9 +20,34 @@ logger = logging.getLogger(__name__)
 Sink = Callable[[Event], None]
 
 
+class StepEngine(Protocol):
+    """What the thread runs: `Engine`, or an encoder's. Only the thread uses it."""
+
+    failed_steps: int
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+
+    def add(self, request: Any) -> Accepted:
+        """Queue a request."""
+
+    def abort(self, request_id: str) -> list[Event]:
+        """End a request; no event means that there is no such request."""
+
+    def step(self) -> list[Event]:
+        """Compute one step."""
+
+    def report(self) -> EngineReport:
+        """What happened since the last report."""
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless all that it holds agrees."""
+
+
 @dataclass(frozen=True)
 class _Submit:
-    request: GenerateRequest
+    request: Request
     sink: Sink
 
 
@@ -49,7 +74,7 @@ class _Abort(_Ping):
 class EngineThread:
     """Runs an engine; the frontends give it requests and get events, and never touch its state."""
 
-    def __init__(self, engine: Engine, observe: Callable[[EngineReport], None]) -> None:
+    def __init__(self, engine: StepEngine, observe: Callable[[EngineReport], None]) -> None:
         """`observe` gets a report after every step and every change, in the engine's thread."""
         self._engine = engine
         self._observe = observe
@@ -75,7 +100,7 @@ class EngineThread:
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
-    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+    def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request. Its sink gets Accepted, Deltas and Finished, or Failed."""
         self._put(_Submit(request, sink))
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from sharp.serving.api.errors import EngineError, QueueFullError, SharpError, StalledError
 from sharp.serving.api.events import Event, Failed, Finished
-from sharp.serving.api.request import GenerateRequest, new_request_id
-from sharp.serving.api.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from sharp.serving.frontends.service import GenerationService
@@ -102,8 +100,6 @@ class Health:
     def _generate(self) -> "Future[None]":
         """A token, from the model."""
         done: Future[None] = Future()
-        params = SamplingParams(temperature=0, max_tokens=1)
-        request = GenerateRequest((0,), params, request_id=new_request_id(), prompt_ids=(0,), max_new_tokens=1)
 
         def take(event: Event) -> None:
             if done.done():
@@ -113,7 +109,7 @@ class Health:
             elif isinstance(event, Finished):
                 done.set_result(None)
 
-        self._service.engine.submit(request, take)
+        self._service.engine.submit(self._service.model.probe(), take)
         return done
 
 

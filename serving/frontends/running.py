@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sharp.plugins.manifest import read_manifest
 from sharp.serving.api_config import ApiConfig
-from sharp.serving.config import Settings
+from sharp.serving.config import EngineConfig, Settings
+from sharp.serving.encoder.folder import load_encoder_folder
 from sharp.serving.engine.model_folder import ModelFolder, load_model_folder
 from sharp.serving.engine.report import EngineReport
-from sharp.serving.engine.thread import EngineThread
+from sharp.serving.engine.thread import EngineThread, StepEngine
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
@@ -45,6 +47,41 @@ class RunningModel:
     forms: ChatForms
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its engine, which is not running yet, and what is said of them at the start."""
+
+    model: ModelFolder
+    engine: StepEngine
+    device: str
+    kernels: bool
+    batch_tokens: int
+    prefill_chunk_tokens: int = 0
+    speculative_tokens: int = 0
+
+
+def load(path: Path, settings: Settings, config: EngineConfig) -> LoadedModel:
+    """Load a decoder or an encoder.
+
+    Raises:
+        NotFoundError: there is no model folder.
+        InputError: the folder cannot be used.
+    """
+    if read_manifest(path, check_files=False).kind == "encoder":
+        folder, encoder, encoding = load_encoder_folder(path, settings.backend, config, settings.encoder)
+        return LoadedModel(folder, encoding, encoder.device, encoder.kernels, encoding.batch_tokens)
+    model, backend, engine = load_model_folder(path, settings.backend, config)
+    return LoadedModel(
+        model,
+        engine,
+        backend.device,
+        backend.kernels,
+        config.max_batch_tokens,
+        engine.prefill_chunk_tokens,
+        engine.speculative_tokens,
+    )
+
+
 @asynccontextmanager
 async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIterator[RunningModel]:
     """Load the model folder at `path` and run its engine until the block exits; requests that still run then fail.
@@ -62,7 +99,8 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     if settings.metrics.attention_metrics == "off":
         engine_config = replace(engine_config, attention_interval=0)
     # In a thread: the event loop must handle signals meanwhile.
-    model, backend, engine = await asyncio.to_thread(load_model_folder, path, settings.backend, engine_config)
+    loaded = await asyncio.to_thread(load, path, settings, engine_config)
+    model = loaded.model
     await asyncio.to_thread(model.guides.load)
     if settings.api.names:
         model = replace(model, manifest=model.manifest.model_copy(update={"name": settings.api.names[0]}))
@@ -71,18 +109,18 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     info = control_pb2.GetServerInfoResponse(
         version=sharp_version(),
         models=[model.manifest.name],
-        backend=f"{settings.backend.name} ({backend.device})" if backend.device != "cpu" else settings.backend.name,
-        kernels=backend.kernels,
+        backend=f"{settings.backend.name} ({loaded.device})" if loaded.device != "cpu" else settings.backend.name,
+        kernels=loaded.kernels,
         threads=settings.backend.threads,
         cache_tokens=model.cache_tokens,
         block_size=model.manifest.cache.block_size,
-        max_batch_tokens=settings.engine.max_batch_tokens,
+        max_batch_tokens=loaded.batch_tokens,
         max_sequences=settings.engine.max_sequences,
-        prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        prefill_chunk_tokens=loaded.prefill_chunk_tokens,
         prefix_cache=settings.engine.prefix_cache,
         max_waiting_requests=settings.engine.max_waiting_requests,
         max_waiting_tokens=settings.engine.max_waiting_tokens,
-        speculative_tokens=engine.speculative_tokens,
+        speculative_tokens=loaded.speculative_tokens,
     )
     model_metrics = metrics.add_model(model.manifest, settings.metrics)
 
@@ -90,7 +128,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         model_metrics.observe(report)
         service.observe(report)
 
-    thread = EngineThread(engine, observe)
+    thread = EngineThread(loaded.engine, observe)
     model_metrics.watch_step(lambda: thread.seconds_in_step)
     service = GenerationService(
         model,

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Generic, TypeVar
 
 from sharp.serving.api.errors import (
     DrainingError,
@@ -13,7 +14,7 @@ from sharp.serving.api.errors import (
     StalledError,
 )
 from sharp.serving.api.events import Event, Failed, Finished
-from sharp.serving.api.request import GenerateRequest
+from sharp.serving.api.request import Request
 from sharp.serving.config import ServerConfig
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
@@ -31,10 +32,11 @@ UNREAD_SECONDS = 60.0
 # mostly waiting, for a schema or grammar that is compiled elsewhere.
 PARSING_THREADS, PREPARING_THREADS = 2, 64
 MOST_WAITING = 256
+R = TypeVar("R", bound=Request)
 DRAINING = "the server ends and takes no more requests; ask another one"
 
 
-class EventStream:
+class EventStream(Generic[R]):
     """A request in the engine, and its events on their way to the event loop.
 
     It is bounded: when the client does not read, the request fails instead of filling the memory.
@@ -42,7 +44,7 @@ class EventStream:
 
     def __init__(
         self,
-        request: GenerateRequest,
+        request: R,
         engine: EngineThread,
         limit: int,
         record: RequestRecord,
@@ -125,14 +127,14 @@ class GenerationService:
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
         self.health = Health(self, stall_seconds)
-        largest = most_request_bytes(model.context_limit, ServerConfig.max_message_bytes)
+        largest = most_request_bytes(model.request_limit, ServerConfig.max_message_bytes)
         self.buffers = Buffers(max(max_buffered_bytes, largest))  # one request always fits
         self.parsing = Pool("parsed", PARSING_THREADS, MOST_WAITING)
         self.preparing = Pool("prepared", PREPARING_THREADS, MOST_WAITING)
         self._open = 0
         self.names: tuple[str, ...] = (model.manifest.name,)
         self.chat_template: str | None = None
-        self._streams: set[EventStream] = set()
+        self._streams: set[EventStream[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -177,15 +179,15 @@ class GenerationService:
             raise NotFoundError(f"model {name!r} is not served here; the server has {served}")
 
     @asynccontextmanager
-    async def stream(self, call: RequestOrigin, prepare: Callable[[], GenerateRequest]) -> AsyncIterator[EventStream]:
+    async def stream(self, call: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
         """See `streams`: the stream of one request."""
         async with self.streams(call, [prepare]) as (stream,):
             yield stream
 
     @asynccontextmanager
     async def streams(
-        self, call: RequestOrigin, prepare: Sequence[Callable[[], GenerateRequest]]
-    ) -> AsyncIterator[list[EventStream]]:
+        self, call: RequestOrigin, prepare: Sequence[Callable[[], R]]
+    ) -> AsyncIterator[list[EventStream[R]]]:
         """Run the requests that the functions make, which the engine has accepted when the block is entered.
 
         However the block is left, the requests end and their cache blocks are free. Each is logged and traced.
@@ -201,9 +203,7 @@ class GenerationService:
             yield streams
 
     @asynccontextmanager
-    async def _submitted(
-        self, call: RequestOrigin, prepare: Callable[[], GenerateRequest]
-    ) -> AsyncIterator[EventStream]:
+    async def _submitted(self, call: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
         """A request that the engine has been given, whose end is logged and traced."""
         record = RequestRecord(call)
         span = None if self._tracing is None else self._tracing.start(call, record.arrived)
@@ -224,17 +224,17 @@ class GenerationService:
 
     @asynccontextmanager
     async def _run(
-        self, record: RequestRecord, prepare: Callable[[], GenerateRequest], headers: Mapping[str, str]
-    ) -> AsyncIterator[EventStream]:
+        self, record: RequestRecord, prepare: Callable[[], R], headers: Mapping[str, str]
+    ) -> AsyncIterator[EventStream[R]]:
         self.check_serving()
         self._open += 1
         self._idle.clear()
         try:
             # Tokenizing a long text takes a while, and the event loop serves everyone.
-            record.request = await self.preparing.run(prepare)
+            request = record.request = await self.preparing.run(prepare)
             if self._time_is_over:
                 raise DrainingError(DRAINING)
-            stream = EventStream(record.request, self.engine, self._max_unread_messages, record, headers)
+            stream = EventStream(request, self.engine, self._max_unread_messages, record, headers)
             self._streams.add(stream)
             record.submitted = time.perf_counter()
             stream.start()

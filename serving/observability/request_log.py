@@ -55,8 +55,8 @@ def refusals_logged(call: RequestOrigin, model: str | None) -> Iterator[None]:
 def log_prompt(record: RequestRecord, tokenizer: Tokenizer | None) -> None:
     """Write the prompt of a request, for those who ask for it: it may hold what nobody else should read."""
     if record.request is not None:
-        ids = record.request.prompt_ids
-        prompt: Any = list(ids) if tokenizer is None else tokenizer.decode(ids)
+        read = [list(ids) if tokenizer is None else tokenizer.decode(ids) for ids in record.request.prompts]
+        prompt: Any = read[0] if len(read) == 1 else read
         fields = {"request_id": record.request.request_id, "prompt": prompt}
         logger.info("prompt of %s: %r", record.request.request_id, prompt, extra=fields)
 
@@ -67,7 +67,7 @@ def _fields(record: RequestRecord, model: str | None, trace_id: str | None) -> d
         fields["model"] = model
     if record.request is not None:
         fields = {"request_id": record.request.request_id, **fields}
-        fields["prompt_tokens"] = len(record.request.prompt_ids)
+        fields["prompt_tokens"] = record.request.prompt_tokens
         fields["cached_tokens"] = record.cached_tokens
         fields["generated_tokens"] = record.generated_tokens
     if record.timing is not None:

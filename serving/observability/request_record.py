@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sharp.serving.api.events import Delta, Event, Failed, Finished, PromptChunk, PromptComputed, Timing
-from sharp.serving.api.request import GenerateRequest
+from sharp.serving.api.request import Request
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RequestRecord:
 
     origin: RequestOrigin
     arrived: float = field(default_factory=time.perf_counter)
-    request: GenerateRequest | None = None
+    request: Request | None = None
     submitted: float | None = None
     chunks: tuple[PromptChunk, ...] = ()
     cached_tokens: int = 0
@@ -65,6 +65,6 @@ class RequestRecord:
         """Why it ended: "error", "cancelled" when its client was gone first, or the reasons of its completions."""
         if self.error is not None:
             return "error"
-        if self.request is None or len(self.reasons) < self.request.params.n:
+        if self.request is None or len(self.reasons) < self.request.completions:
             return "cancelled"
         return ",".join(sorted(set(self.reasons.values())))

@@ -103,7 +103,7 @@ class RequestSpan:
         )
         if record.request is not None:
             span.set_attribute("gen_ai.response.id", record.request.request_id)
-            span.set_attribute("gen_ai.usage.input_tokens", len(record.request.prompt_ids))
+            span.set_attribute("gen_ai.usage.input_tokens", record.request.prompt_tokens)
             span.set_attribute("sharp.cached_tokens", record.cached_tokens)
         if record.error is not None:
             span.set_status(StatusCode.ERROR, record.error)

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from sharp.serving.api.errors import InputError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, Settings, TlsConfig
+from sharp.serving.encoder_config import EncoderConfig
 from sharp.serving.setting import Setting, settings_of
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "SHARP_"
 CONFIG_VARIABLE = "SHARP_CONFIG"
 OTHER_VARIABLES = {CONFIG_VARIABLE, "SHARP_TOKEN", "SHARP_LIBRARY_FOLDER", "SHARP_ISA"}  # clients, the kernel library
-COMPONENTS = (ServerConfig, TlsConfig, ApiConfig, BackendConfig, EngineConfig, MetricsConfig)
+COMPONENTS = (ServerConfig, TlsConfig, ApiConfig, BackendConfig, EngineConfig, EncoderConfig, MetricsConfig)
 
 
 @dataclass(frozen=True)
@@ -150,5 +151,5 @@ def _configuration(values: BaseModel) -> Settings:
     server: ServerConfig = component(ServerConfig)
     if "tls_cert" in values.model_dump(exclude_none=True):
         server = replace(server, tls=component(TlsConfig))
-    others = (component(kind) for kind in (EngineConfig, MetricsConfig, BackendConfig, ApiConfig))
+    others = (component(kind) for kind in (EngineConfig, MetricsConfig, BackendConfig, ApiConfig, EncoderConfig))
     return Settings(server, *others)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, TlsConfig
+from sharp.serving.encoder_config import EncoderConfig
 from sharp.serving.server.settings import COMPONENTS, CONFIG_VARIABLE, SERVER_SETTINGS, ServerSetting
 
 TITLES = {
@@ -12,6 +13,7 @@ TITLES = {
     ApiConfig: "HTTP API",
     BackendConfig: "Backend",
     EngineConfig: "Engine",
+    EncoderConfig: "Embeddings",
     MetricsConfig: "Attention metrics",
 }
 TYPES = {bool: "on or off", int: "integer", float: "number", str: "text", Path: "path"}

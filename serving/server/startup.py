@@ -8,6 +8,7 @@ from rich.table import Table
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.config import MIB, ServerConfig
+from sharp.serving.encoder.folder import EncoderFolder
 from sharp.serving.server.server import Started
 
 
@@ -15,7 +16,6 @@ def print_startup(started: Started) -> None:
     """Print one block: the model, its norm, the cache, the threads and the addresses."""
     manifest, info, settings = started.model.manifest, started.info, started.settings
     norm = manifest.norm
-    cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest)
     engine, metrics = settings.engine, settings.metrics
     interval = engine.attention_interval
     scheme = "http" if settings.server.tls is None else "https"
@@ -23,24 +23,11 @@ def print_startup(started: Started) -> None:
     attention = (
         f"statistics {every}, series per {metrics.attention_metrics}, of at most {metrics.attention_series_limit} heads"
     )
-    sampling = {"temperature": SamplingParams().temperature, **started.model.sampling}
     precision = manifest.dtype if manifest.quantization is None else f"{manifest.quantization} weights"
     rows = {
         "model": f"{manifest.name} ({manifest.layers} layers, {manifest.q_heads} heads, {precision})",
         "norm": norm.name + ("" if norm.trained else " (the checkpoint was not trained with it)"),
-        "context": f"{started.model.context_limit} tokens"
-        + (f" (the model takes {manifest.max_context})" if started.model.context_limit < manifest.max_context else "")
-        + f", trained on {manifest.trained_context}",
-        "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
-        f"{cache_bytes / MIB:.0f} MiB",
-        "batch": f"{info.max_batch_tokens} tokens a step, {info.max_sequences} sequences together",
-        "sampling": ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-        + " unless a request says otherwise",
-        "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
-        + ("on" if engine.prefix_cache else "off"),
-        "drafts": f"up to {info.speculative_tokens} tokens a step (prompt lookup)"
-        if info.speculative_tokens
-        else "none",
+        **_size_rows(started),
         "queue": f"at most {engine.max_waiting_requests} sequences and {engine.max_waiting_tokens} prompt tokens",
         "backend": f"{info.backend}, {info.threads} threads, attention by "
         + ("our kernels" if info.kernels else "standard ops (slow)")
@@ -56,8 +43,7 @@ def print_startup(started: Started) -> None:
         + (f"to {settings.server.otlp_traces_endpoint}" if settings.server.otlp_traces_endpoint else "off"),
         "security": _security(settings.server),
         "gRPC": started.grpc_address,
-        "OpenAI": f"{scheme}://{started.http_address}/v1"
-        + ("" if started.chat else " (no chat template: completions only)"),
+        "OpenAI": f"{scheme}://{started.http_address}/v1" + _served(started),
         "metrics": f"{scheme}://{started.http_address}/metrics",
         "page": f"{scheme}://{started.http_address}/",
     }
@@ -66,6 +52,43 @@ def print_startup(started: Started) -> None:
         table.add_row(name, value)
     # A pipe has no width: lines stay whole for who reads them.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _served(started: Started) -> str:
+    """What of the API is not there, or all that is."""
+    if isinstance(started.model, EncoderFolder):
+        return " (embeddings, rerank, score)" if started.model.embedding else " (rerank, score)"
+    return "" if started.chat else " (no chat template: completions only)"
+
+
+def _size_rows(started: Started) -> dict[str, str]:
+    """How much is computed together, and how."""
+    manifest, info, engine = started.model.manifest, started.info, started.settings.engine
+    together = f"{info.max_batch_tokens} tokens a step, {info.max_sequences} sequences together"
+    if isinstance(started.model, EncoderFolder):
+        embedding = started.model.embedding
+        rows = {"context": f"{started.model.context_limit} tokens of a text", "batch": together}
+        if embedding is not None:
+            how = f"{embedding.pooling} pooling, {'normalized' if embedding.normalize else 'not normalized'}"
+            rows["embeddings"] = f"{embedding.size} dimensions, {how}"
+        return rows
+    cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest)
+    sampling = {"temperature": SamplingParams().temperature, **started.model.sampling}
+    return {
+        "context": f"{started.model.context_limit} tokens"
+        + (f" (the model takes {manifest.max_context})" if started.model.context_limit < manifest.max_context else "")
+        + f", trained on {manifest.trained_context}",
+        "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
+        f"{cache_bytes / MIB:.0f} MiB",
+        "batch": together,
+        "sampling": ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+        + " unless a request says otherwise",
+        "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
+        + ("on" if engine.prefix_cache else "off"),
+        "drafts": f"up to {info.speculative_tokens} tokens a step (prompt lookup)"
+        if info.speculative_tokens
+        else "none",
+    }
 
 
 def _security(server: ServerConfig) -> str:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as FileTokenizer
 
@@ -36,24 +37,52 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         # A long text takes 100 times its size meanwhile.
         self._together = threading.BoundedSemaphore(available_cpus())
+        self._cutting: FileTokenizer | None = None  # one that cuts, made when it is needed: how is a state of its own
+        self._cutting_lock = threading.Lock()
         added = self._tokenizer.get_added_tokens_decoder().items()
         self._alone: dict[int, str] = {}  # the texts of single tokens, at most all of the vocabulary
         self._special = {token.content: token_id for token_id, token in added if token.special}
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """The token ids of a prompt, with the tokenizer file's special tokens around it if `special_tokens`."""
+        # A batch of one: `encode` would keep Python's lock, and with it every other thread, for all of a long text.
+        (encoding,) = self._encode(self._tokenizer, [text], special_tokens)
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
+    def encode_texts(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        special_tokens: bool = True,
+        most: int | None = None,
+        cut_left: bool = False,
+    ) -> list[tuple[list[int], list[int]]]:
+        """Token ids and token types of texts and pairs, cut to `most` tokens if it is set, the longer first."""
+        if most is None:
+            found = self._encode(self._tokenizer, texts, special_tokens)
+        else:
+            with self._cutting_lock:
+                if self._cutting is None:
+                    self._cutting = FileTokenizer.from_str(self.to_json())
+                self._cutting.enable_truncation(most, direction="left" if cut_left else "right")
+                found = self._encode(self._cutting, texts, special_tokens)
+            if any(len(encoding) > most for encoding in found):
+                reason = "is less than the special tokens of a text"
+                raise FieldError("truncate_prompt_tokens", f"truncate_prompt_tokens is {most}, which {reason}")
+        return [(encoding.ids, encoding.type_ids) for encoding in found]
+
+    def _encode(self, tokenizer: FileTokenizer, texts: Sequence[Any], special_tokens: bool) -> list[Any]:
         try:
-            # A batch of one: `encode` would keep Python's lock, and with it every other thread, for all of a long text.
             with self._together:
-                (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
-                token_ids: list[int] = encoding.ids
+                found: list[Any] = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # the library's word for half a surrogate pair is TypeError
             raise FieldError("prompt", "prompt is not valid text: it has half of a surrogate pair") from error
         except BaseException as error:
             if is_panic(error) or type(error) is Exception:  # the library's own, for letters that no token has
                 raise FieldError("prompt", f"the model's tokenizer fails at prompt: {error}; change it") from error
             raise
-        return token_ids
+        return found
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
         """The text of token ids, without special tokens unless requested."""

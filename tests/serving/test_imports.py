@@ -13,9 +13,10 @@ SERVING = {
     "security": {"api"},
     "backends": {"api"},
     "engine": {"api", "text", "backends"},
+    "encoder": {"api", "text", "backends", "engine"},
     "observability": {"api", "text", "engine"},
-    "frontends": {"api", "text", "engine", "observability", "security"},
-    "server": {"api", "text", "engine", "backends", "observability", "security", "frontends"},
+    "frontends": {"api", "text", "engine", "encoder", "observability", "security"},
+    "server": {"api", "text", "engine", "encoder", "backends", "observability", "security", "frontends"},
 }
 PACKAGES = {
     "plugins": set(),

@@ -85,4 +85,6 @@ class UncachedVerifier:
             rows = entropies.swapaxes(2, 3).reshape(len(entropies), -1, entropies.shape[2])
             return [CaseOutputs(output.reshape(-1, output.shape[-1]), rows)]
         counts = mask.bool().numpy()
-        return [CaseOutputs(output[counts], entropies.swapaxes(2, 3)[:, counts])]
+        # A head's logits of a text stand for each of its tokens.
+        rows = output[counts] if output.ndim > 2 else output[counts.nonzero()[0]]
+        return [CaseOutputs(rows, entropies.swapaxes(2, 3)[:, counts])]

@@ -39,7 +39,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         except FieldError as error:
             raise FieldError(PATHS.get(error.field, error.field), str(error)) from error
 
-    async def _send(self, stream: EventStream, context: Context) -> None:
+    async def _send(self, stream: EventStream[GenerateRequest], context: Context) -> None:
         request, model = stream.request, self._service.model.manifest.name
         metadata = list(stream.headers.items())
         if request.request_id.isascii() and request.request_id.isprintable():  # metadata can hold no other

@@ -12,9 +12,12 @@ from starlette.routing import BaseRoute, Route
 
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
 from sharp.serving.api_config import ApiConfig
+from sharp.serving.encoder.folder import EncoderFolder
 from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.chat_request import ChatRequest
+from sharp.serving.frontends.http.encoding import OPERATIONS as ENCODER_OPERATIONS
+from sharp.serving.frontends.http.encoding import decoder_refusals, encoder_routes
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.generation import Generation
@@ -41,17 +44,17 @@ from sharp.serving.security.tokens import Tokens
 
 __all__ = ["make_app", "metrics_route"]
 
-OPERATIONS = (
+GENERATION_OPERATIONS = (
     Operation("/v1/completions", "post", "Completions of prompts.", CompletionRequest),
     Operation("/v1/chat/completions", "post", "The next message of a conversation.", ChatRequest),
     Operation("/v1/responses", "post", "The same, as OpenAI's Responses API.", ResponsesRequest),
     Operation("/v1/messages", "post", "The same, as Anthropic's Messages API.", MessagesRequest),
+)
+COMMON_OPERATIONS = (
     Operation("/v1/models", "get", "The names of the model."),
     Operation("/tokenize", "post", "The tokens of a text or conversation.", TokenizeRequest),
     Operation("/detokenize", "post", "The text of tokens.", DetokenizeRequest),
     Operation("/tokenizer_info", "get", "What a client needs to tokenize as the model does."),
-)
-COMMON_OPERATIONS = (
     Operation("/metrics", "get", "Metrics for Prometheus."),
     Operation("/health", "get", "Whether requests would be served now; /health/ready and /ping are the same."),
     Operation("/health/live", "get", "Fails where only a restart helps."),
@@ -63,14 +66,17 @@ COMMON_OPERATIONS = (
 def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, tokens: Tokens | None = None) -> Starlette:
     """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
     service, api = running.service, running.api
-    max_body_bytes = most_request_bytes(service.model.context_limit, max_body_bytes)
+    max_body_bytes = most_request_bytes(service.model.request_limit, max_body_bytes)
     texts, fields = TokenTexts(service.model.tokenizer), UnknownFields(api.unknown_fields)
     endpoint = Endpoint(service, running.template, texts, fields, max_body_bytes, running.forms)
+    folder = running.model
+    of_kind, operations = (
+        (encoder_routes(endpoint, folder), ENCODER_OPERATIONS)
+        if isinstance(folder, EncoderFolder)
+        else (generation_routes(endpoint), GENERATION_OPERATIONS)
+    )
     routes: list[BaseRoute] = [
-        Route("/v1/completions", Generation(endpoint, CompletionRequest), methods=["POST"]),
-        Route("/v1/chat/completions", Generation(endpoint, ChatRequest), methods=["POST"]),
-        Route("/v1/responses", Generation(endpoint, ResponsesRequest), methods=["POST"]),
-        Route("/v1/messages", Generation(endpoint, MessagesRequest, messages_refusal), methods=["POST"]),
+        *of_kind,
         Route("/tokenize", tokenization(endpoint, TokenizeRequest), methods=["POST"]),
         Route("/detokenize", tokenization(endpoint, DetokenizeRequest), methods=["POST"]),
         tokenizer_route(service),
@@ -79,9 +85,20 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
         metrics_route(metrics),
         *operation_routes(service.health.check_ready, service.health.check_live, lambda: service.open_requests),
         *page_routes(LiveState(running.model, metrics, running.metrics)),
-        *OpenApi((*OPERATIONS, *COMMON_OPERATIONS)).routes(docs=api.docs),
+        *OpenApi((*operations, *COMMON_OPERATIONS)).routes(docs=api.docs),
     ]
     return application(routes, api, tokens)
+
+
+def generation_routes(endpoint: Endpoint) -> list[Route]:
+    """The routes of a decoder, and one sentence for those that need an encoder."""
+    return [
+        Route("/v1/completions", Generation(endpoint, CompletionRequest), methods=["POST"]),
+        Route("/v1/chat/completions", Generation(endpoint, ChatRequest), methods=["POST"]),
+        Route("/v1/responses", Generation(endpoint, ResponsesRequest), methods=["POST"]),
+        Route("/v1/messages", Generation(endpoint, MessagesRequest, messages_refusal), methods=["POST"]),
+        *decoder_refusals(endpoint),
+    ]
 
 
 def application(routes: list[BaseRoute], api: ApiConfig, tokens: Tokens | None) -> Starlette:

@@ -11,6 +11,7 @@ from starlette.types import Receive, Send
 from sharp.serving.api.completion import Completion, CompletionBuilder
 from sharp.serving.api.errors import SharpError, UnavailableError
 from sharp.serving.api.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
+from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.http.compact_json import compact_json
 from sharp.serving.frontends.http.errors import error_body
@@ -24,7 +25,7 @@ PIECE_BYTES = 2**16  # handed over at once; the next waits until the client has 
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
-async def completions(streams: list[EventStream]) -> list[Completion]:
+async def completions(streams: list[EventStream[GenerateRequest]]) -> list[Completion]:
     """The completions of all requests, each with its others."""
     builders = [CompletionBuilder(stream.request.params) for stream in streams]
     async with aclosing(_merged(streams)) as events:
@@ -37,7 +38,11 @@ async def send_whole(
     response: ResponseBuilder, completions: list[Completion], trace: Mapping[str, str], send: Send
 ) -> None:
     """A response in one body. One with many logprobs takes seconds to write, and the event loop serves everyone."""
-    body = await asyncio.to_thread(lambda: compact_json(response.whole(completions)).encode())
+    await send_json(await asyncio.to_thread(lambda: compact_json(response.whole(completions)).encode()), trace, send)
+
+
+async def send_json(body: bytes, trace: Mapping[str, str], send: Send) -> None:
+    """A response of JSON."""
     headers = {"content-type": "application/json", "content-length": str(len(body)), **trace}
     await send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
     await send_pieces(send, body)
@@ -48,7 +53,7 @@ async def send_stream(
     request: GenerationRequest,
     params: SamplingParams,
     response: ResponseBuilder,
-    streams: list[EventStream],
+    streams: list[EventStream[GenerateRequest]],
     send: Send,
 ) -> None:
     """A response as server-sent events."""
@@ -86,7 +91,7 @@ async def send_stream(
 class RunningUsage:
     """The usage so far in every chunk: vLLM's `continuous_usage_stats`."""
 
-    def __init__(self, streams: list[EventStream], n: int) -> None:
+    def __init__(self, streams: list[EventStream[GenerateRequest]], n: int) -> None:
         self._prompts = [len(stream.request.prompt_ids) for stream in streams]
         self._n = n
         self._generated: Counter[int] = Counter()
@@ -138,14 +143,14 @@ def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
+async def _merged(streams: list[EventStream[GenerateRequest]]) -> AsyncGenerator[tuple[int, Event], None]:
     """(number of the stream, event) of all streams as they come.
 
     Raises:
         UnavailableError: a completion was cancelled; OpenAI's API has no other way to say so.
     """
 
-    async def following(stream: EventStream) -> Event | None:
+    async def following(stream: EventStream[GenerateRequest]) -> Event | None:
         return await anext(stream, None)
 
     pending = {asyncio.ensure_future(following(stream)): number for number, stream in enumerate(streams)}

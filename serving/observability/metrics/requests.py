@@ -17,6 +17,7 @@ INTER_TOKEN_BUCKETS = (
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
 REQUEST_BUCKETS = (*(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 # OpenMetrics allows 128 characters in the labels of an exemplar, their names included.
@@ -78,6 +79,16 @@ class RequestFamilies:
         self.queue = seconds(
             "sharp_request_queue_seconds", "From the arrival of a request to its first step.", REQUEST_BUCKETS
         )
+        self.batch_texts = Histogram(
+            "sharp_encoder_batch_texts",
+            "Texts that an encoder computed together.",
+            ["model"],
+            registry=registry,
+            buckets=BATCH_BUCKETS,
+        )
+        self.padding_tokens = counter(
+            "sharp_encoder_padding_tokens_total", "Padding behind the texts of an encoder's batches.", "tokens"
+        )
         self.step = seconds("sharp_step_duration_seconds", "Duration of an engine step.", STEP_BUCKETS)
 
 
@@ -105,6 +116,8 @@ class RequestMetrics:
         self._duration = families.duration.labels(model)
         self._queue = families.queue.labels(model)
         self._step = families.step.labels(model)
+        self._batch_texts = families.batch_texts.labels(model)
+        self._padding_tokens = families.padding_tokens.labels(model)
 
     def watch_step(self, seconds_in_step: Callable[[], float]) -> None:
         """Ask how long the step that runs now has taken whenever the metrics are read."""
@@ -129,6 +142,9 @@ class RequestMetrics:
         _observe(self._queue, report.queue)
         _observe(self._first_token, report.first_token)
         _observe(self._inter_token, report.inter_token)
+        for texts in report.batch_texts:
+            self._batch_texts.observe(texts)
+        self._padding_tokens.inc(report.padding_tokens)
         for seconds in report.step_seconds:
             self._step.observe(seconds)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench import engine_step, long_prompt, metrics, normalizers, precision
+from bench import embeddings, engine_step, long_prompt, metrics, normalizers, precision
 from bench.tables import page
 from sharp.exporter.cli import export
 
@@ -42,6 +42,13 @@ def test_a_script_writes_what_the_page_shows(script, arguments, folder, tmp_path
     result = json.loads(output.read_text())
     assert {"benchmark", "date", "machine", "load_average", "versions"} <= set(result)
     assert "### result.json" in page(tmp_path)
+
+
+def test_embeddings_are_compared(tmp_path):
+    output = tmp_path / "result.json"
+    run(embeddings.main, "--small", "--texts", 8, "--rounds", 1, "--threads", 1, "--output", output)
+    assert json.loads(output.read_text())["largest_difference"] < 1e-5
+    assert "x sentence-transformers" in page(tmp_path)
 
 
 def test_every_norm_decodes_over_one_cache(folder, tmp_path):

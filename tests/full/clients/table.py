@@ -44,7 +44,7 @@ Messages hold text; parts of images, audio and files are refused.
 
 ## Not here
 
-`/v1/embeddings`, `/v1/rerank` and `/score` are not served. guidellm, aiperf, lm-eval and kserve's own package were not run for this page.
+`/v1/embeddings` and `/v1/rerank` are tested with the openai package, not here. guidellm, aiperf, lm-eval and kserve's own package were not run for this page.
 
 ## The model in other tools
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sharp import LLM, SamplingParams
-from sharp.serving.backends import onnxruntime as backends
+from sharp.serving.backends import session as backends
 from sharp.serving.config import BackendConfig, EngineConfig
 from tests.full.cuda.computing import Device
 

@@ -70,7 +70,7 @@ def test_only_what_serving_needs_is_there(image):
     code = f"from importlib.util import find_spec; print([name for name in {FORBIDDEN} if find_spec(name)])"
     result = inside(image, "python", "-c", code)
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
-    code = "from sharp.serving.backends.onnxruntime import kernel_library; print(kernel_library())"
+    code = "from sharp.serving.backends.session import kernel_library; print(kernel_library())"
     assert inside(image, "python", "-c", code).stdout.startswith(str(image / "sharp"))
     (ours,) = (image / "sharp" / "lib").glob("python3.*/site-packages/sharp")
     assert {path.suffix for path in ours.rglob("*") if path.is_file()} <= {".py", ".pyi", ".pyc", ".so", *DATA}

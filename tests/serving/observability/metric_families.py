@@ -20,6 +20,8 @@ FAMILIES = {
     "sharp_request_duration_seconds": ("histogram", "seconds", MODEL),
     "sharp_request_queue_seconds": ("histogram", "seconds", MODEL),
     "sharp_step_duration_seconds": ("histogram", "seconds", MODEL),
+    "sharp_encoder_batch_texts": ("histogram", "", MODEL),
+    "sharp_encoder_padding_tokens": ("counter", "tokens", MODEL),
     "sharp_attention_entropy_nats": ("histogram", "nats", HEAD),
     "sharp_attention_normalized_entropy": ("gauge", "", HEAD),
     "sharp_attention_support_ratio": ("gauge", "ratio", HEAD),

@@ -94,6 +94,8 @@ CHOSEN |= {
     "json_whitespace": "flexible",
     "tool_parser": "llama3",
     "reasoning_parser": "qwen3",
+    "pooling": "cls",
+    "normalize": "on",
 }
 
 
@@ -111,6 +113,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(setting, file, monkeypatch
             settings.server.tls,
             settings.backend,
             settings.engine,
+            settings.encoder,
             settings.metrics,
             settings.api,
         )

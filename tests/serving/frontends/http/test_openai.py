@@ -290,8 +290,8 @@ def test_a_body_that_is_too_large_is_413(start_server, chatting, server_settings
 
 
 def test_what_is_not_served_is_an_error_of_openai(client):
-    with pytest.raises(openai.NotFoundError, match="there is no POST /v1/embeddings here") as caught:
-        client.embeddings.create(model="chatting", input="a")
+    with pytest.raises(openai.NotFoundError, match="there is no POST /v1/moderations here") as caught:
+        client.moderations.create(input="a")
     assert caught.value.type == "invalid_request_error"
     with pytest.raises(openai.APIStatusError, match="there is no GET /v1/completions here") as caught:
         client.get("/completions", cast_to=object)

@@ -1,0 +1,135 @@
+"""What stands on a Hugging Face encoder (`--head`), and how sentence-transformers makes embeddings and scores of it."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from transformers import (
+    MODEL_MAPPING,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
+
+from sharp.plugins.errors import InputError
+from sharp.plugins.manifest import Activation, Classification, Embedding, Pooling
+
+Head = Literal["masked-lm", "embedding", "classification"]
+HEADS: tuple[Head, ...] = get_args(Head)
+LOADERS: dict[Head, Any] = {
+    "masked-lm": AutoModelForMaskedLM,
+    "embedding": AutoModel,
+    "classification": AutoModelForSequenceClassification,
+}
+MODULES, TRANSFORMER_SETTINGS, OWN_SETTINGS = (
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+TOKENIZER_SETTINGS, LONGEST, UNLIMITED = "tokenizer_config.json", "model_max_length", 1e9
+# The names of sentence-transformers, as one name or as a flag each.
+POOLINGS: dict[str, Pooling] = {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls"}
+POOLINGS |= {"lasttoken": "last", "last_token": "last", "last": "last"}
+ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "identity"}
+# Weights of checkpoints that hidden states do not need.
+OTHER_HEADS = re.compile(r"(^|\.)(pooler|cls|lm_head|head|classifier|decoder)\.")
+
+
+def head_of(path: Path, facts: PreTrainedConfig) -> Head:
+    """The head that an encoder was saved with."""
+    names = [str(name) for name in facts.architectures or ()]
+    if any(name.endswith("ForSequenceClassification") for name in names):
+        return "classification"
+    bare = bool(names) and all(name.endswith("Model") for name in names)
+    return "embedding" if bare or (path / MODULES).is_file() else "masked-lm"
+
+
+def loading_options(head: Head, facts: PreTrainedConfig) -> dict[str, Any]:
+    """How transformers makes the model: without the layer that only classification heads read."""
+    if head != "embedding":
+        return {}
+    model: Any = MODEL_MAPPING[type(facts)]
+    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(model).parameters else {}
+
+
+def longest_text(path: Path, head: Head) -> int | None:
+    """The tokens to which sentence-transformers cuts a text; None where the folder says nothing of it."""
+    stated = [_read(path / TRANSFORMER_SETTINGS).get("max_seq_length"), _read(path / TOKENIZER_SETTINGS).get(LONGEST)]
+    lengths = [int(one) for one in stated if isinstance(one, int | float) and 1 <= one < UNLIMITED]
+    return lengths[0] if lengths and head != "masked-lm" else None
+
+
+def read_embedding(path: Path, facts: PreTrainedConfig) -> Embedding:
+    """How the hidden states of `path` become an embedding: the mean, unless sentence-transformers' files say otherwise.
+
+    Raises:
+        InputError: they ask for what Sharp does not have.
+    """
+    if _read(path / TRANSFORMER_SETTINGS).get("do_lower_case"):
+        raise InputError(f"{path / TRANSFORMER_SETTINGS} has do_lower_case, which belongs into the tokenizer; set it")
+    pooling: Pooling = "mean"
+    normalize = False
+    for module in _read_list(path / MODULES):
+        name = str(module.get("type", "")).rpartition(".")[2]
+        if name == "Pooling":
+            pooling = _pooling(path / str(module.get("path", "")) / "config.json")
+        elif name == "Normalize":
+            normalize = True
+        elif name != "Transformer":
+            raise InputError(f"{path / MODULES} has a module {name}; Transformer, Pooling and Normalize are supported")
+    sizes = getattr(facts, "matryoshka_dimensions", None) or ()
+    return Embedding(
+        size=facts.hidden_size,
+        pooling=pooling,
+        normalize=normalize,
+        matryoshka=bool(sizes) or bool(getattr(facts, "is_matryoshka", False)),
+        matryoshka_dimensions=tuple(sizes),
+    )
+
+
+def read_classification(path: Path, facts: PreTrainedConfig) -> Classification:
+    """The labels of a classification head, and what makes scores of its logits, as sentence-transformers has it."""
+    labels = tuple(map(str, (facts.id2label or {}).values()))
+    settings = [getattr(facts, "sentence_transformers", None), _read(path / OWN_SETTINGS)]
+    named = [one.get("activation_fn") for one in settings if isinstance(one, dict)]
+    named.append(getattr(facts, "sbert_ce_default_activation_function", None))
+    name = next((str(one).rpartition(".")[2] for one in named if one), None)
+    if name is None:
+        return Classification(labels=labels, activation="sigmoid" if len(labels) == 1 else "softmax")
+    if name not in ACTIVATIONS:
+        raise InputError(f"{path} scores with {name}, which Sharp does not have; it has {' and '.join(ACTIVATIONS)}")
+    return Classification(labels=labels, activation=ACTIVATIONS[name])
+
+
+def _pooling(path: Path) -> Pooling:
+    content = _read(path)
+    flags = {name.removeprefix("pooling_mode_") for name, on in content.items() if on and "pooling_mode_" in name}
+    mode = content.get("pooling_mode")
+    names = {str(one) for one in (mode if isinstance(mode, list) else [mode])} if mode else flags
+    pooling = POOLINGS.get(next(iter(names))) if len(names) == 1 else None
+    if pooling is None:
+        how = " and ".join(sorted(names)) or "nothing that it names"
+        raise InputError(f"{path} pools by {how}; Sharp has the mean of all tokens, the first and the last")
+    return pooling
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = _json(path, {})
+    return content if isinstance(content, dict) else {}
+
+
+def _read_list(path: Path) -> list[dict[str, Any]]:
+    content = _json(path, [])
+    return [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+
+
+def _json(path: Path, missing: Any) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return missing
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}; copy or save the checkpoint again") from error

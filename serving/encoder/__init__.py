@@ -1,0 +1,1 @@
+"""Encoders: texts become embeddings or scores, in batches that several requests share."""

@@ -1,0 +1,201 @@
+"""The encoder's engine: which texts are computed together, who waits for whom, and what fails."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharp.plugins.manifest import Manifest, Norm, SourceRecord
+from sharp.serving.api.encoding import EncodeRequest, TextTokens
+from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, QueueFullError
+from sharp.serving.api.events import EncodedTexts, Failed, Finished, FinishReason
+from sharp.serving.backends.encoder import EncoderOutput
+from sharp.serving.config import EngineConfig
+from sharp.serving.encoder.batching import LEAST_TOKENS_SHARE, RunningRequest, WaitingText, choose
+from sharp.serving.encoder.engine import EncoderEngine
+
+BAD, LOST = 66, 77
+
+
+class Backend:
+    """The hidden state of a token is (its id, its type); padding has NaN."""
+
+    device, kernels = "cpu", True
+
+    def __init__(self):
+        self.batches = []
+
+    def run(self, batch):
+        self.batches.append(batch.attention_mask.sum(1).tolist())
+        if (batch.input_ids == BAD).any():
+            raise RuntimeError("a kernel failed")
+        if (batch.input_ids == LOST).any():
+            raise DeviceLostError("the GPU is lost")
+        values = np.stack([batch.input_ids, batch.token_type_ids], -1).astype(np.float32)
+        values[batch.attention_mask == 0] = np.nan
+        stats = np.ones((1, *batch.input_ids.shape, 2, 4), np.float32).swapaxes(2, 3) if batch.collect_stats else None
+        return EncoderOutput(values, stats)
+
+
+MANIFEST = Manifest(
+    sharp_version="0",
+    name="encoder",
+    kind="encoder",
+    source=SourceRecord(name="made by a test", architecture="Identity", sha256=""),
+    opset=23,
+    layers=1,
+    q_heads=2,
+    kv_heads=2,
+    head_dim=1,
+    value_dim=1,
+    vocab_size=100,
+    max_context=600,
+    trained_context=600,
+    positions="none",
+    norm=Norm(name="softmax", normalizer="softmax", trained=True),
+)
+
+
+def make_engine(pooling="mean", **config):
+    return EncoderEngine(Backend(), MANIFEST, pooling, EngineConfig(**config))
+
+
+def request(name, *texts):
+    return EncodeRequest(name, tokens=tuple(TextTokens(ids) for ids in texts))
+
+
+def run(engine):
+    """All events, by request, with the integrity of every step."""
+    events = {}
+    while engine.has_work:
+        for event in engine.step():
+            events.setdefault(event.request_id, []).append(event)
+        engine.check_integrity()
+    return events
+
+
+def rows(events):
+    return next(event.values for event in events if isinstance(event, EncodedTexts))[:, 0].tolist()
+
+
+def test_texts_of_several_requests_share_a_batch_and_each_gets_its_own_rows():
+    engine = make_engine()
+    engine.add(request("a", [1, 3], [9, 9, 9]))
+    engine.add(request("b", [5]))
+    events = run(engine)
+    assert engine._backend.batches == [[1, 2, 3]]
+    assert rows(events["a"]) == [2, 9]
+    assert rows(events["b"]) == [5]
+    finished = events["a"][-1]
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.usage.prompt_tokens, finished.last) == (FinishReason.STOP, 5, True)
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [("mean", [2, 4.5]), ("cls", [1, 4]), ("last", [3, 5])])
+def test_padding_touches_no_pooling(pooling, expected):
+    engine = make_engine(pooling)
+    engine.add(request("a", [1, 2, 3], [4, 5]))
+    assert rows(run(engine)["a"]) == expected
+
+
+def test_a_small_request_does_not_wait_for_all_of_a_large_one():
+    engine = make_engine(max_sequences=8)
+    engine.add(request("large", *([1] * 100 for _ in range(200))))
+    engine.step()
+    engine.add(request("small", [5, 6]))
+    steps = 0
+    done = False
+    while not done:
+        steps += 1
+        done = any(event.request_id == "small" for event in engine.step())
+    assert steps <= 2
+
+
+def test_an_aborted_request_computes_nothing_more():
+    engine = make_engine(max_sequences=1)
+    engine.add(request("a", [1], [2], [3]))
+    engine.step()
+    [finished] = engine.abort("a")
+    assert finished.reason is FinishReason.CANCELLED
+    assert not engine.has_work
+    assert engine.abort("a") == []
+    engine.check_integrity()
+    assert len(engine._backend.batches) == 1
+
+
+def test_a_batch_that_fails_loses_its_requests_and_no_other():
+    engine = make_engine(max_sequences=1)
+    engine.add(request("bad", [BAD]))
+    engine.add(request("good", [1]))
+    events = run(engine)
+    [failed] = events["bad"]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, EngineError)
+    assert rows(events["good"]) == [1]
+    assert engine.failed_steps == 0  # since the last one worked
+    reasons = [ended.reason for ended in engine.report().finished]
+    assert reasons == ["error", "stop"]
+
+
+def test_a_lost_device_ends_the_engine():
+    engine = make_engine()
+    engine.add(request("a", [LOST]))
+    with pytest.raises(DeviceLostError):
+        engine.step()
+
+
+def test_numbers_that_are_not_finite_fail_their_request_alone(monkeypatch):
+    engine = make_engine()
+    engine.add(request("a", [1]))
+    engine.add(request("b", [2]))
+    compute = engine._backend.run
+
+    def overflowing(batch):
+        output = compute(batch)
+        output.values[batch.input_ids == 1] = np.inf
+        return output
+
+    monkeypatch.setattr(engine._backend, "run", overflowing)
+    events = run(engine)
+    assert isinstance(events["a"][0], Failed)
+    assert rows(events["b"]) == [2]
+
+
+def test_what_waits_is_bounded_by_requests_and_by_tokens():
+    engine = make_engine(max_waiting_requests=2, max_waiting_tokens=10)
+    engine.add(request("a", [1] * 20))  # alone any request may wait
+    with pytest.raises(QueueFullError, match="20 prompt tokens wait already; the limit is 10"):
+        engine.add(request("b", [1]))
+    engine = make_engine(max_waiting_requests=2)
+    engine.add(request("a", [1]))
+    with pytest.raises(AlreadyExistsError):
+        engine.add(request("a", [1]))
+    engine.add(request("b", [1]))
+    with pytest.raises(QueueFullError, match="2 sequences wait already"):
+        engine.add(request("c", [1]))
+
+
+def test_the_report_has_tokens_padding_batches_and_statistics():
+    engine = make_engine(attention_interval=1)
+    engine.add(request("a", [1, 2], [3]))
+    assert engine.report().waiting == 1
+    run(engine)
+    report = engine.report()
+    assert (report.running, report.waiting) == (0, 0)
+    assert (report.prompt_tokens, report.padding_tokens, report.batch_texts) == (3, 1, (2,))
+    assert len(report.step_seconds) == len(report.queue) == 1
+    [attention] = report.attention
+    assert attention.stats.shape == (1, 3, 2, 4)
+    assert sorted(attention.visible[0].tolist()) == [1, 2, 2]  # every token sees its whole text
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 16), st.integers(1, 600))
+def test_batches_fit_their_limits_and_have_the_first_that_waits(lengths, most_texts, most_tokens):
+    owner = RunningRequest(request("a"), 0.0)
+    waiting = [WaitingText(owner, index, length) for index, length in enumerate(lengths)]
+    batch = choose(waiting, most_tokens, most_texts)
+    assert waiting[0] in batch
+    assert len(set(batch)) == len(batch) <= most_texts
+    padded = len(batch) * max(text.tokens for text in batch)
+    assert len(batch) == 1 or padded <= most_tokens
+    assert len(batch) == 1 or padded <= 128 or sum(text.tokens for text in batch) >= LEAST_TOKENS_SHARE * padded
