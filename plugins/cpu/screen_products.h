@@ -24,14 +24,15 @@ inline __m256i sum_pairs(__m512i sums) {
 }
 
 // integers: quads of channels `stride` bytes apart, 4 bytes for each key. query: `query_stride` from row to row.
-// products [kRows, 16].
+// products [kRows, 16]. `ahead` is laid out like integers and is fetched line by line, so that memory works meanwhile.
 template <int kRows>
-void screen_products(const int8_t* integers, int64_t stride, int64_t quads, const int16_t* query, int64_t query_stride,
-                     float* products) {
+void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
+                     int64_t query_stride, float* products) {
   __m512i sums[kRows][2];
   for (int row = 0; row < kRows; ++row) sums[row][0] = sums[row][1] = _mm512_setzero_si512();
   for (int64_t quad = 0; quad < quads; ++quad) {
     const __m256i* from = reinterpret_cast<const __m256i*>(integers + quad * stride);
+    __builtin_prefetch(ahead + quad * stride);
     const __m512i low = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from));
     const __m512i high = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + 1));
     for (int row = 0; row < kRows; ++row) {
@@ -54,8 +55,8 @@ constexpr int kScreenRows = 3;
 
 // 8 keys at a time: the sums of 16 would not stay in registers.
 template <int kRows>
-void screen_products(const int8_t* integers, int64_t stride, int64_t quads, const int16_t* query, int64_t query_stride,
-                     float* products) {
+void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
+                     int64_t query_stride, float* products) {
   for (int half = 0; half < 2; ++half) {
     __m256i sums[kRows][2];
     for (int row = 0; row < kRows; ++row)
@@ -63,6 +64,7 @@ void screen_products(const int8_t* integers, int64_t stride, int64_t quads, cons
     const int8_t* from = integers + half * 32;
 #pragma GCC unroll 2
     for (int64_t quad = 0; quad < quads; ++quad, from += stride) {
+      if (half == 0) __builtin_prefetch(ahead + quad * stride);
       const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
       const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + 1));
       for (int row = 0; row < kRows; ++row) {
@@ -87,8 +89,9 @@ void screen_products(const int8_t* integers, int64_t stride, int64_t quads, cons
 constexpr int kScreenRows = 3;
 
 template <int kRows>
-void screen_products(const int8_t* integers, int64_t stride, int64_t quads, const int16_t* query, int64_t query_stride,
-                     float* products) {
+void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
+                     int64_t query_stride, float* products) {
+  for (int64_t quad = 0; quad < quads; ++quad) __builtin_prefetch(ahead + quad * stride);
   for (int row = 0; row < kRows; ++row) {
     int32_t sums[kStripKeys] = {};
     for (int64_t quad = 0; quad < quads; ++quad) {
@@ -104,7 +107,7 @@ void screen_products(const int8_t* integers, int64_t stride, int64_t quads, cons
 
 #endif
 
-using ScreenProducts = void (*)(const int8_t*, int64_t, int64_t, const int16_t*, int64_t, float*);
+using ScreenProducts = void (*)(const int8_t*, const int8_t*, int64_t, int64_t, const int16_t*, int64_t, float*);
 
 #if defined(__AVX512BW__)
 inline constexpr ScreenProducts kScreenProducts[kScreenRows] = {screen_products<1>, screen_products<2>,

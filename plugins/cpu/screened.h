@@ -81,16 +81,6 @@ class StripWalk {
   int64_t offset_;
 };
 
-// Inlined early: GCC takes a function that only prefetches for one without an effect, and drops its calls.
-[[gnu::always_inline]] inline void fetch_screen(const Problem& problem, Strip strip) {
-  if (strip.block < 0) return;
-  const ScreenBlock screen = screen_block(problem, strip.block);
-  const int64_t stride = 4 * problem.block_size, quads = screen_quads(problem);
-  for (int64_t quad = 0; quad < quads; ++quad) __builtin_prefetch(screen.integers + quad * stride + strip.offset * 4);
-  __builtin_prefetch(screen.scale + strip.offset);
-  __builtin_prefetch(screen.distance + strip.offset);
-}
-
 struct Interval {
   Vec lower, upper;
 };
@@ -117,7 +107,7 @@ inline void shape_interval(const Problem& problem, const Row& row, float slope, 
 
 // First pass: the ends of intervals into part.highest_bounds and lowest_bounds, and into the states; counts the keys.
 inline void bound_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
-  constexpr int kVectors = kStripKeys / kLanes, kAhead = 8;
+  constexpr int kVectors = kStripKeys / kLanes, kAhead = 4;
   const int64_t count = tile.rows(), quads = screen_quads(problem),
                 strips = (part.keys.end - part.keys.begin + kStripKeys - 1) / kStripKeys;
   Row rows[kMaxTileRows];
@@ -134,24 +124,32 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
     lowest_upper[row] = splat(kInfinity);
   }
   StripWalk walk(problem, tile, part.keys.begin), ahead = walk;
-  for (int64_t strip = 0; strip < kAhead && strip < strips; ++strip, ahead.advance())
-    fetch_screen(problem, ahead.here());
+  for (int64_t strip = 0; strip < kAhead && strip < strips; ++strip) ahead.advance();
   for (int64_t strip = 0; strip < strips; ++strip, walk.advance()) {
-    if (strip + kAhead < strips) {
-      fetch_screen(problem, ahead.here());
-      ahead.advance();
-    }
     const auto [block, offset] = walk.here();
     const int64_t begin = part.keys.begin + strip * kStripKeys;
     const uint64_t mapped = block < 0 ? 0 : bits_in({begin, smaller(begin + kStripKeys, part.keys.end)}, begin);
     alignas(64) float products[kScreenedRows * kStripKeys];
     Vec scales[kVectors], distances[kVectors];
+    const int8_t* next = nullptr;
+    if (strip + kAhead < strips) {
+      const auto [next_block, next_offset] = ahead.here();
+      ahead.advance();
+      if (next_block >= 0) {
+        const ScreenBlock to = screen_block(problem, next_block);
+        next = to.integers + next_offset * 4;
+        __builtin_prefetch(to.scale + next_offset);
+        __builtin_prefetch(to.distance + next_offset);
+      }
+    }
     if (mapped != 0) {
       const ScreenBlock screen = screen_block(problem, block);
-      for (int64_t row = 0; row < count; row += kScreenRows)
+      const int8_t* integers = screen.integers + offset * 4;
+      if (next == nullptr) next = integers;  // which costs nothing
+      for (int64_t row = 0; row < count; row += kScreenRows, next = integers)
         kScreenProducts[smaller<int64_t>(count - row, kScreenRows) - 1](
-            screen.integers + offset * 4, 4 * problem.block_size, quads, scratch.query_integers + row * 4 * quads,
-            4 * quads, products + row * kStripKeys);
+            integers, next, 4 * problem.block_size, quads, scratch.query_integers + row * 4 * quads, 4 * quads,
+            products + row * kStripKeys);
       for (int v = 0; v < kVectors; ++v) {
         scales[v] = load(screen.scale + offset + v * kLanes);
         const Vec distance = load(screen.distance + offset + v * kLanes);
