@@ -109,15 +109,16 @@ def _masked_top(nodes: NodeList, values: str, visible: str) -> str:
 
 
 def _softmax(nodes: NodeList, exponents: str, visible: str, sinks: str, inverse_temperature: str) -> Weights:
-    top, zero = _masked_top(nodes, exponents, visible), nodes.constant(0.0)
-    grown = nodes.op("Where", visible, nodes.op("Exp", nodes.op("Sub", exponents, top)), zero)
+    top = _masked_top(nodes, exponents, visible)
+    shifted = nodes.op("Sub", exponents, top)
+    grown = nodes.op("Where", visible, nodes.op("Exp", shifted), nodes.constant(0.0))
     among_keys = _divide_by_sum(nodes, grown)
     if not sinks:
         return Weights(among_keys, inverse_temperature)
     # What the sink, which may be far above all keys, leaves them.
     total = nodes.reduce("ReduceSum", grown)
     share = nodes.op("Div", total, nodes.op("Add", total, nodes.op("Exp", nodes.op("Sub", sinks, top))))
-    weights = nodes.op("Where", visible, nodes.op("Mul", among_keys, share), zero)
+    weights = nodes.op("Where", visible, nodes.op("Mul", among_keys, share), nodes.constant(0.0))
     return Weights(weights, inverse_temperature, among_keys)
 
 
