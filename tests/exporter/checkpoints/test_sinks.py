@@ -52,6 +52,16 @@ def test_other_norms(sharp_export, gpt_oss, tmp_path, norm):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "options", [("--dtype", "float16"), ("--dtype", "bfloat16"), ("--quantize", "int8", "--kv-dtype", "int8")], ids=str
+)
+def test_half_precision_and_quantization(sharp_export, tmp_path, options):
+    # Without experts: rounding sends a token of a small random model to others now and then, with sinks or without.
+    source = save(tiny("granite_swa"), tmp_path / "granite_swa")
+    export(sharp_export, source, "softmax", "paged", tmp_path / "out", *options)  # and verifies
+
+
+@pytest.mark.full
 def test_a_norm_map_keeps_the_sinks_of_all_heads(sharp_export, gpt_oss, tmp_path):
     (tmp_path / "map.toml").write_text(MIXED)
     options = ("--norm-map", tmp_path / "map.toml", "--untrained-norm")
