@@ -10,7 +10,8 @@ buffers, and
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
     most_tokens the function of that name
     places      blocks * block_size, the slots of the caches
-An optional input that is absent is a null pointer; `Options` says so and no kernel reads it. `stats` is always written.
+An optional input that is absent is a null pointer; `Options` says so, `parameters` of head_params, and no kernel reads
+it. `stats` is always written.
 
 Attention is computed by the same kernels, compiled with `Options.contiguous`. For them a batch is sequences of equally
 many tokens, and
