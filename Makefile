@@ -8,7 +8,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel lock lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel docs lock lint format typing clean
 
 setup: .venv/installed
 
@@ -77,6 +77,10 @@ gpu-wheel: setup
 	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
 	  -C build-dir=build/gpu-wheel
 
+# The documentation as a site, in build/site; a warning is an error.
+docs: setup
+	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site -b dirhtml . build/site
+
 # What the images install, every package with its hashes: after a change of constraints.txt or of the dependencies.
 LOCK := build/lock/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --no-header --no-annotate \
   --python-version 3.11 --python-platform x86_64-manylinux_2_36
@@ -98,6 +102,7 @@ lint: typing
 	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray
 	.venv/bin/clang-format --dry-run --Werror $$(git ls-files 'plugins/*.cc' 'plugins/*.h')
 	.venv/bin/python -m tests.words
+	.venv/bin/python -m tests.links
 
 format: setup
 	.venv/bin/ruff check --fix .

@@ -281,6 +281,9 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 
 @click.command(cls=SharpCommand)
 @click.option("--data", default="smollm2", show_default=True, help="smollm2, gaussian or CHECKPOINT:NORM.")
+@click.option(
+    "--query-scale", default=1.0, show_default=True, help="Factor of the queries: a small one spreads the weights."
+)
 @click.option("--phases", default="decode", show_default=True, help=f"Of {', '.join(PHASES)}.")
 @click.option("--contexts", default="32768", show_default=True, help="Tokens.")
 @click.option("--normalizers", default="softmax,ssa,adaptive_softmax,entmax", show_default=True)
@@ -294,6 +297,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot has its name, as PNG.")
 def main(
     data: str,
+    query_scale: float,
     phases: str,
     contexts: str,
     normalizers: str,
@@ -323,6 +327,9 @@ def main(
     options = Options(chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, screen, clock)
     lengths = [int(context) for context in contexts.split(",")]
     name, layers = load_layers(data, max(lengths))
+    if query_scale != 1:
+        name = f"{name} x {query_scale:g}"
+        layers = [replace(layer, query=layer.query * query_scale) for layer in layers]
     rows: list[Row] = []
     limits = []
     for phase in phases.split(","):

@@ -1,7 +1,7 @@
 """One stream in Sharp and in its peers: decoding speed and time to the first token, interleaved, in one process.
 
 python -m bench.generation --sharp FOLDER [--sharp FOLDER] [--genai FOLDER] [--llama FILE.gguf] [--threads 2]
-python -m bench.generation --sharp FOLDER --genai FOLDER --texts --answer-tokens 192
+python -m bench.generation --sharp FOLDER --genai FOLDER --texts --completion-tokens 192
 
 Every runtime reads the same prompt and generates as many tokens greedily, past any end-of-sequence token; rounds go
 round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. The prompt has
@@ -136,7 +136,14 @@ def weight_bytes(path: Path) -> int:
 @click.option("--threads", default=len(os.sched_getaffinity(0)), show_default=True)
 @click.option("--prompt-tokens", default=261, show_default=True, help="Length of the random prompt.")
 @click.option("--texts", is_flag=True, help="Requests to a chat model instead of random tokens.")
-@click.option("--answer-tokens", default=64, show_default=True, help="Tokens of a completion.")
+@click.option(
+    "--completion-tokens",
+    "--answer-tokens",
+    "completion_tokens",
+    default=64,
+    show_default=True,
+    help="Tokens of a completion.",
+)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(
@@ -146,14 +153,14 @@ def main(
     threads: int,
     prompt_tokens: int,
     texts: bool,
-    answer_tokens: int,
+    completion_tokens: int,
     rounds: int,
     output: Path | None,
 ) -> None:
     """Measure every runtime and compare it with the first."""
     random = {"random": np.random.default_rng(0).integers(100, 10_000, prompt_tokens).tolist()}
     prompts = prompts_of(sharps[0]) if texts else random
-    context = -(-(max(map(len, prompts.values())) + answer_tokens + 1) // 64) * 64
+    context = -(-(max(map(len, prompts.values())) + completion_tokens + 1) // 64) * 64
     subjects: list[tuple[str, Path, Runtime]] = [
         *((f"sharp {path.name}", path, sharp(path, threads, context, None if texts else 0)) for path in sharps),
         *((f"genai {path.name}", path, genai(path, threads, context)) for path in genais),
@@ -167,7 +174,7 @@ def main(
         for prompt, tokens in prompts.items():
             for name, _, run in subjects:
                 pause()
-                runs[name, prompt].append(run(tokens, answer_tokens))
+                runs[name, prompt].append(run(tokens, completion_tokens))
             pause()
             reads.append(read())
     bandwidth = statistics.median(reads)
@@ -199,7 +206,7 @@ def main(
         **header("generation", PACKAGES),
         "threads": threads,
         "prompt_tokens": round(statistics.fmean(map(len, prompts.values()))),
-        "answer_tokens": answer_tokens,
+        "completion_tokens": completion_tokens,
         "rounds": rounds,
         "read_bytes_per_second": bandwidth,
         "rows": rows,

@@ -2,7 +2,7 @@
 
 python -m bench.long_prompt FOLDER [--lengths 4096,8192,16384,32768] [--output bench/results/long_prompt.json]
 
-"extra_mb" is the peak resident memory minus what the process held once the model was loaded and had answered a short
+"extra_mb" is the peak resident memory minus what the process held once the model was loaded and had completed a short
 prompt: what the long prompt itself takes, with its key-value cache ("cache_mb"). It must grow linearly with the length.
 """
 

@@ -31,7 +31,7 @@ from sharp.serving.client import AsyncClient
 RUNNING = 16
 WAITING = 16
 PROMPT_TOKENS = 128
-ANSWER_TOKENS = 32
+COMPLETION_TOKENS = 32
 LONG_PROMPT_TOKENS = 8000
 STREAMS = 4
 
@@ -62,29 +62,29 @@ async def measure(address: str, *loads: Load) -> list[Summary]:
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(folder: str, requests: int, output: Path | None) -> None:
     """Measure and write the results."""
-    short = {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS, "spread": 0.5}
+    short = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": COMPLETION_TOKENS, "spread": 0.5}
     with server(folder) as address:
         asyncio.run(measure(address, Load(4, **short)))  # the first steps take memory from the system
         (capacity,) = asyncio.run(measure(address, Load(4 * RUNNING, concurrency=RUNNING, seed=1, **short)))
         rate = 2 * capacity.requests_per_second
         (overload,) = asyncio.run(measure(address, Load(requests, rate=rate, seed=2, **short)))
-        streams = Load(STREAMS, prompt_tokens=PROMPT_TOKENS, answer_tokens=400, seed=3)
+        streams = Load(STREAMS, prompt_tokens=PROMPT_TOKENS, completion_tokens=400, seed=3)
         (alone,) = asyncio.run(measure(address, streams))
-        long = Load(2, rate=0.2, prompt_tokens=LONG_PROMPT_TOKENS, answer_tokens=1, seed=4)
+        long = Load(2, rate=0.2, prompt_tokens=LONG_PROMPT_TOKENS, completion_tokens=1, seed=4)
         beside, prompts = asyncio.run(measure(address, streams, long))
     bound = (WAITING + 1) / capacity.requests_per_second
     row: dict[str, Any] = {
         "capacity_requests_per_second": round(capacity.requests_per_second, 3),
         "capacity_tokens_per_second": round(capacity.tokens_per_second, 1),
         "offered_requests_per_second": round(rate, 3),
-        "answered": overload.answered,
+        "completed": overload.completed,
         "refused": overload.refused,
         "lost": overload.failed,
         "first_token_p99_ms": overload.time_to_first_token.p99,
         "first_token_bound_ms": round(1000 * bound),
         "inter_token_alone": asdict(alone.inter_token_latency),
         "inter_token_beside_long_prompts": asdict(beside.inter_token_latency),
-        "long_prompts_answered": prompts.answered,
+        "long_prompts_completed": prompts.completed,
         "long_prompt_first_token_ms": prompts.time_to_first_token.p50,
     }
     click.echo(json.dumps(row, indent=2))
@@ -94,7 +94,7 @@ def main(folder: str, requests: int, output: Path | None) -> None:
         "running": RUNNING,
         "waiting": WAITING,
         "prompt_tokens": PROMPT_TOKENS,
-        "answer_tokens": ANSWER_TOKENS,
+        "completion_tokens": COMPLETION_TOKENS,
         "row": row,
     }
     write(output, result)

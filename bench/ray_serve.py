@@ -170,13 +170,15 @@ def throughput(addresses: list[str], load: Load) -> float:
     "--concurrency", default=32, show_default=True, type=click.IntRange(1), help="Open at a time, for each replica."
 )
 @click.option("--prompt-tokens", default=64, show_default=True, type=click.IntRange(1))
-@click.option("--answer-tokens", default=64, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--completion-tokens", "--answer-tokens", "completion_tokens", default=64, show_default=True, type=click.IntRange(1)
+)
 @click.option("--output", type=click.Path(path_type=Path))
 def main(
-    folder: Path, requests: int, concurrency: int, prompt_tokens: int, answer_tokens: int, output: Path | None
+    folder: Path, requests: int, concurrency: int, prompt_tokens: int, completion_tokens: int, output: Path | None
 ) -> None:
     """Measure both targets with the model FOLDER."""
-    load = Load(requests, None, prompt_tokens, answer_tokens, 0.5, 0, concurrency)
+    load = Load(requests, None, prompt_tokens, completion_tokens, 0.5, 0, concurrency)
     tokens_per_second: dict[str, float] = {}
     with cluster() as address:
         deploy(folder, 1)
@@ -196,7 +198,7 @@ def main(
         "requests": requests,
         "concurrency": concurrency,
         "prompt_tokens": prompt_tokens,
-        "answer_tokens": answer_tokens,
+        "completion_tokens": completion_tokens,
         "first_token_ms": {name: round(value, 2) for name, value in medians.items()},
         "ray_adds_ms": round(medians["ray"] - medians["server"], 2),
         "tokens_per_second": {name: round(value, 1) for name, value in tokens_per_second.items()},

@@ -40,7 +40,7 @@ class Workload:
     prefix_tokens: int = 2048
     own_tokens: int = 256
     tokens_per_second: float = 20_000.0
-    answer_seconds: float = 0.05
+    completion_seconds: float = 0.05
     cache_tokens: int = 65_536
     load: float = 0.7
 
@@ -147,7 +147,7 @@ def simulate(workload: Workload, policy: str, seed: int = 0) -> Outcome:
     w = workload
     popularity = np.arange(1, w.prefixes + 1) ** -w.zipf
     requested = generator.choice(w.prefixes, w.requests, p=popularity / popularity.sum())
-    full = (w.prefix_tokens + w.own_tokens) / w.tokens_per_second + w.answer_seconds
+    full = (w.prefix_tokens + w.own_tokens) / w.tokens_per_second + w.completion_seconds
     arrivals = np.cumsum(generator.exponential(full / (w.load * w.replicas), w.requests))
     replicas = [Replica(w.cache_tokens) for _ in range(w.replicas)]
     choose = chooser(policy, replicas, random.Random(seed))
@@ -159,8 +159,8 @@ def simulate(workload: Workload, policy: str, seed: int = 0) -> Outcome:
         read = (w.own_tokens + (0 if hits[number] else w.prefix_tokens)) / w.tokens_per_second
         begin = max(now, replica.free_at)
         first_token[number] = begin + read - now
-        replica.free_at = begin + read + w.answer_seconds
-        replica.worked += read + w.answer_seconds
+        replica.free_at = begin + read + w.completion_seconds
+        replica.worked += read + w.completion_seconds
     counted = slice(w.requests // 5, None)
     worked = [replica.worked for replica in replicas]
     return Outcome(

@@ -75,6 +75,40 @@ def attention(result: Row) -> Iterator[str]:
     yield from table(columns, rows)
 
 
+def decode_in_short(result: Row) -> list[str]:
+    """A table of the norms that users choose among: time, share of the memory bandwidth, ratios to float32 peers."""
+    measured = {(row["subject"], row["cache_dtype"]): row for row in result["rows"]}
+    rows = []
+    for name, subject, dtype in (
+        ("softmax", "softmax", "float32"),
+        ("ssa", "ssa", "float32"),
+        ("adaptive_softmax", "adaptive_softmax", "float32"),
+        ("entmax 1.5", "entmax", "float32"),
+        ("softmax, float16 cache", "softmax", "float16"),
+        ("softmax, int8 cache", "softmax", "int8"),
+    ):
+        found = measured[subject, dtype]
+        rows.append(
+            {
+                "name": name,
+                "milliseconds": found["milliseconds"],
+                # An entmax row reads few values: its bytes over the bandwidth are no limit.
+                "limit": "skips values" if subject == "entmax" else f"{found['bandwidth_ratio']:.0%}",
+                "group": speedup(found, measured["ONNX Runtime GQA", "float32"]),
+                "sdpa": speedup(found, measured["torch SDPA", "float32"]),
+            }
+        )
+    columns = {
+        "": field("name"),
+        "ms": field("milliseconds", ".2f"),
+        "of memory bandwidth": field("limit"),
+        "times as fast as GroupQueryAttention": field("group", ".1f"),
+        "as torch SDPA": field("sdpa", ".1f"),
+    }
+    lines = table(columns, rows)
+    return [lines[0].replace("|  |", "| |"), *lines[1:]]
+
+
 def speedup(row: Row, other: Row) -> float:
     """How many times as fast as the other: the median over rounds, in older files the ratio of the medians."""
     passes, theirs = row.get("passes", ()), other.get("passes", ())

@@ -1,4 +1,4 @@
-"""The tables of `bench/RESULTS.md`, made from the files of `bench/results/`.
+"""The tables of `bench/RESULTS.md` and of the README, made from the files of `bench/results/`.
 
 python -m bench.tables
 
@@ -20,6 +20,8 @@ from sharp.plugins.errors import InputError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.with_name("RESULTS.md")
+README = RESULTS.parents[1] / "README.md"
+README_RESULT = RESULTS / "attention_decode_32k.json"
 INTRODUCTION = """# Results
 
 Written by `python -m bench.tables` from the files of `results/`; do not edit. [README.md](README.md) says how to run
@@ -31,9 +33,15 @@ SETTINGS = {  # of a file, and how the page calls them
         *("model", "parameters", "checkpoint_dtype", "weights", "cache", "heads", "head_dim", "target", "text"),
         *("threads", "clock", "rounds", "streams", "context", "requests", "concurrency", "running", "waiting"),
         *("replicas", "prefixes", "zipf", "prefix_tokens", "own_tokens", "cache_tokens", "tokens_per_second"),
-        *("prompt_tokens", "note"),
+        *("prompt_tokens", "completion_tokens", "completion_seconds", "note"),
     )
-} | {"answer_tokens": "completion tokens", "answer_seconds": "completion seconds"}
+}
+OLD_NAMES = {  # of fields, and what they are called today
+    "answer_tokens": "completion_tokens",
+    "answer_seconds": "completion_seconds",
+    "answered": "completed",
+    "long_prompts_answered": "long_prompts_completed",
+}
 
 
 # Benchmarks in the page's order.
@@ -58,9 +66,14 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
 }
 
 
+def renamed(row: Row) -> Row:
+    """A row with today's names of its fields."""
+    return {OLD_NAMES.get(name, name): value for name, value in row.items()}
+
+
 def read(path: Path) -> Row:
     """A result with the fields that every file of today has."""
-    result: Row = json.loads(path.read_text(encoding="utf-8"))
+    result: Row = json.loads(path.read_text(encoding="utf-8"), object_hook=renamed)
     if path.stem == "gpu":
         return {"benchmark": "gpu", "sections": result}
     if path.stem == "gpu_library":
@@ -116,10 +129,18 @@ def page(folder: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def with_speed_table(readme: str, result: Row) -> str:
+    """The README with the table under its line that begins with `| | ms |`, as the result has it."""
+    before, heading, after = readme.partition("\n| | ms |")
+    rest = after.partition("\n\n")[2]
+    return f"{before}\n{chr(10).join(sections.decode_in_short(result))}\n\n{rest}" if heading else readme
+
+
 @click.command(cls=SharpCommand)
 def main() -> None:
-    """Write bench/RESULTS.md."""
+    """Write bench/RESULTS.md and the speed table of README.md."""
     PAGE.write_text(page(RESULTS), encoding="utf-8")
+    README.write_text(with_speed_table(README.read_text(encoding="utf-8"), read(README_RESULT)), encoding="utf-8")
     click.echo(f"{PAGE.name}: written from {len(list(RESULTS.glob('*.json')))} files")
 
 

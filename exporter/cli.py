@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sharp.exporter.checkpoints.source import check_exists
+from sharp.exporter.checkpoints.path_checks import check_exists
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 from sharp.plugins.errors import VerificationError
 
@@ -268,10 +268,7 @@ def export(
         from sharp.exporter.report import report, report_plan, untrained_warning, unused_warning
         from sharp.plugins.manifest import NormParameter
 
-        graph = {
-            name: chosen.pop(name)
-            for name in ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "opset", "key_screen")
-        }
+        graph = {one.name: chosen.pop(one.name) for one in fields(GraphOptions)}
         settings = ExportSettings(
             norm=chosen.pop("norm"),
             cache=chosen.pop("cache"),

@@ -1,7 +1,8 @@
 """What `sharp fit-temperature` fits to: samples of a task, or windows of a text, and what a model makes of them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,9 +10,11 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from sharp.models.attention import EagerAttention
 from sharp.models.bits_per_byte import check_reads_bytes, read_text
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Checkpoint
+from sharp.models.config import SharpConfig
 from sharp.models.evaluation import (
     TEXT,
     check_outputs,
@@ -24,7 +27,13 @@ from sharp.models.max_retrieval import MaxRetrieval
 from sharp.models.objective import IGNORED, Batch, loss
 from sharp.models.tasks.scoring import check_memory
 from sharp.models.tasks.task import Sampler
-from sharp.models.temperature_fit import TEMPERATURES, Points, language_points, max_retrieval_points
+from sharp.models.temperature_fit import (
+    TEMPERATURES,
+    LanguageModel,
+    Points,
+    language_points,
+    max_retrieval_points,
+)
 from sharp.models.temperature_preset import AdaptiveTemperature
 from sharp.plugins.errors import InputError
 
@@ -97,7 +106,7 @@ def sequences_of(stored: Checkpoint, model: SharpForCausalLM, lengths: str | Non
     check_outputs(model, sampler)
     sizes = task.evaluation_lengths[:2] if lengths is None else parse_lengths(lengths)
     for length in sizes:
-        check_recorded(model, sampler.tokens(length))
+        check_recorded(model.config, sampler.tokens(length))
 
     def one_by_one(samples: int, seed: int) -> Iterator[Batch]:
         for batch in draw(sampler, sizes, samples, seed):
@@ -113,7 +122,7 @@ def windows_of(model: SharpForCausalLM, lengths: str | None, text_file: Path | N
     sizes = (TEXT_WINDOW,) if lengths is None else parse_lengths(lengths)
     tokens = read_text(text_file)
     for length in sizes:
-        check_recorded(model, length)
+        check_recorded(model.config, length)
         if not 1 <= length < len(tokens):
             raise InputError(f"windows of {length} cannot be cut from a text of {len(tokens)} tokens")
 
@@ -129,9 +138,7 @@ def windows_of(model: SharpForCausalLM, lengths: str | None, text_file: Path | N
     return Data(description, SEQUENCES, windows, lambda samples: samples * len(sizes))
 
 
-def find_points(
-    model: MaxRetrieval | SharpForCausalLM, data: Data, samples: int, seed: int, threshold: float
-) -> Points:
+def find_points(model: MaxRetrieval | LanguageModel, data: Data, samples: int, seed: int, threshold: float) -> Points:
     """The points that the model's polynomial is fitted to, with a progress bar."""
     runs = 1 if isinstance(model, MaxRetrieval) else len(TEMPERATURES)
     with Progress(console=Console(stderr=True)) as progress:
@@ -152,19 +159,37 @@ class Effect:
 
 @torch.no_grad()
 def measure_effect(
-    model: MaxRetrieval | SharpForCausalLM, batches: Iterator[Batch], temperature: AdaptiveTemperature | None
+    model: MaxRetrieval | LanguageModel, batches: Iterator[Batch], temperature: AdaptiveTemperature | None
 ) -> Effect:
     """The means over all targets, right or wrong, with an adaptive temperature or, for None, with softmax."""
-    softmax = AdaptiveTemperature((1.0,))
-    adapted = with_adaptive_temperature(model, temperature or softmax).eval()
+    chosen = temperature or AdaptiveTemperature((1.0,))
+    outputs_of = set_outputs(model, chosen) if isinstance(model, MaxRetrieval) else partial(under, model, chosen)
     right, total, targets = 0, 0.0, 0
     for batch in batches:
-        outputs = adapted(*batch.inputs)
+        outputs = outputs_of(batch)
         asked = int((batch.targets != IGNORED).sum())
         right += int((outputs.argmax(-1) == batch.targets).sum())
         total += loss(outputs, batch.targets).item() * asked
         targets += asked
     return Effect(right / targets, total / targets)
+
+
+def set_outputs(model: MaxRetrieval, temperature: AdaptiveTemperature) -> Callable[[Batch], Tensor]:
+    """What gives the logits of a batch of sets with an adaptive temperature."""
+    adapted = with_adaptive_temperature(model, temperature).eval()
+    return lambda batch: adapted(*batch.inputs)
+
+
+def under(model: LanguageModel, temperature: AdaptiveTemperature, batch: Batch) -> Tensor:
+    """Logits of a batch of texts with an adaptive temperature."""
+    config = replace(
+        model.config,
+        norm="adaptive-temperature",
+        temperature_coefficients=temperature.coefficients,
+        entropy_threshold=temperature.entropy_threshold,
+    )
+    (tokens,) = batch.inputs
+    return model(tokens, attention=EagerAttention(config))
 
 
 def draw(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[Batch]:
@@ -187,10 +212,10 @@ def at_once(tokens: int) -> int:
     return max(1, TOKENS_PER_BATCH // tokens)
 
 
-def check_recorded(model: SharpForCausalLM, tokens: int) -> None:
-    """Check that the attention weights of all layers fit into memory, as their entropies are taken together.
+def check_recorded(config: SharpConfig, tokens: int) -> None:
+    """Check that the attention weights of a layer fit into memory.
 
     Raises:
         InputError: they do not.
     """
-    check_memory(model.config.layers * model.config.q_heads * tokens * tokens, tokens, torch.device("cpu"))
+    check_memory(config.q_heads * tokens * tokens, tokens, torch.device("cpu"))

@@ -14,6 +14,7 @@ point with this theta, unless its entropy is not above the threshold, as the pol
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,12 +22,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, EagerAttention, LayerOptions
-from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval
 from sharp.models.normalizers import entropy
 from sharp.models.objective import IGNORED, Batch
 from sharp.plugins.errors import InputError
+
+
+class LanguageModel(Protocol):
+    """What a polynomial is fitted to beside set models: logits of next tokens under any attention."""
+
+    @property
+    def config(self) -> SharpConfig:
+        """Its shape."""
+
+    def __call__(self, input_ids: Tensor, *, attention: AttentionFunction) -> Tensor:
+        """Tokens int64 [batch, tokens] -> logits [batch, tokens, vocab]."""
+
+
+class EntropyRecorder:
+    """Softmax attention that keeps the entropy of every row: `entropies` [batch, q_heads, tokens] of each layer."""
+
+    def __init__(self, config: SharpConfig) -> None:
+        self._eager = EagerAttention(replace(config, norm="softmax"), record=True)
+        self.entropies: list[Tensor] = []
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        head_params: Tensor | None,
+        alibi_slopes: Tensor | None,
+        options: LayerOptions = DEFAULT_OPTIONS,
+    ) -> Tensor:
+        """See `EagerAttention`."""
+        output = self._eager(layer, query, key, value, head_params, alibi_slopes, options)
+        self.entropies.append(entropy(self._eager.weights.pop()))  # of one layer at a time: weights are large
+        return output
+
 
 TEMPERATURES = tuple(step / 10 for step in range(1, 101))
 DEGREE = 4
@@ -95,7 +130,7 @@ def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch], advance:
 
 @torch.no_grad()
 def language_points(
-    model: SharpForCausalLM, batches: Iterable[Batch], threshold: float, advance: Callable[[], None]
+    model: LanguageModel, batches: Iterable[Batch], threshold: float, advance: Callable[[], None]
 ) -> Points:
     """The points of texts, by our definition.
 
@@ -108,14 +143,14 @@ def language_points(
     entropies, inverses, samples, generated = [], [], 0, 0
     for batch in batches:
         (inputs,) = batch.inputs
-        attention = EagerAttention(replace(model.config, norm="softmax"), record=True)
+        attention = EntropyRecorder(model.config)
         asked = batch.targets != IGNORED
         plain = model(inputs, attention=attention)[asked]  # [positions, vocab_size]
         target = batch.targets[asked]
         generated += len(target)
         wrong = plain.gather(1, target[:, None]).squeeze(1) < plain.amax(1)
         # every layer's [sequences, q_heads, tokens] -> [positions, layers * q_heads]
-        heads = torch.cat([entropy(weights) for weights in attention.weights], 1).transpose(1, 2)[asked][wrong]
+        heads = torch.cat(attention.entropies, 1).transpose(1, 2)[asked][wrong]
         found = []
         for theta in TEMPERATURES:
             logits = model(inputs, attention=at_temperature(model.config, theta))[asked][wrong]

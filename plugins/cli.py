@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ COMMANDS = {
     "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
     "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
     "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
-    "fit-temperature": Lazy("sharp.models.fit_temperature:fit_temperature", "export", "Fit the adaptive temperature."),
+    "fit-temperature": Lazy("sharp.exporter.fit_temperature:fit_temperature", "export", "Fit adaptive temperature."),
     "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
     "health": Lazy("sharp.serving.server.health:health", "serve", "Ask the server on this machine whether it serves."),
     "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
@@ -123,6 +124,18 @@ class LazyGroup(_Main, click.Group):
         """The list of subcommands, none of which is imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.summary) for name, command in sorted(COMMANDS.items())])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand; a misspelt one is named."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = get_close_matches(args[0], COMMANDS, 1)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from error
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand, imported now."""

@@ -149,17 +149,17 @@ def generate(
     On the server at ADDRESS (host:port), or in this process from a model FOLDER.
     """
     sampling = SamplingParams(**{name: value for name, value in params.items() if value is not None})
-    asked = _prompt(prompt, token_ids)
+    prompt_ids_or_text = _prompt(prompt, token_ids)
     with ExitStack() as open_while_read:
         if Path(source).is_dir():
             if model is not None or any(connection.values()):
                 raise InputError(f"{source} is a folder; --model, --token and TLS are for a server")
-            events: Iterator[Delta | Finished] = LLM(source).stream(asked, sampling, attention=attention)
+            events: Iterator[Delta | Finished] = LLM(source).stream(prompt_ids_or_text, sampling, attention=attention)
         elif "/" in source and ":" not in source.partition("/")[0]:  # no host has one; dns:///sharp and unix:/sharp do
             raise NotFoundError(f"there is no folder {source}; give a model folder, or a server as host:port")
         else:
             client = open_while_read.enter_context(Client(source, attempts=attempts, **connection))
-            events = client.stream(asked, sampling, model=model, attention=attention)
+            events = client.stream(prompt_ids_or_text, sampling, model=model, attention=attention)
         for event in events:
             _print_event(event, as_token_ids=token_ids is not None)
 

@@ -3,6 +3,7 @@
 A field with a `Setting` is a setting of `sharp-serve`. Other fields are for the library and the tests.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -158,9 +159,8 @@ class BackendConfig:
     device: Annotated[
         str,
         Setting(
-            "Where onnxruntime runs. auto is the GPU if there is one, with its execution provider and our kernel "
-            "library; else the CPU.",
-            choices=("auto", "cpu", "cuda"),
+            "Where the model runs: auto, cpu, cuda or cuda:N, the GPU with the number N (else 0). auto is the first "
+            "GPU if there is one, with ONNX Runtime's execution provider and our kernel library; else the CPU.",
         ),
     ] = "auto"
     threads: Annotated[
@@ -189,6 +189,13 @@ class BackendConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device) is None:
+            raise InputError(f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N")
+
+    @property
+    def gpu(self) -> int:
+        """The number of the GPU: N of cuda:N, else 0."""
+        return int(self.device.partition(":")[2] or 0)
 
 
 @dataclass(frozen=True)

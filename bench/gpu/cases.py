@@ -80,7 +80,7 @@ def check_device() -> None:
     """Wait for the GPU, which tells of errors late.
 
     Raises:
-        DeviceLostError: it answers every call with an error.
+        DeviceLostError: every call returns an error.
     """
     if not torch.cuda.is_initialized():
         return

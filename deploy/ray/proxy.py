@@ -87,7 +87,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
         async def streams(requests: AsyncIterator[Any], context: Any) -> None:
             async def responses(request: Any) -> AsyncGenerator[bytes]:
-                own = _Asked(_Routed(context, request))
+                own = _InnerContext(_Routed(context, request))
                 async with aclosing(_messages(handler.unary_stream(request, own))) as messages:
                     async for message in messages:
                         yield message
@@ -180,13 +180,13 @@ class _Health(grpc.GenericRpcHandler):
             await asyncio.sleep(HEALTH_SECONDS)
 
     async def _status(self, context: Any) -> Any:
-        asked = _Asked(context)
-        await self._method_handlers[SERVE_HEALTH].unary_unary(serve_pb2.HealthzRequest(), asked)  # type: ignore[attr-defined]
+        inner = _InnerContext(context)
+        await self._method_handlers[SERVE_HEALTH].unary_unary(serve_pb2.HealthzRequest(), inner)  # type: ignore[attr-defined]
         status = health_pb2.HealthCheckResponse
-        return status.SERVING if asked.code() == grpc.StatusCode.OK else status.NOT_SERVING
+        return status.SERVING if inner.code() == grpc.StatusCode.OK else status.NOT_SERVING
 
 
-class _Asked(_Context):
+class _InnerContext(_Context):
     """The context of a question that is put to Serve itself; what it says is kept from the client."""
 
     def __init__(self, context: Any) -> None:

@@ -20,7 +20,6 @@ from sharp.exporter.adapt.figures import (
     by_position,
     head_figures,
     needle_lengths,
-    perplexity,
     retrieval,
     token_losses,
     windows_of,
@@ -40,9 +39,9 @@ from sharp.exporter.adapt.training import (
     train,
 )
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
-from sharp.exporter.checkpoints.source import check_adaptable
+from sharp.exporter.checkpoints.path_checks import check_adaptable
 from sharp.exporter.staging import Staging, remove_stale
-from sharp.exporter.verification.perplexity import licence
+from sharp.exporter.verification.perplexity import licence, perplexity
 from sharp.models.adapted_model import attention_norms
 from sharp.models.tasks.scoring import memory_of
 from sharp.plugins.errors import InputError, NotFoundError, SharpError

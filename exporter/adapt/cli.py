@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from sharp.exporter.checkpoints.source import check_adaptable
+from sharp.exporter.checkpoints.path_checks import check_adaptable
 from sharp.plugins.cli import SharpCommand, exit_on_terminate
 from sharp.plugins.errors import InputError
 

@@ -1,6 +1,5 @@
 """What is measured of teacher, raw swap and student: perplexity by position, every head, and retrieval."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from torch.nn import functional
 
 from sharp.exporter.adapt.student import Student
 from sharp.exporter.adapt.training import LOGITS_ROWS
+from sharp.exporter.verification.perplexity import perplexity
 from sharp.models.adapted_model import attention_norms
 from sharp.models.normalizers import attention_weights, entropy, get_norm
 
@@ -39,11 +39,6 @@ def token_losses(student: Student, windows: Tensor) -> Tensor:
             )
         )
     return torch.stack(losses).cpu()
-
-
-def perplexity(losses: Tensor) -> float:
-    """Exponential of the mean."""
-    return math.exp(min(losses.double().mean().item(), 700.0))
 
 
 def by_position(losses: Tensor) -> list[dict[str, float]]:

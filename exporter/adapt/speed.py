@@ -11,7 +11,7 @@ from typing import Any
 from sharp.plugins.errors import SharpError
 
 CONTEXTS = (4096, 32768)
-ANSWER_TOKENS = 32
+COMPLETION_TOKENS = 32
 PASSES = 3
 SCRIPTS = Path(sys.executable).parent
 
@@ -35,12 +35,12 @@ def _measure(teacher: Path, student: Path, longest: int, advance: Callable[[], N
         export_both(teacher, student, room(max(contexts)), folder, advance)
         rows = latencies(folder, contexts, PASSES)
         advance()
-    return {"answer_tokens": ANSWER_TOKENS, "passes": PASSES, "rows": rows}
+    return {"completion_tokens": COMPLETION_TOKENS, "passes": PASSES, "rows": rows}
 
 
 def room(context: int) -> int:
     """Tokens of context that measuring after `context` tokens takes."""
-    return context + ANSWER_TOKENS + 1
+    return context + COMPLETION_TOKENS + 1
 
 
 def export_both(teacher: Path, student: Path, context: int, folder: Path, advance: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ def latencies(folder: Path, contexts: Sequence[int], passes: int) -> list[dict[s
     """
     lengths = [option for length in contexts for option in ("--prompt-tokens", length)]
     figures = folder / "figures.json"
-    options = ("--answer-tokens", ANSWER_TOKENS, "--passes", passes, "--output", figures)
+    options = ("--completion-tokens", COMPLETION_TOKENS, "--passes", passes, "--output", figures)
     _run("sharp", "bench", "latency", folder / "teacher", folder / "student", *lengths, *options)
     found = json.loads(figures.read_text(encoding="utf-8"))["rows"]
     return [

@@ -8,8 +8,9 @@ from sharp.exporter.checkpoints.hugging_face import read_hugging_face
 from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.own_model import read_own_model
+from sharp.exporter.checkpoints.path_checks import KINDS, check_exists
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
-from sharp.exporter.checkpoints.source import KINDS, Source, check_exists
+from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.exporter.programs.state_dicts import whose
 from sharp.models.checkpoint_files import is_sharp_folder

@@ -8,13 +8,7 @@ from typing import Any
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.manifest import Sampling
-
-KINDS = (
-    "a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's own, "
-    "or a .pt2 file of torch.export.save"
-)
 
 
 @dataclass(frozen=True)
@@ -64,25 +58,6 @@ class Source:
             self.write_tokenizer(folder)
         except Exception as error:  # tokenizers raises nothing narrower
             raise OSError(f"tokenizer.json: {error}") from error
-
-
-def check_exists(path: Path) -> None:
-    """Raises NotFoundError if nothing is at `path`."""
-    if not path.exists():
-        raise NotFoundError(f"{path} does not exist; give {KINDS}")
-
-
-def check_adaptable(path: Path) -> None:
-    """What `sharp adapt` takes.
-
-    Raises:
-        NotFoundError: nothing is at `path`.
-        InputError: it is a file, and none of GGUF.
-    """
-    if not path.exists():
-        raise NotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
-    if path.is_file() and path.suffix != ".gguf":
-        raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
 
 
 def sha256(files: Iterable[Path]) -> str:

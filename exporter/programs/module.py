@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from sharp.exporter.programs.reading import ProgramOptions
 from sharp.plugins.errors import InputError, VerificationError
 from sharp.plugins.manifest import Target
 
-GRAPH = ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "opset")
-NORM = ("alpha", "ssa_b", "ssa_n", "temperature", "temperature_coefficients", "log_length_offset")
+GRAPH = tuple(one.name for one in fields(GraphOptions))
+NORM = tuple(one.name for one in fields(NormOptions))
 MOST_DIFFERENCE = 1e-3
 
 
@@ -65,8 +66,8 @@ def export(
         text: the text to measure perplexity on.
         name: of the model; by default that of its class.
         dynamic_shapes: for torch.export; by default every dimension varies that can.
-        options: dtype, kv_dtype, quantize, block_size, max_context, opset; alpha, ssa_b, ssa_n, temperature,
-            temperature_coefficients, log_length_offset. As the options of `sharp-export`.
+        options: dtype, kv_dtype, quantize, block_size, max_context, opset, key_screen (`GraphOptions`); alpha, ssa_b,
+            ssa_n, temperature, temperature_coefficients, log_length_offset (`NormOptions`). As for `sharp-export`.
 
     Returns:
         What was written and what verification found.

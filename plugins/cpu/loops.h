@@ -20,7 +20,7 @@ constexpr Loops stored() {
 
 template <Power kPower>
 constexpr Loops selected() {
-  return {nullptr, select_part, nullptr, resolve_row<kPower>, bound_part, select_doubtful};
+  return {nullptr, select_part, stream_values, resolve_row<kPower>, bound_part, select_doubtful};
 }
 
 // Alpha 1.5 and 2 need no power function.

@@ -37,7 +37,7 @@ bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, T
       loops.score(problem, work.tile, part, buffers.scratch());
     }
     for (int64_t row = 0; row < work.tile.rows(); ++row) solve_row(problem, loops, work.tile, buffers.tile, row);
-    if (!loops.selects()) loops.weigh(problem, work.tile, part, buffers.scratch());
+    loops.weigh(problem, work.tile, part, buffers.scratch());
   } else {
     loops.stream(problem, work.tile, part, buffers.scratch());
   }
@@ -45,9 +45,8 @@ bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, T
 }
 
 // Computes a tile whose output is not finite once more: values of keys without a weight may have made it so, as
-// 0 times NaN is NaN. The selected form never reads them.
+// 0 times NaN is NaN.
 void attend_row_by_row(const Problem& problem, const Loops& loops, const Tile& tile, ThreadBuffers& buffers) {
-  if (loops.selects()) return;
   Work work{tile, {{tile.key_begin, tile.key_end}}};
   work.tile.row_by_row = true;
   attend_tile(problem, loops, work, buffers);
@@ -94,21 +93,12 @@ class Attention {
     });
     if (split_.empty()) return;
     score_doubtful();
-    if (loops_.selects())
-      parallel_for_(static_cast<int64_t>(split_.size()) * kMaxTileRows, [&](int64_t index) {
-        const Split& split = split_[index / kMaxTileRows];
-        const int64_t row = index % kMaxTileRows;
-        if (row < split.work->tile.rows()) solve_row(problem_, loops_, split.work->tile, *split.buffers, row);
-      });
-    if (loops_.weigh != nullptr) {
-      for (const Split& split : split_)
-        for (int64_t row = 0; row < split.work->tile.rows(); ++row)
-          solve_row(problem_, loops_, split.work->tile, *split.buffers, row);
+    solve_rows();
+    if (loops_.weigh != nullptr && (!loops_.selects() || streams_values()))
       for_tasks([&](const Task& task, ThreadBuffers& buffers) {
         if (task.split == nullptr) return;
         loops_.weigh(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
       });
-    }
     const auto finish = [&](int64_t index) {
       const Split& split = split_[index];
       const Tile& tile = split.work->tile;
@@ -141,6 +131,27 @@ class Attention {
       if (task.split != nullptr && is_screened(problem_, task.work->tile))
         loops_.score_doubtful(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
     });
+  }
+
+  // Temperatures are quickly found; a threshold is worth a task.
+  void solve_rows() {
+    if (!loops_.keeps_logits()) return;
+    const auto solve = [&](int64_t index) {
+      const Split& split = split_[index / kMaxTileRows];
+      const int64_t row = index % kMaxTileRows;
+      if (row < split.work->tile.rows()) solve_row(problem_, loops_, split.work->tile, *split.buffers, row);
+    };
+    const int64_t count = static_cast<int64_t>(split_.size()) * kMaxTileRows;
+    if (loops_.selects()) return parallel_for_(count, solve);
+    for (int64_t index = 0; index < count; ++index) solve(index);
+  }
+
+  // Whether a row of a split tile has left values to `weigh`.
+  bool streams_values() const {
+    for (const Split& split : split_)
+      for (int64_t row = 0; row < split.work->tile.rows(); ++row)
+        if (split.buffers->part(0).states[row].streamed > 0) return true;
+    return false;
   }
 
   template <typename Body>

@@ -1,5 +1,6 @@
 // The form that keeps only the logits that may get a weight, for entmax: a key is out for good once its logit is
-// 1 / (alpha - 1) below the highest seen so far. Values are read where the weight is not zero.
+// 1 / (alpha - 1) below the highest seen so far. Values are read where the weight is not zero: each row reads its own,
+// and of a row that gives weight to many keys all rows of the tile read them together, in the cache's order.
 //
 // NaN: a logit that is NaN is kept, so that its row becomes NaN. If the highest logit is infinite nothing is kept and
 // the row becomes NaN too.
@@ -97,7 +98,32 @@ inline int64_t gather_selected(const Problem& problem, const Part* parts, int64_
   return kept;
 }
 
-// Threshold, weights and output of one row; everything into the first part.
+// Of the visible keys, times the rows that share a key-value head: from here on the values are streamed.
+constexpr int64_t kStreamedNumerator = 1, kStreamedDenominator = 2;
+
+// Adds the values of `used` keys times their weights to a row's output.
+inline void gather_values(const Problem& problem, const Tile& tile, const float* weights, const int32_t* keys,
+                          int64_t used, float* output) {
+  for (int64_t begin = 0; begin < used; begin += kChunkKeys) {
+    const int count = static_cast<int>(smaller<int64_t>(used - begin, kChunkKeys));
+    int numbers[kChunkKeys];
+    const void* values[kChunkKeys];
+    float scales[kChunkKeys];
+    for (int index = 0; index < count; ++index) {
+      const int64_t position = keys[begin + index], block = block_of(problem, tile, position);
+      numbers[index] = index;
+      scales[index] = scale_of(problem.value_scale, block);
+      const char* value = value_at(problem, block, position % problem.block_size);
+      values[index] = value;
+      for (int64_t byte = 0; byte < problem.value_dim * bytes_of(problem.cache_type); byte += 64)
+        __builtin_prefetch(value + byte);
+    }
+    const ValuePanel panel{problem.cache_type, count, numbers, values, scales, false, {}};
+    add_values(weights + begin, 1, panel, problem.value_dim, output);
+  }
+}
+
+// Threshold and weights of one row, and its output unless `stream_values` is to add it; everything into the first part.
 template <Power kPower>
 void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, int64_t row) {
   RowState& state = parts[0].states[row];
@@ -122,23 +148,52 @@ void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, in
   add_lanes(state.sum, sum);
   add_lanes(state.weighted_log, weighted_log);
   state.support = used;
-  float* output = parts[0].output + row * problem.value_dim;
-  for (int64_t begin = 0; begin < used; begin += kChunkKeys) {
-    const int count = static_cast<int>(smaller<int64_t>(used - begin, kChunkKeys));
-    int numbers[kChunkKeys];
-    const void* values[kChunkKeys];
-    float scales[kChunkKeys];
-    for (int index = 0; index < count; ++index) {
-      const int64_t position = keys[begin + index], block = block_of(problem, tile, position);
-      numbers[index] = index;
-      scales[index] = scale_of(problem.value_scale, block);
-      const char* value = value_at(problem, block, position % problem.block_size);
-      values[index] = value;
-      for (int64_t byte = 0; byte < problem.value_dim * bytes_of(problem.cache_type); byte += 64)
-        __builtin_prefetch(value + byte);
+  // A tile that is computed row by row has values of weight 0 that are not finite.
+  if (!tile.row_by_row && used * problem.group() * kStreamedDenominator > state.visible * kStreamedNumerator)
+    for (int64_t part = 0; part < count; ++part) parts[part].states[row].streamed = used;
+  else
+    gather_values(problem, tile, logits, keys, used, parts[0].output + row * problem.value_dim);
+}
+
+// Adds the values of the part's keys for the rows that `resolve_row` has left to it.
+inline void stream_values(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
+  int64_t next[kMaxTileRows];
+  const int64_t before = part.keys.begin - tile.key_begin;  // the weights of a row begin at the first part
+  bool any = false;
+  for (int64_t row = 0; row < tile.rows(); ++row) {
+    const int32_t* keys = part.keys_of_logits - before + row * part.logits_stride;
+    const int64_t count = part.states[row].streamed;
+    int64_t low = 0, high = count;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (keys[middle] < part.keys.begin)
+        low = middle + 1;
+      else
+        high = middle;
     }
-    const ValuePanel panel{problem.cache_type, count, numbers, values, scales, false, {}};
-    add_values(logits + begin, 1, panel, problem.value_dim, output);
+    next[row] = low;
+    any |= low < count;
+  }
+  if (!any) return;
+  const BfloatProducts products(problem, tile, scratch);
+  for (int64_t begin = part.keys.begin; begin < part.keys.end; begin += kChunkKeys) {
+    const int64_t end = smaller(begin + kChunkKeys, part.keys.end);
+    uint64_t used = 0;
+    for (int64_t row = 0; row < tile.rows(); ++row) {
+      const float* from = part.logits - before + row * part.logits_stride;
+      const int32_t* keys = part.keys_of_logits - before + row * part.logits_stride;
+      float* weights = scratch.weights + row * kChunkKeys;
+      clear_weights(weights);
+      for (; next[row] < part.states[row].streamed && keys[next[row]] < end; ++next[row]) {
+        const int64_t key = keys[next[row]] - begin;
+        weights[key] = from[next[row]];
+        used |= uint64_t{1} << key;
+      }
+    }
+    if (used == 0) continue;
+    Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
+    fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, Ahead::kValues, chunk);
+    add_chunk(problem, tile, products, scratch, used, chunk, part.output);
   }
 }
 

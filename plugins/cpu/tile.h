@@ -66,6 +66,7 @@ struct RowState {
   int64_t visible;
   int64_t support;   // keys of weight > 0; only when statistics are collected
   int64_t selected;  // selected form: logits kept
+  int64_t streamed;  // selected form: weights whose values `weigh` adds; the same in all parts
   // Screened keys: each has an interval that its logit lies in. The largest lower and the smallest upper end.
   float highest_lower, lowest_upper;
 };
@@ -99,9 +100,9 @@ struct Scratch {
 };
 
 // The attention loops of one normalizer, compiled for one instruction set, in one of three forms: `stream` alone;
-// `score`, then a temperature for every row, then `weigh`; or `score`, then `resolve` for every row. Where keys are
-// screened, `bound` and `score_doubtful` stand in the place of that `score`, with the bounds of all parts merged
-// between.
+// `score`, then a temperature for every row, then `weigh`; or `score`, then `resolve` for every row, and `weigh` if it
+// has left values to it. Where keys are screened, `bound` and `score_doubtful` stand in the place of that `score`, with
+// the bounds of all parts merged between.
 struct Loops {
   void (*stream)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*score)(const Problem&, const Tile&, const Part&, const Scratch&);

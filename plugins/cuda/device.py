@@ -1,4 +1,4 @@
-"""The machine's first NVIDIA GPU, asked through the driver's own library: no other package is needed."""
+"""The machine's NVIDIA GPUs, asked through the driver's own library: no other package is needed."""
 
 import ctypes
 from collections.abc import Iterator
@@ -21,69 +21,69 @@ class Device:
     cuda: str
 
 
-def find_device() -> Device:
-    """The first GPU.
+def find_device(number: int = 0) -> Device:
+    """The GPU with this number, of those that this process may use.
 
     Raises:
-        SharpError: there is no driver, or no GPU.
+        SharpError: there is no driver, or no such GPU.
     """
-    driver = _driver()
-    number, name, memory, version = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t(), ctypes.c_int()
+    driver = _driver(number)
+    device, name, memory, version = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t(), ctypes.c_int()
     capability = []
-    _check(driver.cuDeviceGet(ctypes.byref(number), 0))
-    _check(driver.cuDeviceGetName(name, len(name), number))
-    _check(driver.cuDeviceTotalMem_v2(ctypes.byref(memory), number))
+    _check(driver.cuDeviceGet(ctypes.byref(device), number))
+    _check(driver.cuDeviceGetName(name, len(name), device))
+    _check(driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device))
     _check(driver.cuDriverGetVersion(ctypes.byref(version)))
     for attribute in (MAJOR, MINOR):
         value = ctypes.c_int()
-        _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, number))
+        _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device))
         capability.append(value.value)
     cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
     return Device(name.value.decode(), 10 * capability[0] + capability[1], memory.value, cuda)
 
 
-def free_memory() -> int:
-    """Bytes that can still be taken on the first GPU.
+def free_memory(number: int = 0) -> int:
+    """Bytes that can still be taken on a GPU.
 
     Raises:
         SharpError: there is no GPU.
     """
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    with _context() as driver:
+    with _context(number) as driver:
         _check(driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
     return free.value
 
 
-def check_context() -> None:
-    """Wait for the first GPU's work.
+def check_context(number: int = 0) -> None:
+    """Wait for a GPU's work.
 
     Raises:
         SharpError: the context is broken, say by an illegal access: every call in this process fails from then on.
     """
-    with _context() as driver:
+    with _context(number) as driver:
         _check(driver.cuCtxSynchronize())
 
 
-def clear_memory(address: int, size: int) -> None:
-    """Make `size` bytes of the first GPU's memory zero.
+def clear_memory(address: int, size: int, number: int = 0) -> None:
+    """Make `size` bytes of a GPU's memory zero.
 
     Raises:
         SharpError: the driver refused it.
     """
     if size == 0:
         return
-    with _context() as driver:
+    with _context(number) as driver:
         _check(driver.cuMemsetD8_v2(ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)))
         _check(driver.cuCtxSynchronize())
 
 
 @contextmanager
-def _context() -> Iterator[ctypes.CDLL]:
-    """The driver, with the context current that runtimes use too."""
-    driver = _driver()
-    number, context = ctypes.c_int(), ctypes.c_void_p()
-    _check(driver.cuDeviceGet(ctypes.byref(number), 0))
-    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
+def _context(number: int) -> Iterator[ctypes.CDLL]:
+    """The driver, with the context of a GPU current that runtimes use too."""
+    driver = _driver(number)
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(device), number))
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
     try:
         _check(driver.cuCtxPushCurrent_v2(context))
         try:
@@ -91,10 +91,10 @@ def _context() -> Iterator[ctypes.CDLL]:
         finally:
             driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     finally:
-        driver.cuDevicePrimaryCtxRelease_v2(number)
+        driver.cuDevicePrimaryCtxRelease_v2(device)
 
 
-def _driver() -> ctypes.CDLL:
+def _driver(number: int) -> ctypes.CDLL:
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError as error:
@@ -102,6 +102,8 @@ def _driver() -> ctypes.CDLL:
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
         raise SharpError("the NVIDIA driver finds no GPU that this process may use")
+    if number >= count.value:
+        raise SharpError(f"there is no GPU {number}: this process may use {count.value}, numbered from 0")
     return driver
 
 

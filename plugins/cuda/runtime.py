@@ -24,7 +24,7 @@ class Cuda:
         self._runtime = runtime
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What the function answers behind its status: nothing, one value or a tuple."""
+        """What the function returns after its status: nothing, one value or a tuple."""
         status, *values = getattr(self._runtime, function)(*arguments)
         if int(status):
             raise SharpError(f"{function} failed: {getattr(status, 'name', status)}")

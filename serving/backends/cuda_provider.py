@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 PROVIDER = "CUDAExecutionProvider"
 
 
-def choose_device(device: str, kernels: bool) -> str:
-    """The device that a model runs on: "cuda" or "cpu".
+def choose_device(device: str, kernels: bool, gpu: int = 0) -> str:
+    """The kind of device that a model runs on: "cuda" or "cpu".
 
-    "auto" is the GPU where everything for our kernels is there, and the CPU otherwise.
+    "auto" is the GPU of the number `gpu` where everything for our kernels is there, and the CPU otherwise.
 
     Raises:
         InputError: the GPU is requested, and something is missing; the message says what.
@@ -32,20 +32,20 @@ def choose_device(device: str, kernels: bool) -> str:
         _check_provider()
         if kernels:
             library_path("cuda")
-        find_device()
+        find_device(gpu)
     except SharpError as error:
         if device == "auto":
             # Who has the package for GPUs will wonder.
             level = logging.WARNING if PROVIDER in onnxruntime.get_available_providers() else logging.DEBUG
             logger.log(level, "the model runs on the CPU: %s", error)
             return "cpu"
-        raise InputError(f"--device cuda cannot be used: {error}") from error
+        raise InputError(f"--device {device} cannot be used: {error}") from error
     if find_spec("nvidia") is not None:  # CUDA's libraries as Python packages, which no linker finds by itself
         onnxruntime.preload_dlls()
     return "cuda"
 
 
-def provider_options(*, cuda_graphs: bool) -> tuple[str, dict[str, str]]:
+def provider_options(number: int, *, cuda_graphs: bool) -> tuple[str, dict[str, str]]:
     """The provider and its options, as `InferenceSession` takes them.
 
     Matrix products of float32 are computed in float32: TensorFloat-32, ONNX Runtime's default, has 10 bits of mantissa,
@@ -53,6 +53,7 @@ def provider_options(*, cuda_graphs: bool) -> tuple[str, dict[str, str]]:
     powers of two: what the largest step takes is what is left free of the cache.
     """
     return PROVIDER, {
+        "device_id": str(number),
         "enable_cuda_graph": str(int(cuda_graphs)),
         "use_tf32": "0",
         "arena_extend_strategy": "kSameAsRequested",
@@ -80,15 +81,15 @@ def check_session(session: Any) -> None:
         )
 
 
-def device_tensor(shape: tuple[int, ...], onnx_type: int) -> Any:
-    """An OrtValue on the GPU; its content is what the memory held."""
-    return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, onnx_type, "cuda", 0)
+def device_tensor(shape: tuple[int, ...], onnx_type: int, number: int) -> Any:
+    """An OrtValue on a GPU; its content is what the memory held."""
+    return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, onnx_type, "cuda", number)
 
 
-def device_cache(tensor: CacheTensor, blocks: int) -> Any:
-    """Zeros on the GPU for so many blocks of a cache tensor."""
-    kind, number = ELEMENTS[tensor.dtype]
+def device_cache(tensor: CacheTensor, blocks: int, number: int) -> Any:
+    """Zeros on a GPU for so many blocks of a cache tensor."""
+    kind, onnx_type = ELEMENTS[tensor.dtype]
     shape = (blocks, *tensor.block_shape)
-    value = device_tensor(shape, number)
-    clear_memory(value.data_ptr(), prod(shape) * np.dtype(kind).itemsize)
+    value = device_tensor(shape, onnx_type, number)
+    clear_memory(value.data_ptr(), prod(shape) * np.dtype(kind).itemsize, number)
     return value

@@ -78,11 +78,12 @@ def _powers(first: int, most: int) -> Iterator[int]:
 class DecodeGraphs:
     """A graph for every size that decode steps come in; the first step of a size captures it."""
 
-    def __init__(self, session: Any, manifest: Manifest, caches: dict[str, Any]) -> None:
-        """`caches` are the tensors on the device by the names of the session's inputs and outputs."""
+    def __init__(self, session: Any, manifest: Manifest, caches: dict[str, Any], gpu: int) -> None:
+        """`caches` are the tensors on the GPU of that number, by the names of the session's inputs and outputs."""
         self._session = session
         self._manifest = manifest
         self._caches = caches
+        self._gpu = gpu
         self._outputs = {value.name for value in session.get_outputs()}
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
@@ -119,9 +120,11 @@ class DecodeGraphs:
     def _make(self, arrays: dict[str, NDArray[Any]]) -> _Graph:
         m = self._manifest
         sequences = len(arrays["context_lens"])
-        inputs = {name: device_tensor(array.shape, ONNX_TYPES[array.dtype]) for name, array in arrays.items()}
-        logits = device_tensor((sequences, m.vocab_size), FLOAT)
-        stats = device_tensor((m.layers, sequences, m.q_heads, 4), FLOAT)
+        inputs = {
+            name: device_tensor(array.shape, ONNX_TYPES[array.dtype], self._gpu) for name, array in arrays.items()
+        }
+        logits = device_tensor((sequences, m.vocab_size), FLOAT, self._gpu)
+        stats = device_tensor((m.layers, sequences, m.q_heads, 4), FLOAT, self._gpu)
         binding = self._session.io_binding()
         for name, value in (inputs | self._caches | {"logits": logits, "stats": stats}).items():
             if name in self._outputs:

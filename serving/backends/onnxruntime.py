@@ -17,7 +17,12 @@ from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cache_size import available_memory, tensors_of
-from sharp.serving.backends.cuda_provider import check_session, choose_device, device_cache, provider_options
+from sharp.serving.backends.cuda_provider import (
+    check_session,
+    choose_device,
+    device_cache,
+    provider_options,
+)
 from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
 from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.backends.warm_up import first_step, largest_steps
@@ -42,10 +47,18 @@ class OnnxRuntimeBackend:
     """
 
     def __init__(
-        self, session: Any, manifest: Manifest, *, kernels: bool, device: str, cuda_graphs: bool = False
+        self,
+        session: Any,
+        manifest: Manifest,
+        *,
+        kernels: bool,
+        device: str,
+        gpu: int = 0,
+        cuda_graphs: bool = False,
     ) -> None:
         self._session = session
         self._device = device
+        self._gpu = gpu  # its number
         self._captures = cuda_graphs
         self._graphs: DecodeGraphs | None = None
         self._largest: Limits | None = None  # step, where it was computed
@@ -85,9 +98,9 @@ class OnnxRuntimeBackend:
         if self._device == "cpu":
             return available_memory() // (1 if self._kernels else 2)
         if not self._kernels:
-            return free_memory() // 2
+            return free_memory(self._gpu) // 2
         self._compute_largest(largest)
-        return free_memory()
+        return free_memory(self._gpu)
 
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
@@ -98,7 +111,7 @@ class OnnxRuntimeBackend:
                 the device cannot be used.
         """
         with_kernels = config.kernels and manifest.target != "portable"
-        device = choose_device(config.device, with_kernels)
+        device, gpu = choose_device(config.device, with_kernels, config.gpu), config.gpu
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = config.threads
         options.inter_op_num_threads = 1
@@ -123,7 +136,7 @@ class OnnxRuntimeBackend:
                 "install or enable them, or export the model again with another --kv-dtype"
             )
         try:
-            on_device = provider_options(cuda_graphs=captures)
+            on_device = provider_options(gpu, cuda_graphs=captures)
             providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
             with into_huge_pages() if device == "cpu" else contextlib.nullcontext():
                 session = onnxruntime.InferenceSession(str(path), options, providers=providers)
@@ -133,8 +146,8 @@ class OnnxRuntimeBackend:
         if device == "cuda":
             check_session(session)
             if library is not None:
-                _add_kernels(folder)
-        backend = cls(session, manifest, kernels=library is not None, device=device, cuda_graphs=captures)
+                _add_kernels(folder, gpu)
+        backend = cls(session, manifest, kernels=library is not None, device=device, gpu=gpu, cuda_graphs=captures)
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name for value in session.get_outputs()}
         missing = {*STEP_INPUTS, *(tensor.name for tensor in backend._caches)} - inputs
@@ -181,11 +194,11 @@ class OnnxRuntimeBackend:
             values = list(zip(self._caches, self._current, strict=True))
             caches = {tensor.name: value for tensor, value in values}
             caches |= {tensor.updated_name: value for tensor, value in values}
-            self._graphs = DecodeGraphs(self._session, self._manifest, caches)
+            self._graphs = DecodeGraphs(self._session, self._manifest, caches, self._gpu)
         if self._device == "cuda":
             self._warm_up()
         if self._graphs is not None and self._largest is not None:
-            self._graphs.capture(self._largest, free_memory)
+            self._graphs.capture(self._largest, lambda: free_memory(self._gpu))
 
     def _warm_up(self) -> None:
         """Compute some tokens, so that the GPU's kernels are loaded before the first request.
@@ -225,7 +238,7 @@ class OnnxRuntimeBackend:
         Raises:
             DeviceLostError: no later step can be computed either.
         """
-        with lost_device(check_context) if self._device == "cuda" else contextlib.nullcontext():
+        with lost_device(lambda: check_context(self._gpu)) if self._device == "cuda" else contextlib.nullcontext():
             return self._step(batch)
 
     def _step(self, batch: Batch) -> StepOutput:
@@ -244,7 +257,7 @@ class OnnxRuntimeBackend:
         if expected != bound:  # binding takes longer than looking
             binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
             if stats is None:
-                binding.bind_output("stats", self._device)
+                binding.bind_output("stats", self._device, self._gpu)
         self._bound_outputs = expected
         self._session.run_with_iobinding(binding, without_graph() if self._captures else None)
         if not self._kernels:
@@ -266,7 +279,7 @@ class OnnxRuntimeBackend:
             on_device = self._device == "cuda"
             screened = self._kernels and not on_device  # what nothing else uses takes no memory
             return [
-                device_cache(tensor, blocks)
+                device_cache(tensor, blocks, self._gpu)
                 if on_device and not tensor.is_screen
                 else tensor.make(blocks if screened or not tensor.is_screen else 0)
                 for tensor in self._caches
@@ -288,10 +301,10 @@ class OnnxRuntimeBackend:
         return self._logits[:rows]
 
 
-def _add_kernels(folder: Path) -> None:
+def _add_kernels(folder: Path, gpu: int) -> None:
     """Load, or compile, the kernels of the model that the library for GPUs was not built with."""
     try:
-        add_kernels(folder, find_device().compute_capability)
+        add_kernels(folder, find_device(gpu).compute_capability)
     except SharpError as error:
         raise InputError(f"{folder} has no kernels for this GPU: {error}") from error
 

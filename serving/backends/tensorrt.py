@@ -43,11 +43,12 @@ class TensorRtBackend:
     after each step.
     """
 
-    def __init__(self, engine: Any, described: EngineManifest, manifest: Manifest, cuda: Cuda) -> None:
+    def __init__(self, engine: Any, described: EngineManifest, manifest: Manifest, cuda: Cuda, gpu: int) -> None:
         self._engine = engine
         self._described = described
         self._manifest = manifest
         self._cuda = cuda
+        self._gpu = gpu
         self._caches = _tensors_of(manifest)
         self._stream = int(cuda.call("cudaStreamCreate"))
         self._profiles = _profiles(engine, self._caches)
@@ -92,7 +93,8 @@ class TensorRtBackend:
             raise InputError(f"{folder} has no {ENGINE_FILE}; make it with: sharp build {folder} --backend tensorrt")
         described = read_engine_manifest(path)
         content = path.read_bytes()
-        trt, cuda = import_tensorrt(), Cuda()
+        trt, cuda, gpu = import_tensorrt(), Cuda(), config.gpu
+        cuda.call("cudaSetDevice", gpu)
         _check(path, described, content, folder / manifest.model_file, trt.__version__)
         logger = trt.Logger(trt.Logger.ERROR)
         if described.plugin is not None:
@@ -104,7 +106,7 @@ class TensorRtBackend:
                 f"Build it here with: sharp build {folder} --backend tensorrt"
             )
         _check_tensors(path, engine, _tensors_of(manifest))
-        return cls(engine, described, manifest, cuda)
+        return cls(engine, described, manifest, cuda, gpu)
 
     def free_memory(self, largest: Limits) -> int:  # noqa: ARG002 - of the interface
         """Bytes of the GPU that the cache may have; without our plugin it exists twice.
@@ -137,6 +139,7 @@ class TensorRtBackend:
             DeviceLostError: no later step can be computed either.
         """
         with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
+            self._cuda.call("cudaSetDevice", self._gpu)  # of this thread, which need not be the one that loaded
             return self._step(batch)
 
     def _step(self, batch: Batch) -> StepOutput:

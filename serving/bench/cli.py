@@ -35,7 +35,14 @@ def bench() -> None:
 @click.option("--requests", default=Load.requests, show_default=True, help="How many requests to send.")
 @click.option("--rate", type=float, help="Arrivals a second, a Poisson process.  [default: all at once]")
 @click.option("--prompt-tokens", default=Load.prompt_tokens, show_default=True, help="Mean tokens of a prompt.")
-@click.option("--answer-tokens", default=Load.answer_tokens, show_default=True, help="Mean tokens of a completion.")
+@click.option(
+    "--completion-tokens",
+    "--answer-tokens",
+    "completion_tokens",
+    default=Load.completion_tokens,
+    show_default=True,
+    help="Mean tokens of a completion.",
+)
 @click.option("--spread", default=Load.spread, show_default=True, help="Lengths vary by this share of the mean.")
 @click.option(
     "--shared-tokens",
@@ -64,7 +71,7 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
     if output is not None:
         content = {"date": str(date.today()), "server": info, "load": asdict(chosen), "figures": asdict(summary)}
         output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if not summary.answered:
+    if not summary.completed:
         raise SharpError("no request was completed")
 
 
@@ -78,7 +85,15 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
     show_default=True,
     help="Tokens before; repeatable.",
 )
-@click.option("--answer-tokens", type=click.IntRange(1), default=32, show_default=True, help="Tokens that are timed.")
+@click.option(
+    "--completion-tokens",
+    "--answer-tokens",
+    "completion_tokens",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Tokens that are timed.",
+)
 @click.option(
     "--passes", type=click.IntRange(1), default=5, show_default=True, help="How often, the models interleaved."
 )
@@ -95,7 +110,7 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
 def latency(
     folders: tuple[Path, ...],
     prompt_tokens: tuple[int, ...],
-    answer_tokens: int,
+    completion_tokens: int,
     passes: int,
     text: Path | None,
     device: str,
@@ -120,7 +135,7 @@ def latency(
         rows = measure_latency(
             folders,
             prompt_tokens,
-            answer_tokens=answer_tokens,
+            completion_tokens=completion_tokens,
             passes=passes,
             text=content,
             backend=backend,
@@ -134,7 +149,7 @@ def latency(
     if output is not None:
         figures = {
             "date": str(date.today()),
-            "answer_tokens": answer_tokens,
+            "completion_tokens": completion_tokens,
             "passes": passes,
             "rows": [asdict(row) for row in rows],
         }
@@ -160,7 +175,7 @@ async def _measure(
 def _print(summary: Summary) -> None:
     console = Console()
     console.print(
-        f"{summary.answered} of {summary.requests} requests completed in {summary.seconds:.1f} s "
+        f"{summary.completed} of {summary.requests} requests completed in {summary.seconds:.1f} s "
         f"({summary.refused} refused, {summary.failed} failed)"
     )
     console.print(

@@ -31,7 +31,7 @@ def measure_latency(
     folders: Sequence[Path],
     prompt_tokens: Sequence[int],
     *,
-    answer_tokens: int,
+    completion_tokens: int,
     passes: int,
     text: str | None = None,
     backend: BackendConfig | None = None,
@@ -40,12 +40,12 @@ def measure_latency(
     """Decode after prompts of these lengths, the models interleaved in every pass.
 
     A prompt is the beginning of `text`, of Python's documentation without it: sparse attention reads what a text makes
-    it read. Its keys are computed once and come from the prefix cache in every pass.
+    it read. Its keys are computed once and come from the prefix cache in every pass. Every step computes one token.
 
     Raises:
         InputError: a folder cannot be used, a prompt is longer than a model's context or the text is too short.
     """
-    longest = max(prompt_tokens) + answer_tokens + 1
+    longest = max(prompt_tokens) + completion_tokens + 1
     text = "\n".join(topics.values()) if text is None else text
     models, prompts = [], []
     for folder in folders:
@@ -56,7 +56,10 @@ def measure_latency(
                 f"or export it with --max-context {longest}"
             )
         # The prefix cache keeps the prompt's last block beside the one that is written on.
-        engine = EngineConfig(cache_tokens=longest + 2 * manifest.cache.block_size, attention_interval=0)
+        # Draft tokens would make a model's speed that of the text it writes: one that repeats itself gets nine a step.
+        engine = EngineConfig(
+            cache_tokens=longest + 2 * manifest.cache.block_size, attention_interval=0, speculative_tokens=0
+        )
         llm = LLM(folder, backend=backend, engine=engine)
         tokens = tokenize(text[: 16 * longest], manifest, llm.model.tokenizer)
         if len(tokens) < max(prompt_tokens):
@@ -70,7 +73,7 @@ def measure_latency(
         times: list[list[float]] = [[] for _ in models]
         for _ in range(passes):
             for found, llm, tokens in zip(times, models, prompts, strict=True):
-                found.append(_milliseconds_a_token(llm, tokens[:length], answer_tokens))
+                found.append(_milliseconds_a_token(llm, tokens[:length], completion_tokens))
                 on_pass()
         for folder, found in zip(folders, times, strict=True):
             ratio = statistics.median(first / one for first, one in zip(times[0], found, strict=True))
@@ -78,9 +81,9 @@ def measure_latency(
     return rows
 
 
-def _milliseconds_a_token(llm: LLM, prompt: list[int], answer_tokens: int) -> float:
+def _milliseconds_a_token(llm: LLM, prompt: list[int], completion_tokens: int) -> float:
     """Between the first token of a completion and its last."""
-    params = SamplingParams(temperature=0, max_tokens=answer_tokens + 1, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=completion_tokens + 1, ignore_eos=True)
     began, ended, tokens = 0.0, 0.0, 0
     for event in llm.stream(prompt, params):
         if isinstance(event, Delta):
@@ -90,5 +93,5 @@ def _milliseconds_a_token(llm: LLM, prompt: list[int], answer_tokens: int) -> fl
             else:
                 began = ended
     if not tokens:
-        raise InputError(f"all {answer_tokens + 1} tokens came in one piece of text; give more answer tokens")
+        raise InputError(f"all {completion_tokens + 1} tokens came in one piece of text; give more completion tokens")
     return 1e3 * (ended - began) / tokens

@@ -23,7 +23,7 @@ class Load:
         requests: how many.
         rate: arrivals a second, a Poisson process; None: all at once.
         prompt_tokens: mean tokens of a prompt.
-        answer_tokens: mean tokens of a completion; each is as long as requested, whatever the model generates.
+        completion_tokens: mean tokens of a completion; each is as long as requested, whatever the model generates.
         spread: lengths are uniform between mean (1 - spread) and mean (1 + spread).
         shared_tokens: tokens that all prompts begin with.
         concurrency: most requests that are open at a time; None: no limit.
@@ -36,7 +36,7 @@ class Load:
     requests: int = 100
     rate: float | None = None
     prompt_tokens: int = 128
-    answer_tokens: int = 64
+    completion_tokens: int = 64
     spread: float = 0.0
     shared_tokens: int = 0
     concurrency: int | None = None
@@ -46,7 +46,7 @@ class Load:
         for name, low, high in (
             ("requests", 1, MOST_REQUESTS),
             ("prompt_tokens", 1, MOST_REQUESTS),
-            ("answer_tokens", 1, MOST_REQUESTS),
+            ("completion_tokens", 1, MOST_REQUESTS),
             ("shared_tokens", 0, MOST_REQUESTS),
         ):
             if not low <= getattr(self, name) <= high:
@@ -87,18 +87,18 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
     draw = random.Random(load.seed)  # noqa: S311 - no secret
     taken = set(info.eos_token_ids)
     vocabulary = [token for token in range(info.vocab_size) if token not in taken]
-    longest = load.shared_tokens + round((load.prompt_tokens + load.answer_tokens) * (1 + load.spread))
+    longest = load.shared_tokens + round((load.prompt_tokens + load.completion_tokens) * (1 + load.spread))
     if longest > info.max_context:
         raise InputError(f"a request may have {longest} tokens, but the server's context is {info.max_context}")
     shared = draw.choices(vocabulary, k=load.shared_tokens)
     places = asyncio.Semaphore(load.concurrency or load.requests)
     began = time.monotonic()
 
-    async def send(sample: Sample, prompt: list[int], answer_tokens: int) -> None:
+    async def send(sample: Sample, prompt: list[int], completion_tokens: int) -> None:
         async with places:
             if load.rate is None:
                 sample.arrival = time.monotonic() - began
-            params = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0, repetition_penalty=1)
+            params = SamplingParams(max_tokens=completion_tokens, ignore_eos=True, temperature=0, repetition_penalty=1)
             try:
                 async for event in client.stream(prompt, params):
                     if isinstance(event, Delta):
@@ -120,7 +120,7 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
                 await asyncio.sleep(began + arrival - time.monotonic())
             prompt = shared + draw.choices(vocabulary, k=_length(load.prompt_tokens, load.spread, draw))
             samples.append(Sample(arrival, len(prompt)))
-            tasks.create_task(send(samples[-1], prompt, _length(load.answer_tokens, load.spread, draw)))
+            tasks.create_task(send(samples[-1], prompt, _length(load.completion_tokens, load.spread, draw)))
     return samples
 
 

@@ -22,16 +22,16 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all answered requests.
+    """Of all completed requests.
 
     Attributes:
         requests: how many were sent.
-        answered: requests that got their whole completion.
+        completed: requests that got their whole completion.
         refused: how many met a full queue, with a time to come back.
         failed: how many ended otherwise.
         seconds: from the first arrival to the last message.
-        requests_per_second: answered ones.
-        prompt_tokens_per_second: of answered requests.
+        requests_per_second: completed ones.
+        prompt_tokens_per_second: of completed requests.
         tokens_per_second: generated tokens.
         cached_share: share of the prompts' tokens that the prefix cache had.
         time_to_first_token: from arrival to the first token.
@@ -40,7 +40,7 @@ class Summary:
     """
 
     requests: int
-    answered: int
+    completed: int
     refused: int
     failed: int
     seconds: float
@@ -55,30 +55,30 @@ class Summary:
 
 def summarize(samples: Sequence[Sample]) -> Summary:
     """The figures of a load."""
-    answered = [sample for sample in samples if sample.error is None and sample.times]
+    completed = [sample for sample in samples if sample.error is None and sample.times]
     refused = sum(sample.refused for sample in samples)
     began = min(sample.arrival for sample in samples)
-    seconds = max((sample.times[-1] for sample in answered), default=began) - began
-    prompts = sum(sample.prompt_tokens for sample in answered)
+    seconds = max((sample.times[-1] for sample in completed), default=began) - began
+    prompts = sum(sample.prompt_tokens for sample in completed)
     between = [
         (later - earlier) / count
-        for sample in answered
+        for sample in completed
         for earlier, later, count in zip(sample.times, sample.times[1:], sample.counts[1:], strict=False)
     ]
     per_second = 1 / seconds if seconds else 0.0
     return Summary(
         requests=len(samples),
-        answered=len(answered),
+        completed=len(completed),
         refused=refused,
-        failed=len(samples) - len(answered) - refused,
+        failed=len(samples) - len(completed) - refused,
         seconds=seconds,
-        requests_per_second=len(answered) * per_second,
+        requests_per_second=len(completed) * per_second,
         prompt_tokens_per_second=prompts * per_second,
-        tokens_per_second=sum(sum(sample.counts) for sample in answered) * per_second,
-        cached_share=sum(sample.cached_tokens for sample in answered) / prompts if prompts else 0.0,
-        time_to_first_token=_percentiles([sample.times[0] - sample.arrival for sample in answered]),
+        tokens_per_second=sum(sum(sample.counts) for sample in completed) * per_second,
+        cached_share=sum(sample.cached_tokens for sample in completed) / prompts if prompts else 0.0,
+        time_to_first_token=_percentiles([sample.times[0] - sample.arrival for sample in completed]),
         inter_token_latency=_percentiles(between),
-        total=_percentiles([sample.times[-1] - sample.arrival for sample in answered]),
+        total=_percentiles([sample.times[-1] - sample.arrival for sample in completed]),
     )
 
 

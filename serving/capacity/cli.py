@@ -25,7 +25,13 @@ RESULTS = Path("bench/results")
 @click.option("--context", required=True, type=click.IntRange(min=2), help="Tokens of prompt and completion together.")
 @click.option("--rate", required=True, type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
 @click.option(
-    "--answer-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Of them, the completion."
+    "--completion-tokens",
+    "--answer-tokens",
+    "completion_tokens",
+    default=256,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Of them, the completion.",
 )
 @click.option(
     "--max-sequences",
@@ -45,7 +51,7 @@ def plan(
     gpu: str,
     context: int,
     rate: float,
-    answer_tokens: int,
+    completion_tokens: int,
     max_sequences: int,
     price: float | None,
     devices: Path | None,
@@ -60,7 +66,7 @@ def plan(
     name, device = find_device(read_devices(devices), gpu)
     model = read_model(folder)
     speed = speed_of(name, device, model.dtype, model.quantization, results or RESULTS)
-    load = Load(context, answer_tokens, rate, max_sequences)
+    load = Load(context, completion_tokens, rate, max_sequences)
     made = make_plan(model, load, device.memory_gb * 1e9, speed, device.price_per_hour if price is None else price)
     if as_json:
         content = {"model": asdict(model), "load": asdict(load), "speed": asdict(speed), "plan": asdict(made)}
@@ -80,7 +86,7 @@ def _print(model: Model, device: Device, load: Load, speed: Speed, made: Plan) -
         f"{made.batch * load.context}",
         "memory": f"{made.memory_bytes / 1e9:.2f} of {device.memory_gb:g} GB",
         "step": f"s = {made.step_seconds * 1e3:.2f} ms between tokens at that batch",
-        "prompt": f"p = {made.first_token_seconds * 1e3:.1f} ms for {load.context - load.answer_tokens} tokens, "
+        "prompt": f"p = {made.first_token_seconds * 1e3:.1f} ms for {load.context - load.completion_tokens} tokens, "
         "without a queue",
         "tokens": f"{made.stream_tokens_per_second:.1f} a second for one request alone, "
         f"{made.batch_tokens_per_second:.0f} for the batch",

@@ -47,7 +47,7 @@ class Load:
     """Requests a second, each of so many tokens."""
 
     context: int
-    answer_tokens: int
+    completion_tokens: int
     rate: float
     max_sequences: int
 
@@ -106,8 +106,8 @@ def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price
         raise InputError(f"price is {price}; it must be a number at least 0")
     if load.context > model.max_context:
         raise InputError(f"context is {load.context}; {model.name} takes at most {model.max_context}")
-    if load.answer_tokens >= load.context:
-        raise InputError(f"answer_tokens is {load.answer_tokens}; it must be below the context, {load.context}")
+    if load.completion_tokens >= load.context:
+        raise InputError(f"completion_tokens is {load.completion_tokens}; it must be below the context, {load.context}")
     request_bytes = model.cache_bytes_per_token * load.context
     room = MEMORY_SHARE * memory_bytes - model.weight_bytes
     if room < request_bytes:
@@ -116,7 +116,7 @@ def make_plan(model: Model, load: Load, memory_bytes: float, speed: Speed, price
             f"{request_bytes / 1e9:.2f} GB need more than {MEMORY_SHARE:.0%} of {memory_bytes / 1e9:.1f} GB"
         )
     batch = min(load.max_sequences, int(room // request_bytes))
-    prompt, completion = load.context - load.answer_tokens, load.answer_tokens
+    prompt, completion = load.context - load.completion_tokens, load.completion_tokens
     first = (2 * model.weights * prompt + model.attention_operations * prompt**2) / speed.operations_per_second
     step = _step(model, batch, prompt + completion / 2, speed)
     each = UTILIZATION / (first + completion * step / batch)

@@ -86,14 +86,14 @@ class AsyncClient(Connection):
 
     async def _events(self, request: GenerateRequest) -> AsyncIterator[Event]:
         call = self._inference.Generate(request_message(request), timeout=self._timeout, metadata=self._metadata)
-        answered, request_id = False, request.request_id
+        responded, request_id = False, request.request_id
         try:
             async for response in call:
-                answered = True
+                responded = True
                 request_id = response.prompt_info.request_id or request_id
                 yield event_of(response, request_id)
         except grpc.RpcError as error:
-            raise error_of(error, self.address, answered=answered) from error
+            raise error_of(error, self.address, responded=responded) from error
         finally:
             call.cancel()
 

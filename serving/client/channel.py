@@ -99,11 +99,11 @@ def metadata_of(token: str | None) -> Metadata:
     return () if token is None else (("authorization", f"Bearer {token}"),)
 
 
-def error_of(error: grpc.RpcError, address: str, *, answered: bool = False) -> SharpError:
-    """The server's error; `answered` says that a part of the response came before."""
+def error_of(error: grpc.RpcError, address: str, *, responded: bool = False) -> SharpError:
+    """The server's error; `responded` says that a part of the response came before."""
     status = rpc_status.from_call(error)
     if error.code() == grpc.StatusCode.UNAVAILABLE and status is None:
-        missing = "went away before the response was complete" if answered else "does not respond"
+        missing = "went away before the response was complete" if responded else "does not respond"
         reason = error.details() or ""
         why = "" if "Connection refused" in reason else f" ({reason})"  # TLS against plain text, an unknown name, ...
         return UnavailableError(f"the server at {address} {missing}{why}; start one with sharp-serve", RETRY_SECONDS)

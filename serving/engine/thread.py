@@ -47,7 +47,7 @@ class _Abort(_Ping):
 
 
 class EngineThread:
-    """Runs an engine; the front ends give it requests and get events, and never touch its state."""
+    """Runs an engine; the frontends give it requests and get events, and never touch its state."""
 
     def __init__(self, engine: Engine, observe: Callable[[EngineReport], None]) -> None:
         """`observe` gets a report after every step and every change, in the engine's thread."""

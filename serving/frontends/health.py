@@ -23,7 +23,7 @@ THREADS, ENGINE = "a thread", "the engine"
 class Health:
     """Sends a probe through the pools of threads and the engine's queue; lives in the event loop of its service.
 
-    Who asks waits for a moment only: what counts is how long the probe has been under way.
+    A caller waits for a moment only: what counts is how long the probe has been under way.
     """
 
     def __init__(self, service: "GenerationService", stall_seconds: float) -> None:

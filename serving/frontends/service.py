@@ -45,13 +45,13 @@ class EventStream:
         request: GenerateRequest,
         engine: EngineThread,
         limit: int,
-        served: RequestRecord,
+        record: RequestRecord,
         headers: Mapping[str, str],
     ) -> None:
         """`headers` go with the response: the trace context of the request."""
         self.request = request
         self.headers = headers
-        self._served = served
+        self._record = record
         self._engine = engine
         self._limit = limit
         self._loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class EventStream:
         self._loop.call_soon_threadsafe(self._put, event, time.perf_counter())
 
     def _put(self, event: Event, now: float) -> None:
-        self._served.take(event, now)
+        self._record.take(event, now)
         if self._overflowed:
             return
         if self._events.qsize() >= self._limit:
@@ -81,7 +81,7 @@ class EventStream:
             self.stop()  # now: whoever reads this stream may wait for the client for ever
             error = SlowReaderError(f"the client left {self._limit} messages unread; the request was stopped")
             event = Failed(self.request.request_id, error)
-            self._served.take(event, now)
+            self._record.take(event, now)
         self._events.put_nowait(event)
 
     async def accepted(self) -> None:
@@ -205,38 +205,38 @@ class GenerationService:
         self, call: RequestOrigin, prepare: Callable[[], GenerateRequest]
     ) -> AsyncIterator[EventStream]:
         """A request that the engine has been given, whose end is logged and traced."""
-        served = RequestRecord(call)
-        span = None if self._tracing is None else self._tracing.start(call, served.arrived)
+        record = RequestRecord(call)
+        span = None if self._tracing is None else self._tracing.start(call, record.arrived)
         try:
-            async with self._run(served, prepare, {} if span is None else span.headers) as stream:
+            async with self._run(record, prepare, {} if span is None else span.headers) as stream:
                 yield stream
         except Exception as error:
-            served.error = str(error) or type(error).__name__
+            record.error = str(error) or type(error).__name__
             raise
         finally:
-            served.ended = time.perf_counter()
+            record.ended = time.perf_counter()
             name = self.model.manifest.name
-            log_request(served, name, None if span is None else span.trace_id)
+            log_request(record, name, None if span is None else span.trace_id)
             if self._log_prompts:
-                log_prompt(served, self.model.tokenizer)
+                log_prompt(record, self.model.tokenizer)
             if span is not None:
-                span.end(served, name)
+                span.end(record, name)
 
     @asynccontextmanager
     async def _run(
-        self, served: RequestRecord, prepare: Callable[[], GenerateRequest], headers: Mapping[str, str]
+        self, record: RequestRecord, prepare: Callable[[], GenerateRequest], headers: Mapping[str, str]
     ) -> AsyncIterator[EventStream]:
         self.check_serving()
         self._open += 1
         self._idle.clear()
         try:
             # Tokenizing a long text takes a while, and the event loop serves everyone.
-            served.request = await self.preparing.run(prepare)
+            record.request = await self.preparing.run(prepare)
             if self._time_is_over:
                 raise DrainingError(DRAINING)
-            stream = EventStream(served.request, self.engine, self._max_unread_messages, served, headers)
+            stream = EventStream(record.request, self.engine, self._max_unread_messages, record, headers)
             self._streams.add(stream)
-            served.submitted = time.perf_counter()
+            record.submitted = time.perf_counter()
             stream.start()
             try:
                 yield stream

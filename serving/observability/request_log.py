@@ -32,9 +32,9 @@ def set_up_logging(log_format: str) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def log_request(served: RequestRecord, model: str | None, trace_id: str | None) -> None:
+def log_request(record: RequestRecord, model: str | None, trace_id: str | None) -> None:
     """Write the line of a request that has ended; JSON has each of its fields by name."""
-    fields = _fields(served, model, trace_id)
+    fields = _fields(record, model, trace_id)
     line = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
     logger.info("request %s", line, extra=fields)
 
@@ -52,33 +52,33 @@ def refusals_logged(call: RequestOrigin, model: str | None) -> Iterator[None]:
         raise
 
 
-def log_prompt(served: RequestRecord, tokenizer: Tokenizer | None) -> None:
+def log_prompt(record: RequestRecord, tokenizer: Tokenizer | None) -> None:
     """Write the prompt of a request, for those who ask for it: it may hold what nobody else should read."""
-    if served.request is not None:
-        ids = served.request.prompt_ids
+    if record.request is not None:
+        ids = record.request.prompt_ids
         prompt: Any = list(ids) if tokenizer is None else tokenizer.decode(ids)
-        fields = {"request_id": served.request.request_id, "prompt": prompt}
-        logger.info("prompt of %s: %r", served.request.request_id, prompt, extra=fields)
+        fields = {"request_id": record.request.request_id, "prompt": prompt}
+        logger.info("prompt of %s: %r", record.request.request_id, prompt, extra=fields)
 
 
-def _fields(served: RequestRecord, model: str | None, trace_id: str | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"protocol": served.origin.protocol, "outcome": served.outcome}
+def _fields(record: RequestRecord, model: str | None, trace_id: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"protocol": record.origin.protocol, "outcome": record.outcome}
     if model is not None:
         fields["model"] = model
-    if served.request is not None:
-        fields = {"request_id": served.request.request_id, **fields}
-        fields["prompt_tokens"] = len(served.request.prompt_ids)
-        fields["cached_tokens"] = served.cached_tokens
-        fields["generated_tokens"] = served.generated_tokens
-    if served.timing is not None:
-        fields["queue_seconds"] = _seconds(served.timing.queue)
-        fields["first_token_seconds"] = _seconds(served.timing.time_to_first_token)
-    if served.ended is not None:
-        fields["total_seconds"] = _seconds(served.ended - served.arrived)
+    if record.request is not None:
+        fields = {"request_id": record.request.request_id, **fields}
+        fields["prompt_tokens"] = len(record.request.prompt_ids)
+        fields["cached_tokens"] = record.cached_tokens
+        fields["generated_tokens"] = record.generated_tokens
+    if record.timing is not None:
+        fields["queue_seconds"] = _seconds(record.timing.queue)
+        fields["first_token_seconds"] = _seconds(record.timing.time_to_first_token)
+    if record.ended is not None:
+        fields["total_seconds"] = _seconds(record.ended - record.arrived)
     if trace_id is not None:
         fields["trace_id"] = trace_id
-    if served.error is not None:
-        fields["error"] = served.error[:MOST_ERROR_CHARACTERS]
+    if record.error is not None:
+        fields["error"] = record.error[:MOST_ERROR_CHARACTERS]
     return fields
 
 

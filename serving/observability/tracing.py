@@ -85,37 +85,37 @@ class RequestSpan:
         """32 hexadecimal digits."""
         return format(self._span.get_span_context().trace_id, "032x")
 
-    def end(self, served: RequestRecord, model: str) -> None:
+    def end(self, record: RequestRecord, model: str) -> None:
         """End it, with a span for every part of the request."""
         from opentelemetry.trace import StatusCode
 
-        ended = served.ended if served.ended is not None else time.perf_counter()
+        ended = record.ended if record.ended is not None else time.perf_counter()
         span, part = self._span, self._tracing.part
         # Names of OpenTelemetry's conventions for generative models, where they have one.
         span.set_attributes(
             {
                 "gen_ai.response.model": model,
-                "gen_ai.response.finish_reasons": [*served.reasons.values()],
-                "gen_ai.usage.output_tokens": served.generated_tokens,
-                "sharp.protocol": served.origin.protocol,
-                "sharp.outcome": served.outcome,
+                "gen_ai.response.finish_reasons": [*record.reasons.values()],
+                "gen_ai.usage.output_tokens": record.generated_tokens,
+                "sharp.protocol": record.origin.protocol,
+                "sharp.outcome": record.outcome,
             }
         )
-        if served.request is not None:
-            span.set_attribute("gen_ai.response.id", served.request.request_id)
-            span.set_attribute("gen_ai.usage.input_tokens", len(served.request.prompt_ids))
-            span.set_attribute("sharp.cached_tokens", served.cached_tokens)
-        if served.error is not None:
-            span.set_status(StatusCode.ERROR, served.error)
-        part(span, "prepare", served.arrived, served.submitted or ended, {})
-        if served.submitted is not None:
-            computed = served.computed or ended
-            part(span, "queue", served.submitted, served.chunks[0].began if served.chunks else computed, {})
-            for chunk in served.chunks:
+        if record.request is not None:
+            span.set_attribute("gen_ai.response.id", record.request.request_id)
+            span.set_attribute("gen_ai.usage.input_tokens", len(record.request.prompt_ids))
+            span.set_attribute("sharp.cached_tokens", record.cached_tokens)
+        if record.error is not None:
+            span.set_status(StatusCode.ERROR, record.error)
+        part(span, "prepare", record.arrived, record.submitted or ended, {})
+        if record.submitted is not None:
+            computed = record.computed or ended
+            part(span, "queue", record.submitted, record.chunks[0].began if record.chunks else computed, {})
+            for chunk in record.chunks:
                 part(span, "prefill", chunk.began, chunk.ended, {"sharp.tokens": chunk.tokens})
-            if served.chunks and served.generated_tokens:
-                part(span, "decode", served.chunks[-1].ended, computed, {"sharp.tokens": served.generated_tokens})
-            if served.computed is not None:
+            if record.chunks and record.generated_tokens:
+                part(span, "decode", record.chunks[-1].ended, computed, {"sharp.tokens": record.generated_tokens})
+            if record.computed is not None:
                 part(span, "send", computed, ended, {})
         span.end(_nanoseconds(ended))
 

@@ -10,7 +10,7 @@ import grpc
 
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import TlsConfig
-from sharp.serving.security.watched_files import signature
+from sharp.serving.security.file_signature import signature
 
 logger = logging.getLogger(__name__)
 

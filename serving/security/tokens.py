@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sharp.serving.api.errors import InputError, UnauthenticatedError
 from sharp.serving.config import ServerConfig
-from sharp.serving.security.watched_files import signature
+from sharp.serving.security.file_signature import signature
 
 logger = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ KEEPALIVE = (
 
 
 class _Health(health.HealthServicer):  # type: ignore[misc]
-    """Answers with what a request would meet just then; who watches hears of a change within `HEALTH_SECONDS`.
+    """Responds with what a request would meet just then; who watches hears of a change within `HEALTH_SECONDS`.
 
     What was known before the event loop was busy for a while does not count: the engine may have ended meanwhile.
     """
@@ -144,7 +144,7 @@ class GrpcServer:
             raise InputError(f"cannot listen on {address}; choose another --grpc-port") from error
 
     async def start(self) -> None:
-        """Begin to answer and say so in health."""
+        """Begin to serve and say so in health."""
         await self._server.start()
         await self._update_health()
         self._watch = asyncio.create_task(self._watch_health())

@@ -31,7 +31,7 @@ ENGINE_ENDED = 70  # EX_SOFTWARE of sysexits.h: a supervisor should start the se
 
 @dataclass(frozen=True)
 class Started:
-    """A server that answers: what it serves and where."""
+    """A running server: what it serves and where."""
 
     model: ModelFolder
     chat: bool

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, taken out of its text."""
+"""What a model thinks before it responds, taken out of its text."""
 
 from dataclasses import dataclass
 

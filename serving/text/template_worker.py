@@ -71,7 +71,7 @@ class Templates:
 
 
 def main() -> None:
-    """Answer until stdin ends, which it does with the server."""
+    """Reply until stdin ends, which it does with the server."""
     for number in (signal.SIGINT, signal.SIGTERM):  # both reach the whole group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     limits = json.loads(sys.stdin.buffer.readline())

@@ -4,12 +4,21 @@ import json
 
 import pytest
 
-from bench.tables import PAGE, RESULTS, page
+from bench.tables import PAGE, README, README_RESULT, RESULTS, page, read, with_speed_table
 from sharp.plugins.errors import InputError
 
 
 def test_the_page_is_what_the_generator_makes():
     assert PAGE.read_text(encoding="utf-8") == page(RESULTS), "run `python -m bench.tables`"
+
+
+def test_the_speed_table_of_the_readme_is_that_of_the_archived_result():
+    readme = README.read_text(encoding="utf-8")
+    result = read(README_RESULT)
+    assert with_speed_table(readme, result) == readme, "run `python -m bench.tables`"
+    for row in result["rows"]:
+        row["milliseconds"] *= 2
+    assert with_speed_table(readme, result) != readme
 
 
 def test_every_result_has_a_section():

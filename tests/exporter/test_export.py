@@ -175,7 +175,7 @@ def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
         ({}, {"eos_token_id": 50256, "bos_token_id": 50256}, ()),  # a GPT2Config of a small vocabulary
     ],
 )
-def test_tokens_that_end_an_answer(tmp_path, generation, facts, found):
+def test_tokens_that_end_a_completion(tmp_path, generation, facts, found):
     model = tiny("llama", **facts)
     model.generation_config = GenerationConfig(**generation)
     config = read_source(save(model, tmp_path / "tiny"), "softmax").model.config

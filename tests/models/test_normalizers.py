@@ -185,6 +185,6 @@ def test_registry_knows_every_norm_of_the_contract():
     assert {norm.normalizer for norm in NORMS.values()} == set(NORMALIZERS)
 
 
-def test_an_unknown_norm_is_answered_with_the_known_ones():
+def test_the_error_of_an_unknown_norm_names_the_known_ones():
     with pytest.raises(InputError, match=r"'sofmax' is not known.*asentmax"):
         get_norm("sofmax")

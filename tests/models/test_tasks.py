@@ -188,7 +188,7 @@ def test_quantifiers_are_true_of_the_numbers_so_far(quantifier, solve, shown):
     assert finals == {True, False}
 
 
-def test_numbers_have_the_deviation_asked_for():
+def test_numbers_have_the_requested_deviation():
     assert draw(Quantifier("every", input_sigma=7), 200, 50).inputs[0][:, ::2].std() == pytest.approx(7, rel=0.05)
     slopes = draw(LinearFunction(function_sigma=5), 2, 4000).inputs[0]
     assert (slopes[:, 1] / (1 + slopes[:, 0] ** 2).sqrt()).std() == pytest.approx(5, rel=0.05)
@@ -261,7 +261,7 @@ def logits_for(targets: torch.Tensor, classes: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(targets.clamp(min=0), classes).float()
 
 
-def test_scores_of_known_answers():
+def test_scores_of_known_outputs():
     batch = draw(Rearrange("copy"), 4, 3)
     outputs = logits_for(batch.targets, 33)
     assert sample_scores("exact_match", outputs, batch).tolist() == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""A model folder that was damaged on its way is found before it answers anybody."""
+"""A model folder that was damaged on its way is found before it is served."""
 
 import hashlib
 import logging
@@ -45,7 +45,7 @@ def test_every_file_has_its_size_and_sum(folder: Path):
 
 @pytest.mark.parametrize("name", ["model.onnx", "more/data", "tokenizer.json"])
 def test_a_folder_with_one_wrong_bit_is_not_served(folder: Path, name: str):
-    """A model with a damaged weight answered, in other words than before."""
+    """Unchecked, a model with a damaged weight generates another text than before, and no error."""
     LLM(folder, backend=BACKEND)
     flip(folder / name)
     with pytest.raises(InputError, match=rf"{name} is damaged: its SHA-256 is \w+, and the export wrote \w+; copy or"):

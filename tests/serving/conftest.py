@@ -1,4 +1,4 @@
-"""A tiny ONNX model whose answers follow from a formula, and a server that serves it."""
+"""A tiny ONNX model whose tokens follow from a formula, and a server that serves it."""
 
 import asyncio
 import queue
@@ -146,7 +146,7 @@ def write_folder(folder: Path, *, hashing: int, tokenizer: bool = True) -> Path:
 
 @pytest.fixture(scope="session")
 def counting(tmp_path_factory) -> Path:
-    """Answers "a" with "bcd...": each token is the one before plus one."""
+    """Completes "a" with "bcd...": each token is the one before plus one."""
     return write_folder(tmp_path_factory.mktemp("models") / "counting", hashing=0)
 
 
@@ -163,7 +163,7 @@ def ids_only(tmp_path_factory) -> Path:
 
 
 def greedy_hashing(prompt: list[int], count: int) -> list[int]:
-    """What the hashing model answers, until EOS."""
+    """What the hashing model generates, until EOS."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + count and (len(tokens) == len(prompt) or tokens[-1] != EOS):
         total = sum((position + 1) * token for position, token in enumerate(tokens))
@@ -197,7 +197,7 @@ def start_server():
     running = []
 
     def start(folder: Path, **settings) -> Started:
-        answers: queue.Queue = queue.Queue()
+        outcomes: queue.Queue = queue.Queue()
 
         async def main() -> None:
             stop = asyncio.Event()
@@ -205,7 +205,7 @@ def start_server():
             await run_server(
                 folder,
                 replace(SETTINGS, **settings),
-                lambda started: answers.put((started, lambda: loop.call_soon_threadsafe(stop.set))),
+                lambda started: outcomes.put((started, lambda: loop.call_soon_threadsafe(stop.set))),
                 stop,
             )
 
@@ -213,11 +213,11 @@ def start_server():
             try:
                 asyncio.run(main())
             except Exception as error:
-                answers.put((error, None))
+                outcomes.put((error, None))
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        started, stop = answers.get(timeout=30)
+        started, stop = outcomes.get(timeout=30)
         if isinstance(started, Exception):
             raise started
         running.append((thread, stop))

@@ -21,7 +21,7 @@ class Client:
             inference_pb2.GenerateRequest(**prompt, stopping=stopping, **fields), timeout=timeout
         )
 
-    def answer(self, *args, **fields):
+    def generate(self, *args, **fields):
         """(text, finished) of a whole stream."""
         messages = list(self.stream(*args, **fields))
         assert messages[0].HasField("prompt_info")

@@ -67,7 +67,7 @@ def test_generate_reports_an_error_in_one_sentence(address, arguments, message):
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {message}\n")
 
 
-def test_an_answer_that_is_cut_short_is_an_error(address, steps, monkeypatch):
+def test_a_completion_that_is_cut_short_is_an_error(address, steps, monkeypatch):
     monkeypatch.setattr(prepare, "new_request_id", lambda: "known")
     with ThreadPoolExecutor(1) as pool, Client(address) as client:
         cut = pool.submit(run, generate, address, "a", "--temperature", 0, "--max-tokens", 100)

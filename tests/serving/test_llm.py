@@ -67,7 +67,7 @@ def test_stop_string_over_token_borders(llm):
         ([125], {"stop": "<eos>", "ignore_eos": True, "logit_bias": {EOS: 100}}, "<eos>", "<eos>"),
     ],
 )
-def test_what_ended_an_answer_may_be_a_part_of_its_text(llm, prompt, fields, text, matched):
+def test_what_ended_a_completion_may_be_a_part_of_its_text(llm, prompt, fields, text, matched):
     params = SamplingParams(temperature=0, include_stop_str_in_output=True, **fields)
     (completion,) = llm.generate([prompt], params)
     assert (completion.text, completion.matched) == (text, matched)
@@ -105,7 +105,7 @@ def test_max_tokens_0_reads_the_prompt_only(llm):
     assert completion.attention.tokens == 3
 
 
-def test_attention_summary_over_prompt_and_answer_in_chunks(counting):
+def test_attention_summary_over_prompt_and_completion_in_chunks(counting):
     llm = LLM(counting, backend=BACKEND, engine=EngineConfig(max_batch_tokens=4, max_sequences=4, attention_interval=0))
     with_attention = llm.generate(["abcdefghij", "ab"], GREEDY, attention=True)[0].attention
     keys = np.arange(1, 18)  # 10 prompt tokens and 8 generated ones, of which the last is never attended from
@@ -116,11 +116,11 @@ def test_attention_summary_over_prompt_and_answer_in_chunks(counting):
     np.testing.assert_allclose(with_attention.inverse_temperature[0], [1, 2], rtol=1e-6)
 
 
-def test_several_answers_to_a_prompt(llm):
+def test_several_completions_of_a_prompt(llm):
     completion = llm.generate("a", SamplingParams(n=3, temperature=3, seed=1, max_tokens=8, ignore_eos=True))[0]
-    answers = [completion, *completion.others]
-    assert [one.usage.completion_tokens for one in answers] == [8, 8, 8]
-    assert len({one.text for one in answers}) == 3
+    completions = [completion, *completion.others]
+    assert [one.usage.completion_tokens for one in completions] == [8, 8, 8]
+    assert len({one.text for one in completions}) == 3
     assert completion == replace(
         llm.generate("a", SamplingParams(temperature=3, seed=1, max_tokens=8, ignore_eos=True))[0],
         timing=completion.timing,
@@ -128,23 +128,23 @@ def test_several_answers_to_a_prompt(llm):
     )
 
 
-def test_an_answer_as_it_comes(llm):
+def test_a_completion_as_it_comes(llm):
     *deltas, finished = llm.stream("a", GREEDY)
     assert "".join(delta.text for delta in deltas) == "bcdefghi"
     assert len(deltas) > 1
     assert (finished.reason, finished.usage.completion_tokens) == ("length", 8)
 
 
-def test_one_streamed_answer_at_a_time_and_closing_it_ends_it(llm):
-    answer = llm.stream("a", GREEDY)
-    next(answer)
+def test_one_streamed_completion_at_a_time_and_closing_it_ends_it(llm):
+    running = llm.stream("a", GREEDY)
+    next(running)
     with pytest.raises(InputError, match="another stream of this LLM still runs"):
         llm.generate("b", GREEDY)
-    answer.close()
+    running.close()
     assert llm.generate("b", GREEDY)[0].text == "cdefghij"
 
 
-def test_every_answer_has_the_statistics_of_its_prompt(llm):
+def test_every_sequence_has_the_statistics_of_its_prompt(llm):
     completion = llm.generate("pqrstuvwxy", SamplingParams(n=2, temperature=0, max_tokens=3), attention=True)[0]
     assert [one.attention.tokens for one in (completion, *completion.others)] == [12, 12]
 

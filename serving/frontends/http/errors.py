@@ -65,11 +65,11 @@ def _context_sentence(error: ContextLengthError) -> str:
     what = error.field
     context = f"This model's maximum context length is {error.limit} tokens."
     if error.tokens is None:
-        asked = f"your {what} resulted in more than {error.limit} tokens. Please reduce the length of the {what}."
-        return f"{context} However, {asked}"
+        requested = f"your {what} resulted in more than {error.limit} tokens. Please reduce the length of the {what}."
+        return f"{context} However, {requested}"
     parts = f"({error.tokens} in the {what}, {error.needed} in the completion)"
-    asked = f"you requested {error.tokens + error.needed} tokens {parts}"
-    return f"{context} However, {asked}. Please reduce the length of the {what} or completion."
+    requested = f"you requested {error.tokens + error.needed} tokens {parts}"
+    return f"{context} However, {requested}. Please reduce the length of the {what} or completion."
 
 
 def error_response(error: SharpError) -> JSONResponse:

@@ -125,18 +125,18 @@ class ResponsesRequest(ForeignRequest):
 class _ResponsesChat(ChatRequest):
     """A conversation whose response is of the Responses API."""
 
-    _asked: ResponsesRequest | None = PrivateAttr(None)
+    _request: ResponsesRequest | None = PrivateAttr(None)
 
-    def of(self, asked: ResponsesRequest) -> None:
+    def of(self, request: ResponsesRequest) -> None:
         """Say what it was made of."""
-        self._asked = asked
+        self._request = request
 
     def response(
         self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
     ) -> ResponseBuilder:
         """See `GenerationRequest`."""
         prompt = str(prompts[0])
-        settings = {} if self._asked is None else self._asked.model_dump(by_alias=True, exclude={"input"})
+        settings = {} if self._request is None else self._request.model_dump(by_alias=True, exclude={"input"})
         return ResponsesResponse(
             request_id, endpoint.name, endpoint.texts, lambda: self.message_parser(prompt), len(computed[0]), settings
         )

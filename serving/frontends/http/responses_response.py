@@ -75,7 +75,7 @@ class ResponsesResponse(PartsResponse):
         response = self._response("in_progress", None)
         return [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": len(self.parts), "content_index": 0}
 
     def _new_id(self, prefix: str) -> str:
@@ -88,21 +88,21 @@ class ResponsesResponse(PartsResponse):
         item = _item(kind, self._new_id("rs" if kind == REASONING else "msg"), "in_progress", None)
         return [
             self._event("response.output_item.added", output_index=len(self.parts), item=item),
-            self._event("response.content_part.added", **self._place(), part=_content(kind, "")),
+            self._event("response.content_part.added", **self._position(), part=_content(kind, "")),
         ]
 
     def part_grows(self, kind: str, text: str) -> dict[str, Any]:
         """See `PartsResponse`."""
         logprobs: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
-        return self._event(f"response.{_content_name(kind)}.delta", **self._place(), delta=text, **logprobs)
+        return self._event(f"response.{_content_name(kind)}.delta", **self._position(), delta=text, **logprobs)
 
     def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
         """See `PartsResponse`."""
         logprobs: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
         item = _item(kind, self._item_id, "completed", text)
         events = [
-            self._event(f"response.{_content_name(kind)}.done", **self._place(), text=text, **logprobs),
-            self._event("response.content_part.done", **self._place(), part=_content(kind, text)),
+            self._event(f"response.{_content_name(kind)}.done", **self._position(), text=text, **logprobs),
+            self._event("response.content_part.done", **self._position(), part=_content(kind, text)),
             self._event("response.output_item.done", output_index=len(self.parts), item=item),
         ]
         self.parts.append(item)

@@ -15,7 +15,7 @@ MALFORMED = object()
 
 
 class MessageInterceptor(grpc.aio.ServerInterceptor):
-    """Lets handlers see only messages that could be read. grpc itself answers INTERNAL, and logs a page."""
+    """Lets handlers see only messages that could be read. grpc itself returns INTERNAL, and logs a page."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any

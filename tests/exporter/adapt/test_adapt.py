@@ -367,7 +367,7 @@ def test_the_speed_is_measured_within_the_models_context(monkeypatch, longest: i
     monkeypatch.setattr(speed, "export_both", lambda _teacher, _student, context, *_: exported.append(context))
     monkeypatch.setattr(speed, "latencies", lambda _folder, lengths, _passes: lengths)
     found = speed.decode_speed(Path("teacher"), Path("student"), longest, lambda: None)
-    assert found["rows"] == contexts and exported == [contexts[-1] + speed.ANSWER_TOKENS + 1]
+    assert found["rows"] == contexts and exported == [contexts[-1] + speed.COMPLETION_TOKENS + 1]
 
 
 def test_a_speed_that_cannot_be_measured_loses_no_model(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:

@@ -45,13 +45,13 @@ def test_every_form_is_standard_onnx(checkpoint, sharp_export, tmp_path, norm, c
 def test_windows_and_soft_caps_come_along(sharp_export, tmp_path):
     source = save(tiny("gemma2"), tmp_path / "gemma2")
     prompt = np.array([[5, 17, 30, 44, 8, 61, 72, 19, 3, 88, 12]])
-    answers = []
+    generated = []
     for target in ("onnxruntime", "portable"):
         options = ("--norm", "softmax", "--cache", "contiguous", "--target", target)
         result = sharp_export(source, *options, "-o", tmp_path / target)
         assert result.exit_code == 0, result.output
-        answers.append(ContiguousSession(tmp_path / target, kernels=False).generate(prompt, 8).tolist())
-    assert answers[0] == answers[1]
+        generated.append(ContiguousSession(tmp_path / target, kernels=False).generate(prompt, 8).tolist())
+    assert generated[0] == generated[1]
 
 
 def test_the_server_does_not_update_its_cache_in_place(checkpoint, sharp_export, tmp_path):

@@ -114,7 +114,7 @@ def test_a_large_gain_beside_small_ones_is_covered() -> None:
         assert np.abs(keys[:, 0]).max() < key_bounds(model)[0]
 
 
-def test_an_exported_model_without_statistics_answers_like_pytorch(tmp_path, sharp_export) -> None:
+def test_an_exported_model_without_statistics_has_the_logprobs_of_pytorch(tmp_path, sharp_export) -> None:
     """Statistics turn the window off, and verification asks for them."""
     model = tiny_model("asentmax", "nape", max_context=1024)
     with torch.no_grad():

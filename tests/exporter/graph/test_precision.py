@@ -34,7 +34,7 @@ def wide(tmp_path):
     return save
 
 
-def answer(folder) -> list[int]:
+def generate(folder) -> list[int]:
     llm = LLM(folder)
     (completion,) = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     return completion.token_ids
@@ -92,7 +92,7 @@ def test_a_quantized_model_is_verified_and_served(wide, sharp_export, tmp_path, 
     assert {("com.microsoft", "MatMulNBits"), ("com.microsoft", "GatherBlockQuantized")} <= kinds
     assert not {("", "MatMul"), ("", "Gemm")} & kinds
     assert [(function.domain, function.name) for function in model.functions] == [("ai.sharp", "PagedAttention")]
-    assert len(answer(tmp_path / "out")) == 12
+    assert len(generate(tmp_path / "out")) == 12
 
 
 @pytest.mark.full
@@ -124,7 +124,7 @@ def test_types_of_weights_and_cache(wide, sharp_export, tmp_path, norm, position
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
     logits = next(value for value in model.graph.output if value.name == "logits")
     assert logits.type.tensor_type.elem_type == TensorProto.FLOAT
-    assert len(answer(tmp_path / "out")) == 12
+    assert len(generate(tmp_path / "out")) == 12
 
 
 def test_an_int8_cache_is_not_run_without_kernels(wide, sharp_export, tmp_path):
@@ -179,7 +179,7 @@ def test_the_target_tensorrt_has_only_nodes_for_a_plugin(wide, sharp_export, tmp
         assert all(node.input)
     manifest = read_manifest(tmp_path / "out")
     assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
-    assert len(answer(tmp_path / "out")) == 12
+    assert len(generate(tmp_path / "out")) == 12
     with pytest.raises(InputError, match="was exported with --target tensorrt and needs Sharp's kernels"):
         OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
 

@@ -214,7 +214,7 @@ def test_the_text_cannot_break_out_of_the_page(models, sharp_inspect, tmp_path):
     assert "".join(json.loads(re.search(r"const data = (.*);", page.script)[1])["pieces"]) == hostile
 
 
-def test_without_a_text_the_sharpest_and_the_most_dispersed_head_answer_the_papers_question(models, tmp_path):
+def test_without_a_text_the_sharpest_and_the_most_dispersed_head_are_those_of_the_papers_prompt(models, tmp_path):
     model = open_model(models("softmax", "rope")[1])
     text = tokenize(Prompt(), model)
     assert DEFAULT_TOKENS - 6 < len(text.token_ids) <= DEFAULT_TOKENS

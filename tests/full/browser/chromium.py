@@ -20,19 +20,19 @@ class Chromium:
         if CHROMIUM is None:
             pytest.skip("Chromium is not there; get it with: apt-get install chromium")
         commands, self._commands = os.pipe()
-        self._answers, answers = os.pipe()
+        self._responses, responses = os.pipe()
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-        self._process = subprocess.Popen(  # it reads commands from 3 and writes answers to 4
+        self._process = subprocess.Popen(  # it reads commands from 3 and writes responses to 4
             [
-                *("bash", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "bash", CHROMIUM, *options),
+                *("bash", "-c", f'exec "$@" 3<&{commands} 4>&{responses}', "bash", CHROMIUM, *options),
                 *("--remote-debugging-pipe", f"--user-data-dir={folder}"),
             ],
-            pass_fds=(commands, answers),
+            pass_fds=(commands, responses),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         os.close(commands)
-        os.close(answers)
+        os.close(responses)
         self._read, self._number, self._session, self.errors = b"", 0, None, []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -56,7 +56,7 @@ class Chromium:
 
     def _next(self):
         while b"\0" not in self._read:
-            part = os.read(self._answers, 2**16)
+            part = os.read(self._responses, 2**16)
             assert part, "Chromium has ended"
             self._read += part
         message, _, self._read = self._read.partition(b"\0")
@@ -100,4 +100,4 @@ class Chromium:
         self._process.kill()
         self._process.wait()
         os.close(self._commands)
-        os.close(self._answers)
+        os.close(self._responses)

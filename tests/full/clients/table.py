@@ -17,7 +17,7 @@ HEAD = """\
 <!-- Written by `make clients` (python -m tests.full.clients.table). -->
 # Clients that work unchanged
 
-Each program of [tests/full/clients/programs](../tests/full/clients/programs) uses a client at the version of
+Each program of tests/full/clients/programs uses a client at the version of
 [requirements.txt](../tests/full/clients/requirements.txt) or [package.json](../tests/full/clients/package.json) against a server, and
 changes nothing but its base URL. Run on {date}.
 

@@ -32,8 +32,11 @@ def generate(folder: str) -> dict[str, Any]:
         return output
 
     step, used.step = used.step, recorded
-    answers = llm.generate(list(PROMPTS), SAMPLING)
-    return {"answers": [(a.token_ids, [t.logprob for t in a.logprobs]) for a in answers], "stats": stats}
+    completions = llm.generate(list(PROMPTS), SAMPLING)
+    return {
+        "completions": [(one.token_ids, [token.logprob for token in one.logprobs]) for one in completions],
+        "stats": stats,
+    }
 
 
 def main() -> None:

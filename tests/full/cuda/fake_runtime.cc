@@ -100,7 +100,7 @@ FAKE cudaStreamSynchronize(void*) { return note("wait"), 0; }
 FAKE cudaDeviceSynchronize() { return note("wait"), 0; }
 
 FAKE cudaStreamBeginCapture(void*, int) { return note("capture"), capturing = true, 0; }
-FAKE cudaStreamIsCapturing(void*, int* answer) { return *answer = capturing, 0; }
+FAKE cudaStreamIsCapturing(void*, int* status) { return *status = capturing, 0; }
 FAKE cudaStreamEndCapture(void*, void** graph) { return capturing = false, *graph = new_handle(), 0; }
 FAKE cudaGraphInstantiate(void** executable, void*, unsigned long long) { return *executable = new_handle(), 0; }
 FAKE cudaGraphLaunch(void*, void*) { return note("replay"), 0; }

@@ -52,8 +52,8 @@ def main() -> None:
         return output
 
     step, used.step = used.step, recorded
-    answers = llm.generate(["one", "another", "third"], SamplingParams(temperature=0, max_tokens=4))
-    said |= {"steps": steps, "answers": [answer.token_ids for answer in answers]}
+    completions = llm.generate(["one", "another", "third"], SamplingParams(temperature=0, max_tokens=4))
+    said |= {"steps": steps, "completions": [completion.token_ids for completion in completions]}
     json.dump(said, sys.stdout)
 
 

@@ -94,7 +94,7 @@ def test_a_text_is_that_of_the_cpu(libraries, tmp_path, norm, options):
     assert not said["failures"]
     assert any("prefill" in name for name in said["launches"]) and any("decode" in name for name in said["launches"])
     cpu, gpu = said["cpu"], said["gpu"]
-    for (tokens, logprobs), (others, their_logprobs) in zip(cpu["answers"], gpu["answers"], strict=True):
+    for (tokens, logprobs), (others, their_logprobs) in zip(cpu["completions"], gpu["completions"], strict=True):
         assert tokens == others
         np.testing.assert_allclose(their_logprobs, logprobs, atol=1e-4)
     for stats, others in zip(cpu["stats"], gpu["stats"], strict=True):

@@ -70,7 +70,7 @@ def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
     assert [(word, int(size.removeprefix("bytes="))) for word, _, size in cleared] == [("clear", s) for s in sizes]
     del cleared[: 2 * LAYERS]
     assert sorted(int(address) for _, address, _ in cleared) == sorted(said["addresses"].values())
-    assert said["answers"] == [[0] * 4] * 3
+    assert said["completions"] == [[0] * 4] * 3
     # Every kernel was loaded at start, by a step that stores nothing.
     assert {"write_cache", "decode_stream", "merge", "prefill", "merge_prompts"} == {
         event.split()[1] for event in said["started"] if event.startswith("kernel ")
@@ -103,7 +103,7 @@ def test_the_memory_of_the_largest_step_is_taken_before_the_cache(generate):
 
 def test_decode_steps_are_replayed_as_one_graph(generate):
     said = generate("graphs")
-    assert said["answers"] == [[0] * 4] * 3
+    assert said["completions"] == [[0] * 4] * 3
     prompt, first, *others = said["steps"]
     assert launched(prompt["driver"]) and "replay" not in prompt["runtime"]
     # Every size was captured at start: of 1, 2, 4, ... 64 sequences.
@@ -117,7 +117,7 @@ def test_decode_steps_are_replayed_as_one_graph(generate):
 
 def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
     said = generate("graphs", int8_folder)
-    assert (said["device"], said["answers"]) == ("cuda", [[0] * 4] * 3)
+    assert (said["device"], said["completions"]) == ("cuda", [[0] * 4] * 3)
     sizes = {
         "key_cache": 40 * 2 * 64 * 16,
         "value_cache": 40 * 2 * 64 * 16,

@@ -37,8 +37,8 @@ def test_the_loop_generates_what_the_engine_does(folder):
     model = generation.OnnxModel(folder, library, 2, 40, device="cpu", graphs=False)
     found = generation.generate(model, prompts, 0, 12)
     llm = LLM(folder, backend=BackendConfig(threads=1, device="cpu"))
-    answers = llm.generate(prompts.tolist(), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
-    assert found.tolist() == [list(answer.token_ids) for answer in answers]
+    completions = llm.generate(prompts.tolist(), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    assert found.tolist() == [list(completion.token_ids) for completion in completions]
 
 
 def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once():
@@ -52,17 +52,17 @@ def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once():
                 layer[name] *= 20
         return model
 
-    answers = generation.generate(made(), prompt, 0, 8)
-    assert len(set(answers.ravel())) > 10
-    whole, again = np.concatenate([prompt, answers[:, :-1]], 1), made()
-    assert [again.run(whole[:, : 6 + step], 0).tolist() for step in range(8)] == answers.T.tolist()
+    generated = generation.generate(made(), prompt, 0, 8)
+    assert len(set(generated.ravel())) > 10
+    whole, again = np.concatenate([prompt, generated[:, :-1]], 1), made()
+    assert [again.run(whole[:, : 6 + step], 0).tolist() for step in range(8)] == generated.T.tolist()
     # What a graph captures: the whole cache under a mask.
     masked = made()
     tokens = [masked.run(prompt, 0)]
     for step in range(7):
         ids, position = torch.from_numpy(tokens[-1][:, None]), torch.tensor([6 + step])
         tokens.append(masked.forward(ids, position, None).numpy())
-    assert np.stack(tokens, 1).tolist() == answers.tolist()
+    assert np.stack(tokens, 1).tolist() == generated.tolist()
 
 
 def test_weights_that_were_left_out_are_random(folder, tmp_path):

@@ -50,7 +50,7 @@ def launches(result: dict) -> list[tuple[str, dict[str, str]]]:
     return [(line[1], dict(word.split("=") for word in line[2:])) for line in lines]
 
 
-def drawn_calls(count: int) -> list[Call]:
+def random_calls(count: int) -> list[Call]:
     draw = random.Random(7)
     calls = []
     for _ in range(count):
@@ -86,11 +86,11 @@ FORMS = {
 }
 
 
-def drawn_contiguous_calls(count: int) -> list[Call]:
+def random_contiguous_calls(count: int) -> list[Call]:
     """Calls of op Attention, of all forms; half of them decode."""
     draw = random.Random(8)
     calls = []
-    for call in drawn_calls(count):
+    for call in random_calls(count):
         form = draw.choice(list(FORMS))
         changes = {
             "dtype": draw.choice(["float16", "float32"]),
@@ -107,7 +107,7 @@ def drawn_contiguous_calls(count: int) -> list[Call]:
 
 @pytest.mark.parametrize("capability", [80, 86, 90])
 def test_every_call_launches_what_the_variants_say(launch, capability):
-    calls = drawn_calls(60) + drawn_contiguous_calls(60)
+    calls = random_calls(60) + random_contiguous_calls(60)
     for call, result in zip(calls, launch(calls, capability), strict=True):
         expected = [kernel for kernel in kernels(options_of(call), capability) if kernel.needed(shapes_of(call))]
         found = launches(result)
@@ -140,7 +140,7 @@ def test_arguments_are_those_of_the_problem(launch):
 
 
 def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
-    calls = drawn_calls(60) + [call for call in drawn_contiguous_calls(40) if call.tokens == 1]
+    calls = random_calls(60) + [call for call in random_contiguous_calls(40) if call.tokens == 1]
     calls = [call for call in calls if call.tokens == 1 or call.sequences > 1]  # others are all prompt
     for call, result in zip(calls, launch(calls), strict=True):
         prompt = prompt_options(kernels(options_of(call), 90))

@@ -30,12 +30,12 @@ def archive(files, prefix="", mode="w:gz"):
 
 @pytest.fixture
 def web():
-    """A web server: `answers` is what it says to one request after the other, the last again and again."""
-    answers = []
+    """A web server: `responses` are its responses to one request after the other, the last again and again."""
+    responses = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+            status, body = responses.pop(0) if len(responses) > 1 else responses[0]
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
@@ -45,7 +45,7 @@ def web():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/model.tar.gz", answers
+    yield f"http://127.0.0.1:{server.server_port}/model.tar.gz", responses
     server.shutdown()
     server.server_close()
 
@@ -63,20 +63,20 @@ def content(folder):
 
 @pytest.mark.parametrize(("prefix", "mode"), [("", "w:gz"), ("text-ssa-ssa/", "w"), ("./", "w:xz")])
 def test_a_model_arrives(tmp_path, web, prefix, mode):
-    url, answers = web
+    url, responses = web
     body = archive(FILES, prefix, mode)
-    answers.append((200, body))
+    responses.append((200, body))
     for _ in range(2):  # a container that is started again finds it there
         result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest().upper())
         assert (result.returncode, result.stderr) == (0, "")
         assert content(tmp_path) == FILES
-        answers[:] = [(404, b"")]
+        responses[:] = [(404, b"")]
 
 
 def test_a_passing_error_is_tried_again(tmp_path, web):
-    url, answers = web
+    url, responses = web
     body = archive(FILES)
-    answers += [(503, b""), (500, b""), (200, body)]
+    responses += [(503, b""), (500, b""), (200, body)]
     result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest())
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("trying again") == 2
@@ -95,17 +95,17 @@ def test_a_passing_error_is_tried_again(tmp_path, web):
 )
 def test_a_download_that_breaks_is_tried_again(tmp_path, broken, said):
     body = archive(FILES)
-    answers = [broken, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
+    responses = [broken, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer():
-            for one in answers:
+        def respond():
+            for one in responses:
                 connection, _ = server.accept()
                 with connection:
                     connection.recv(65536)
                     connection.sendall(one)
 
-        threading.Thread(target=answer, daemon=True).start()
+        threading.Thread(target=respond, daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/model.tar.gz"
         result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest())
     assert (result.returncode, result.stderr) == (0, "")
@@ -132,8 +132,8 @@ def escaping():
     ids=["checksum", "no-checksum", "missing", "down", "no-archive", "cut-off", "escaping", "no-model"],
 )
 def test_nothing_arrives_but_one_sentence(tmp_path, web, status, body, sha256, expected):
-    url, answers = web
-    answers.append((status, body))
+    url, responses = web
+    responses.append((status, body))
     folder = tmp_path / "model"
     folder.mkdir()
     result = fetch(folder, url, sha256 or hashlib.sha256(body).hexdigest())

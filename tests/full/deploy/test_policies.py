@@ -115,7 +115,7 @@ COUNTEREXAMPLES = [
     ("images_are_pinned", server("image", "registry.example.com:5000/sharp"), "not of version"),
     ("images_are_pinned", server("image", f"sharp:{VERSION}-cpu"), "with a GPU"),
     ("gpus_are_used", setting("SHARP_DEVICE", None), "has a GPU and SHARP_DEVICE=auto"),
-    ("tokens_are_asked_for", setting("SHARP_TOKEN_FILE", None), "answers whoever reaches it"),
+    ("tokens_are_required", setting("SHARP_TOKEN_FILE", None), "serves whoever reaches it"),
     ("only_named_clients_are_admitted", set_at("NetworkPolicy", "spec/ingress/0/from", None), "admits whoever"),
     (
         "only_named_clients_are_admitted",

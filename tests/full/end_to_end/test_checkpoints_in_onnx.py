@@ -60,7 +60,7 @@ def test_exported_model_scores_like_pytorch(export, checkpoint):
     for length in lengths:
         expected = score(torch_model, sampler, metric, length, samples).mean
         for model in models.values():
-            # One sample may lie so close between two answers that the order of sums decides.
+            # One sample may lie so close between two predictions that the order of sums decides.
             assert score(model, sampler, metric, length, samples).mean == pytest.approx(expected, abs=1 / samples)
 
 

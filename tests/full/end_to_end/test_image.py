@@ -24,7 +24,7 @@ STAGES = read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text())
 DATA = {".html", ".css", ".js", ".jinja", ".json", ".md", ".proto", ".toml", ".yaml"}
 # Commands of docs/deploy.md, run as they stand there.
 EXPORT = "sharp-export models/checkpoints/text-ssa.safetensors --norm ssa -o build/deploy/text-ssa-ssa"
-PLAN = "sharp plan build/deploy/text-ssa-ssa --gpu h100 --context 4096 --answer-tokens 256 --rate 50 --price 3.00"
+PLAN = "sharp plan build/deploy/text-ssa-ssa --gpu h100 --context 4096 --completion-tokens 256 --rate 50 --price 3.00"
 GRACE_SECONDS = 2
 STREAMS = 16
 FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools", "ray")
@@ -183,8 +183,8 @@ def test_it_serves_without_root_on_a_read_only_disk(image, tmp_path):
         assert found, log.read_text()
         assert Path(f"/proc/{process.pid}/status").read_text().split("Uid:")[1].split()[:4] == ["10001"] * 4
         with Client(found[1]) as client:
-            answer = client.generate("The package", SamplingParams(temperature=0, max_tokens=8))
-        assert len(answer.token_ids) == 8
+            completion = client.generate("The package", SamplingParams(temperature=0, max_tokens=8))
+        assert len(completion.token_ids) == 8
         health = json.loads(lineage(STAGES, "cpu")[0].values("HEALTHCHECK")[0].partition("CMD ")[2])
         port = found[2].rpartition(":")[2]
         assert inside(image, *health, SHARP_HTTP_PORT=port).returncode == 0

@@ -40,9 +40,9 @@ class Prometheus:
     def get(self, path: str, **arguments):
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         with urllib.request.urlopen(url, timeout=10) as response:
-            answer = json.load(response)
-        assert answer["status"] == "success", answer
-        return answer["data"]
+            body = json.load(response)
+        assert body["status"] == "success", body
+        return body["data"]
 
     def query(self, expression: str, *labels: str) -> dict[tuple[str, ...], float]:
         """The values now, by the values of some labels."""
@@ -97,7 +97,7 @@ def prometheus(folder: Path, server: Server):
 
 
 def generate(server: Server, request_id: str, prompt: str) -> list[int]:
-    """The tokens of prompt and answer that attended to something: all but the last."""
+    """The tokens of prompt and completion that attended to something: all but the last."""
     with grpc.insecure_channel(server.grpc) as channel:
         request = inference_pb2.GenerateRequest(
             request_id=request_id,

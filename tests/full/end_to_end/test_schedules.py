@@ -42,7 +42,7 @@ def test_greedy_tokens_equal_pytorch_under_pressure(export, model):
         llm.model.prepare(GenerateRequest(prompt, params, request_id=str(number)))
         for number, prompt in enumerate(PROMPTS)
     ]
-    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    completions: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for step in range(10_000):
         if step % 3 == 0 and step // 3 < len(requests):
             engine.add(requests[step // 3])
@@ -51,19 +51,19 @@ def test_greedy_tokens_equal_pytorch_under_pressure(export, model):
         for event in engine.step():
             assert not isinstance(event, Failed)
             if isinstance(event, Delta):
-                answers[event.request_id] += event.token_ids
+                completions[event.request_id] += event.token_ids
         engine.check_integrity()
     report = engine.report()
     assert report.preemptions > 0
     assert report.prefix_cache_hits > 0
     for request in requests:
-        answer = answers[request.request_id]
-        tokens = torch.tensor([[*request.prompt_ids, *answer]])
+        completion = completions[request.request_id]
+        tokens = torch.tensor([[*request.prompt_ids, *completion]])
         with torch.no_grad():
             logits = model(tokens)[0]
         # Every generated token is the most likely one after all that stand before it.
-        assert logits[len(request.prompt_ids) - 1 : -1].argmax(-1).tolist() == answer
-        assert len(answer) == TOKENS
+        assert logits[len(request.prompt_ids) - 1 : -1].argmax(-1).tolist() == completion
+        assert len(completion) == TOKENS
 
 
 STARTS = [[(7 * place + 3 * number) % 80 + 3 for place in range(40)] for number in range(2)]
@@ -101,7 +101,7 @@ def test_greedy_tokens_equal_hugging_face_under_any_schedule(architecture, expor
     @given(st.lists(REQUEST, min_size=2, max_size=8), CONFIG, st.integers(6, 16))
     def check(requests, config, blocks):
         engine = Engine(backend, manifest, None, blocks, config)
-        answers = [[] for _ in requests]
+        completions = [[] for _ in requests]
         step = 0
         while engine.has_work or step <= max(request["arrival"] for request in requests):
             for number, request in enumerate(requests):
@@ -112,7 +112,7 @@ def test_greedy_tokens_equal_hugging_face_under_any_schedule(architecture, expor
             for event in engine.step():
                 assert not isinstance(event, Failed)
                 if isinstance(event, Delta):
-                    answers[int(event.request_id)] += event.token_ids
+                    completions[int(event.request_id)] += event.token_ids
             engine.check_integrity()
             step += 1
             assert step < 10_000, "the engine makes no progress"
@@ -120,11 +120,11 @@ def test_greedy_tokens_equal_hugging_face_under_any_schedule(architecture, expor
         happened.update(
             preemptions=report.preemptions, hits=report.prefix_cache_hits, right_drafts=report.accepted_tokens
         )
-        for request, answer in zip(requests, answers, strict=True):
-            assert len(answer) == request["count"]
+        for request, tokens in zip(requests, completions, strict=True):
+            assert len(tokens) == request["count"]
             with torch.no_grad():
-                logits = model(torch.tensor([[*request["prompt"], *answer]])).logits[0, len(request["prompt"]) - 1 : -1]
-            chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+                logits = model(torch.tensor([[*request["prompt"], *tokens]])).logits[0, len(request["prompt"]) - 1 : -1]
+            chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
             # The most likely token everywhere; rounding may decide between two that are as likely.
             assert (logits.max(1).values - chosen).max() <= 1e-4 * logits.abs().max()
 

@@ -28,12 +28,12 @@ def expected(smollm2) -> list[tuple[list[int], list[int]]]:
     where = {"pretrained_model_name_or_path": str(smollm2.parent), "gguf_file": smollm2.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    answers = []
+    references = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         output = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, pad_token_id=2)
-        answers.append((ids[0].tolist(), output[0, ids.shape[1] :].tolist()))
-    return answers
+        references.append((ids[0].tolist(), output[0, ids.shape[1] :].tolist()))
+    return references
 
 
 def generate(address: str, prompt: str) -> tuple[int, list[int]]:
@@ -54,7 +54,7 @@ def test_greedy_tokens_equal_hugging_face(export, smollm2, expected):
         alone = [generate(server.grpc, prompt) for prompt in PROMPTS[:2]]
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             together = list(pool.map(lambda prompt: generate(server.grpc, prompt), PROMPTS))
-    references = [(len(prompt_ids), answer) for prompt_ids, answer in expected]
+    references = [(len(prompt_ids), tokens) for prompt_ids, tokens in expected]
     assert alone == references[:2]
     assert together == references
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharp.serving.config import TlsConfig
-from tests.serving.frontends.test_security import Authority
+from tests.serving.security.test_security import Authority
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "clients" / "node"
@@ -38,7 +38,7 @@ def run(folder, *arguments, **environment):
     )
 
 
-def test_it_streams_an_answer(example, start_server, counting):
+def test_it_streams_a_completion(example, start_server, counting):
     result = run(example, start_server(counting).grpc_address, "a", "5")
     assert (result.returncode, result.stdout) == (0, "bcdef")
     assert "FINISH_REASON_LENGTH: 1 tokens read, 5 generated" in result.stderr

@@ -27,7 +27,7 @@ class Streams:
 
     def __init__(self, client, lengths, *, again=None):
         self.lengths = lengths
-        self.begun, self.failed, self.answers = set(), {}, {}
+        self.begun, self.failed, self.completions = set(), {}, {}
         self._client, self._again = client, again
         self._threads = [threading.Thread(target=self._ask, args=(n,), daemon=True) for n in lengths]
         for thread in self._threads:
@@ -39,16 +39,16 @@ class Streams:
             for event in self._client.stream(prompt(number), params):
                 self.begun.add(number)
                 parts.append(getattr(event, "text", ""))
-            self.answers[number] = "".join(parts)
+            self.completions[number] = "".join(parts)
         except UnavailableError as error:
             self.failed[number] = error
             if self._again:
                 time.sleep(error.retry_after)
-                self.answers[number] = self._again.generate(prompt(number), params).text
+                self.completions[number] = self._again.generate(prompt(number), params).text
 
     def join(self, seconds=90):
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0, deadline - time.monotonic()))
         complete = {number for number in self.lengths if self._again or number not in self.failed}
-        assert self.answers == {number: counted("!", self.lengths[number]) for number in complete}
+        assert self.completions == {number: counted("!", self.lengths[number]) for number in complete}

@@ -36,7 +36,7 @@ def client(sharp):
         yield connected
 
 
-def test_it_answers_as_a_server_does(client):
+def test_it_responds_as_a_server_does(client):
     events = [*client.stream("a", greedy(8))]
     assert "".join(event.text for event in events[:-1]) == "bcdefghi"
     assert len(events) == 9
@@ -90,8 +90,8 @@ def test_health_is_that_of_the_proxy(sharp):
     with grpc.insecure_channel(sharp.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "sharp.v1.InferenceService", "inference.GRPCInferenceService"):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            response = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert response.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as caught:
             health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=10)
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
@@ -105,7 +105,7 @@ def test_health_is_that_of_the_proxy(sharp):
         }
 
 
-def test_models_take_turns(sharp, client):
+def test_two_models_on_one_replica(sharp, client):
     """A replica holds one: the requested model is loaded in place of what was there."""
     prompt = [5, 6, 7]
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_the_index_has_every_model(sharp):
     assert [model.name for model in index.models] == list(MODELS)
 
 
-def test_triton_clients_are_answered(sharp):
+def test_triton_clients_are_served(sharp):
     program = ROOT / "tests" / "serving" / "frontends" / "kserve" / "triton_client.py"
     result = subprocess.run([sys.executable, program, sharp.address], capture_output=True, timeout=90, check=True)
     got = json.loads(result.stdout)
@@ -224,7 +224,7 @@ def test_streams_of_a_lost_replica_and_a_lost_node_fail_and_can_be_sent_again(sh
 def test_a_drain_ends_within_its_limit(sharp, client):
     before = sharp.replicas()
     streams = Streams(client, dict(enumerate([8, LONG] * 8)))
-    wait_for(lambda: sharp.running() + len(streams.answers) >= 16)  # a short one may have come to its end
+    wait_for(lambda: sharp.running() + len(streams.completions) >= 16)  # a short one may have come to its end
     began = time.monotonic()
     sharp.deploy(num_replicas=1)
     wait_for(lambda: len(sharp.replicas()) == 1)
@@ -249,12 +249,12 @@ def test_replicas_follow_the_queue(sharp, client):
 
 def test_a_rolling_restart_loses_nothing(sharp, client):
     before, stop = {replica.name for replica in sharp.replicas()}, threading.Event()
-    answers, failures = [], []
+    completions, failures = [], []
 
     def ask():
-        while not stop.is_set() and len(answers) < 1000:
+        while not stop.is_set() and len(completions) < 1000:
             try:
-                answers.append(client.generate("a", greedy(8)).text)
+                completions.append(client.generate("a", greedy(8)).text)
             except SharpError as error:
                 failures.append(error)
 
@@ -269,7 +269,7 @@ def test_a_rolling_restart_loses_nothing(sharp, client):
     for thread in threads:
         thread.join(30)
     assert failures == []
-    assert set(answers) == {"bcdefghi"}
+    assert set(completions) == {"bcdefghi"}
     after = {replica.name for replica in sharp.replicas()}
     assert len(after) == 2
     assert not after & before

@@ -65,7 +65,7 @@ def test_the_replicas_fit_the_pods():
     assert node < WORKERS["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_ray_answers_the_probes():
+def test_ray_responds_to_the_probes():
     serve = ServeDeploySchema.model_validate(yaml.safe_load(CONFIGURATIONS["RayService"]))
     for group in (CLUSTER["headGroupSpec"], WORKERS):
         (container,) = group["template"]["spec"]["containers"]

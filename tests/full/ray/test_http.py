@@ -44,8 +44,8 @@ def asked(tmp_path, monkeypatch):
 
     def ask(path, name="", **headers):
         monkeypatch.setattr(serve, "get_multiplexed_model_id", lambda: name)
-        answer = TestClient(replica.app(), root_path="/sharp").get(f"/sharp{path}", headers=headers)
-        return answer.status_code, answer.text
+        response = TestClient(replica.app(), root_path="/sharp").get(f"/sharp{path}", headers=headers)
+        return response.status_code, response.text
 
     return ask, loads
 

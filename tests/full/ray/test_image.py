@@ -62,7 +62,7 @@ def test_only_what_serving_needs_is_there(image):
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
 
 
-def test_a_cluster_starts_and_answers_on_a_read_only_disk(image):
+def test_a_cluster_starts_and_serves_on_a_read_only_disk(image):
     if os.geteuid() != 0:
         missing("mount and network namespaces need root")
     assert MODEL in (ROOT / CONFIGURATION).read_text()

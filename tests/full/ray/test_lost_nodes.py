@@ -117,13 +117,13 @@ def test_requests_of_a_lost_proxy_go_through_another(sharp):
         wait_for(lambda: all(len(streams.begun) == len(streams.lengths) for streams in begun))
         with sharp.held():
             # They alternate between the proxies.
-            unanswered = Streams(both, of_length(2, *homes.values()))
-            wait_for(lambda: sharp.ongoing() == sum(len(streams.lengths) for streams in (*begun, unanswered)))
+            pending = Streams(both, of_length(2, *homes.values()))
+            wait_for(lambda: sharp.ongoing() == sum(len(streams.lengths) for streams in (*begun, pending)))
             sharp.cluster.remove_node(sharp.near, allow_graceful=False)
             wait_for(lambda: all(lost.failed.keys() == lost.lengths.keys() for lost in (of_replica, of_proxy)))
-        for streams in (*begun, unanswered):
+        for streams in (*begun, pending):
             streams.join()
-    assert untouched.failed == unanswered.failed == {}
+    assert untouched.failed == pending.failed == {}
     assert {str(error) for error in of_replica.failed.values()} == {LOST}
     assert all("went away before the response was complete" in str(error) for error in of_proxy.failed.values())
     assert {error.retry_after for error in (*of_replica.failed.values(), *of_proxy.failed.values())} == {1.0}
@@ -149,12 +149,12 @@ def test_streams_behind_a_cut_link_end(sharp, network):
         assert over_http.readline().startswith(b"data: ")
         wait_for(lambda: len(kept.begun) + len(lost.begun) == 2 * PER_REPLICA)
         ip("-n", network, "link", "set", network, "down")
-        unanswered = Streams(client, of_length(2, homes[FAR]))
+        pending = Streams(client, of_length(2, homes[FAR]))
         wait_for(lambda: lost.failed.keys() == lost.lengths.keys(), LOST_SECONDS)
         with pytest.raises(http.client.IncompleteRead):
             over_http.read()
-        unanswered.join(LOST_SECONDS)
+        pending.join(LOST_SECONDS)
         lost.join()
         kept.join()
-    assert kept.failed == unanswered.failed == {}
+    assert kept.failed == pending.failed == {}
     assert {(str(error), error.retry_after) for error in lost.failed.values()} == {(LOST, 1.0)}

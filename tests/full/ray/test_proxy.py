@@ -242,9 +242,9 @@ def test_requests_of_a_stream_are_calls_of_their_own():
         metadata = dict(context.invocation_metadata())
         seen.append((request.id, metadata.get("multiplexed_model_id"), len(metadata.get("session_id", ""))))
         await open_together.wait()
-        answer = grpc_service_pb2.ModelStreamInferResponse(infer_response={"id": request.id})
+        response = grpc_service_pb2.ModelStreamInferResponse(infer_response={"id": request.id})
         if request.id != "refused":
-            yield Batch([answer]).SerializeToString()
+            yield Batch([response]).SerializeToString()
         status = ResponseStatus(grpc.StatusCode.OK)
         if request.id == "refused":
             context.set_code(grpc.StatusCode.NOT_FOUND)
@@ -265,12 +265,12 @@ def test_requests_of_a_stream_are_calls_of_their_own():
     requests = [request("one", "small"), request("two", ""), request("lost", "small"), request("refused", "other")]
 
     async def ask(channel):
-        answers = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(requests))
-        return [(one.infer_response.id, one.error_message) async for one in answers]
+        responses = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(requests))
+        return [(one.infer_response.id, one.error_message) async for one in responses]
 
-    answers = asyncio.run(asyncio.wait_for(with_proxy(serve, ask), 30))
+    responses = asyncio.run(asyncio.wait_for(with_proxy(serve, ask), 30))
     assert sorted(seen) == [("lost", "small", 16), ("one", "small", 16), ("refused", "other", 16), ("two", None, 16)]
-    assert sorted(answers) == [
+    assert sorted(responses) == [
         ("lost", ""),
         ("lost", "the replica that had the request was lost; send it again"),
         ("one", ""),

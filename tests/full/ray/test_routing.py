@@ -79,16 +79,16 @@ def test_a_busy_replica_is_left_alone():
 def test_calls_end_when_their_replica_is_dead_and_no_sooner(monkeypatch):
     """It may drain, or be out of reach for a while. What ends is seen in `test_lost_nodes`."""
     monkeypatch.setattr(router, "PING_SECONDS", 0)
-    answers = [3, ActorUnavailableError("no response", b"0" * 16), 1, ActorDiedError()]
+    replies = [3, ActorUnavailableError("no response", b"0" * 16), 1, ActorDiedError()]
 
     class Replica:
         _channel = None
 
         async def get_queue_len(self, *, deadline_s):
             assert self._channel.closed == 0
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
+            reply = replies.pop(0)
+            if isinstance(reply, Exception):
+                raise reply
 
     class Channel:
         closed = 0
@@ -99,4 +99,4 @@ def test_calls_end_when_their_replica_is_dead_and_no_sooner(monkeypatch):
     replica = Replica()
     replica._channel = Channel()
     asyncio.run(asyncio.wait_for(end_when_dead(replica), 10))
-    assert (answers, replica._channel.closed) == ([], 1)
+    assert (replies, replica._channel.closed) == ([], 1)

@@ -23,7 +23,7 @@ from sharp.v1 import inference_pb2
 from tests.serving.conftest import SETTINGS, write_folder
 
 LIMIT = 64
-ANSWERS = 16
+SEQUENCES = 16
 TOKENS = 100
 STOPPED = f"the client left {LIMIT} messages unread; the request was stopped"
 
@@ -70,9 +70,9 @@ async def stopped(running):
         await asyncio.sleep(0.01)
 
 
-async def answer(context, running):
+async def generate(context, running):
     request = inference_pb2.GenerateRequest(
-        text="a", sampling={"n": ANSWERS}, stopping={"max_tokens": TOKENS, "ignore_eos": True}
+        text="a", sampling={"n": SEQUENCES}, stopping={"max_tokens": TOKENS, "ignore_eos": True}
     )
     async with aclosing(ReplicaContext(context).stream(InferenceService(running.service).Generate, request)) as batches:
         async for batch in batches:
@@ -83,7 +83,7 @@ async def answer(context, running):
 def test_a_stream_that_is_not_read_is_stopped_and_says_so(counting):
     async def ask(running):
         context = Context()
-        messages = answer(context, running)
+        messages = generate(context, running)
         await anext(messages)
         await stopped(running)
         return context.set, [one async for one in messages]
@@ -96,16 +96,16 @@ def test_a_stream_that_is_not_read_is_stopped_and_says_so(counting):
 def test_a_stream_that_is_read_is_complete(counting):
     async def ask(running):
         context = Context()
-        return context.set, [one async for one in answer(context, running)]
+        return context.set, [one async for one in generate(context, running)]
 
-    status, messages = with_model(counting, ask, limit=ANSWERS * TOKENS)
+    status, messages = with_model(counting, ask, limit=SEQUENCES * TOKENS)
     assert "code" not in status
-    assert sum(len(one.delta.token_ids) for one in messages) == ANSWERS * TOKENS
+    assert sum(len(one.delta.token_ids) for one in messages) == SEQUENCES * TOKENS
 
 
 def test_who_stops_reading_ends_what_waits_for_room(counting):
     async def ask(running):
-        messages = answer(Context(), running)
+        messages = generate(Context(), running)
         await anext(messages)
         await asyncio.sleep(0.2)
         await messages.aclose()
@@ -138,7 +138,7 @@ class Http:
 COMPLETION = {
     "model": "counting",
     "prompt": "a",
-    "n": ANSWERS,
+    "n": SEQUENCES,
     "max_tokens": TOKENS,
     "ignore_eos": True,
     "stream": True,
@@ -183,7 +183,7 @@ def test_http_goes_on_when_messages_are_taken(taken):
     assert asyncio.run(asyncio.wait_for(ask(), 10)) == 3 * AHEAD
 
 
-def test_a_plain_answer_needs_no_reader():
+def test_a_plain_response_needs_no_reader():
     async def ask():
         request = Http(PlainTextResponse("a"))
         await request.call

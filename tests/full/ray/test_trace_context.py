@@ -40,7 +40,7 @@ async def through_serve(folder, endpoint):
         return await with_proxy(serve, ask)
 
 
-def test_an_answer_tells_its_trace(tmp_path):
+def test_a_response_tells_its_trace(tmp_path):
     collector, server = Collector(), grpc.server(ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

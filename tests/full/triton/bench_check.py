@@ -4,19 +4,19 @@ from typing import Any
 
 
 def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
-    """Errors of a case of op Attention as the bench would find them, and whether a wrong answer is told."""
+    """Errors of a case of op Attention as the bench would find them, and whether a wrong output is told."""
     import torch
 
     from bench.gpu.attention import compare, expected, make_call
     from bench.gpu.inputs import to_numpy
 
     call = make_call("entmax", form, queries, new_keys, past=70, dtype=torch.float32, head_dim=16, device="cpu")
-    answer = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
-    return {"right": compare(call, answer), "wrong": compare(call, (answer[0] * 1.01, *answer[1:]))["holds"]}
+    reference = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
+    return {"right": compare(call, reference), "wrong": compare(call, (reference[0] * 1.01, *reference[1:]))["holds"]}
 
 
 def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
-    """Whether a right and a wrong answer are told apart, and how far rows of a large call are from float64."""
+    """Whether a right and a wrong output are told apart, and how far rows of a large call are from float64."""
     import numpy as np
     import torch
 
@@ -27,14 +27,14 @@ def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
     options: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 16, "dtype": torch.float32, "device": "cpu"}
     options["cache_dtype"] = cache
     call = make_call(normalizer, ((40, 1), (5, 3)), statistics=True, alibi=True, window=30, **options)
-    answer = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
-    wrong = (answer[0] + np.eye(*answer[0].shape[1:]) * 0.01, *answer[1:])
+    reference = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
+    wrong = (reference[0] + np.eye(*reference[0].shape[1:]) * 0.01, *reference[1:])
     output, _, _, stats = run(call)
     row, statistics = (0.0, 0.0) if cache else expected_row(call, 2, 1)
     return {
-        "right": compare(call, answer)["holds"],
+        "right": compare(call, reference)["holds"],
         "wrong": compare(call, wrong)["holds"],
-        "nan": compare(call, (answer[0] * np.nan, *answer[1:]))["holds"],
+        "nan": compare(call, (reference[0] * np.nan, *reference[1:]))["holds"],
         "row": float(np.abs(output[2, 1].numpy() - row).max()),
         "statistics": float(np.abs(stats[2, 1].numpy() - statistics).max()),
     }

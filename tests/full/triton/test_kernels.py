@@ -259,7 +259,7 @@ def test_tiles_that_may_get_a_weight_are_listed_in_chunks(interpreter: ProcessPo
     np.testing.assert_allclose(found["output"], expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
 
 
-def test_a_threshold_that_was_guessed_wrong_is_not_used(run: Run) -> None:
+def test_a_threshold_that_was_estimated_wrong_is_not_used(run: Run) -> None:
     # Four values of logits, the lower the more keys: a step along a smooth tail gives too many of them a weight.
     context = 640
     case = make_case("entmax", Shape(sequences=((context, 5),), kv_heads=1, group=1, head_dim=16), scale=1.0)

@@ -88,7 +88,7 @@ def test_outputs_that_a_node_leaves_out(form: str, kernel: bool) -> None:
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "body"])
-def test_statistics_are_zeros_unless_asked_for(kernel: bool) -> None:
+def test_statistics_are_zeros_unless_requested(kernel: bool) -> None:
     case = make_case("entmax", SMALL["none"])
     off = run(case.with_inputs(collect_stats=np.array(False)), kernel)
     assert not off.stats.any()

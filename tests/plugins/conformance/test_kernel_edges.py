@@ -132,3 +132,28 @@ def test_equal_logits_share_the_weight_equally(alpha: float) -> None:
     equal = case.with_inputs(query=np.zeros_like(case.inputs["query"]))
     expected = run_reference(equal)
     np.testing.assert_allclose(run(equal, kernel=True).output, expected.output, atol=2e-4 if alpha > 2 else 2e-5)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize(("group", "new"), [(1, 1), (3, 2), (3, 40), (8, 1)])
+def test_rows_that_give_weight_to_most_keys(group: int, new: int, alpha: float) -> None:
+    """Their values are streamed, together with those of the other rows of a tile, and not gathered."""
+    shape = Shape(sequences=((2500, new), (0, 3)), kv_heads=1, group=group, head_dim=16, value_dim=24)
+    case = make_case("entmax", shape, alpha=alpha, scale=0.0001)
+    sharp_rows = case.inputs["query"].copy()
+    sharp_rows[:, 1::2] *= 500
+    for one in (case, case.with_inputs(query=sharp_rows)):
+        expected = run_reference(one)
+        assert expected.stats[0, 0, 1] > 0.6 * 2500
+        assert_agrees(run(one, kernel=True), expected, one)
+
+
+def test_a_value_that_is_nan_is_left_out_of_rows_whose_values_are_streamed() -> None:
+    shape = Shape(sequences=((2500, 1),), kv_heads=1, group=3, head_dim=16, value_dim=24)
+    case = with_key(make_case("entmax", shape, scale=0.02), 1200, -100.0)
+    table, cache = case.inputs["block_table"], case.inputs["value_cache"].copy()
+    cache[table[0, 1200 // 16], :, 1200 % 16] = np.nan
+    spoilt = case.with_inputs(value_cache=cache)
+    expected = run_reference(spoilt)
+    assert np.isfinite(expected.output).all() and (expected.stats[..., 1] > 2500 / 6).all()
+    assert_agrees(run(spoilt, kernel=True), expected, spoilt)

@@ -63,7 +63,7 @@ def test_softmax_is_torch_attention() -> None:
     np.testing.assert_allclose(run_reference(case).output, expected.transpose(0, 1).numpy(), atol=1e-12)
 
 
-def test_window_and_dropped_slot_by_hand() -> None:
+def test_window_and_dropped_slot_in_numbers() -> None:
     # One head, one channel, equal logits: the output is the mean of the visible values.
     case = make_case("softmax", Shape(((3, 2),), 1, 1, 1, 1), window=2, scale=0.0)
     table, slots = case.inputs["block_table"], case.inputs["slot_mapping"].copy()

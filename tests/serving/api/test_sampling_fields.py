@@ -18,7 +18,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}a{% endif %}"
 )
 QUESTION = {"role": "user", "content": "hi"}
-ANSWER = {"role": "assistant", "content": "I say "}
+REPLY = {"role": "assistant", "content": "I say "}
 # How templates write a message: as it is, trimmed, and without what was thought.
 WRITINGS = (
     "{{ m.content }}",
@@ -89,14 +89,14 @@ def client(start_server, tmp_path_factory):
 
 def chat(client, *messages, **extra):
     """The prompt of a conversation, and the completion."""
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chatting",
         messages=messages or [QUESTION],
         temperature=0,
         max_completion_tokens=3,
         extra_body={"return_token_ids": True, **extra},
     )
-    return bytes(answer.model_extra["prompt_token_ids"]).decode(), answer.choices[0].message.content
+    return bytes(response.model_extra["prompt_token_ids"]).decode(), response.choices[0].message.content
 
 
 def test_variables_are_the_templates(client):
@@ -105,11 +105,11 @@ def test_variables_are_the_templates(client):
     assert chat(client, chat_template_kwargs={}) == ("uhia", "bcd")
 
 
-def test_the_answer_may_begin_no_message_or_go_on_with_the_last(client):
+def test_the_completion_may_begin_no_message_or_go_on_with_the_last(client):
     assert chat(client, add_generation_prompt=False) == ("uhi", "jkl")
     fields = {"add_generation_prompt": False, "continue_final_message": True}
-    assert chat(client, QUESTION, ANSWER, chat_template_kwargs={"end": "."}, **fields) == ("uhi.aI say ", '!"#')
-    parts = {**ANSWER, "content": [{"type": "text", "text": "I "}, {"type": "text", "text": "say"}]}
+    assert chat(client, QUESTION, REPLY, chat_template_kwargs={"end": "."}, **fields) == ("uhi.aI say ", '!"#')
+    parts = {**REPLY, "content": [{"type": "text", "text": "I "}, {"type": "text", "text": "say"}]}
     assert chat(client, QUESTION, parts, **fields) == ("uhiaI say", "z{|")
 
 
@@ -117,7 +117,7 @@ def test_the_answer_may_begin_no_message_or_go_on_with_the_last(client):
 @pytest.mark.parametrize("text", ["I say", " I say \n", "<think>so</think>I say", ""])
 def test_a_message_is_continued_as_by_transformers(writing, text):
     source = "{% for m in messages %}<{{ m.role }}>" + writing + "</>{% endfor %}"
-    messages = [QUESTION, {**ANSWER, "content": text}]
+    messages = [QUESTION, {**REPLY, "content": text}]
     fields = {"add_generation_prompt": False, "continue_final_message": True}
     try:
         ((expected,), _) = render_jinja_template([messages], chat_template=source, **fields)

@@ -6,6 +6,7 @@ Like the real ones they work on addresses, check shapes against the profile in u
 import ctypes
 import hashlib
 import sys
+import threading
 from enum import IntEnum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -39,6 +40,7 @@ class FakeMachine:
         self.features: list[tuple[str, bool]] = []  # that were requested of the builder
         self.refuse = ""  # what fails
         self.profiles: list[dict] = []
+        self.devices: list[tuple[int, int]] = []  # thread, GPU that it chose
 
     def install(self, monkeypatch) -> None:
         """What `import tensorrt` and `from cuda.bindings import runtime` then find."""
@@ -62,6 +64,7 @@ class FakeMachine:
     def cuda(self) -> dict[str, ModuleType]:
         runtime = ModuleType("cuda.bindings.runtime")
         runtime.cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
+        runtime.cudaSetDevice = lambda number: (Status(0), self.devices.append((threading.get_ident(), number)))[:1]
         runtime.cudaStreamCreate = lambda: (Status(0), 55)
         runtime.cudaDeviceSynchronize = lambda: (Status(700 if self.refuse == "device" else 0),)
         runtime.cudaStreamSynchronize = lambda stream: (Status(0),)

@@ -42,7 +42,7 @@ def test_the_cache_keeps_what_earlier_steps_wrote(backend):
     assert backend._current[1].numpy()[[2, 0], 0, :, 0].ravel()[:6].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_statistics_only_when_asked_for(backend):
+def test_statistics_only_when_requested(backend):
     assert backend.step(decode([1, 2], 0, [0])).stats is None
     stats = backend.step(decode([1, 2], 0, [0], collect_stats=True)).stats
     np.testing.assert_allclose(stats[0, :, 0, 0], np.log([1, 2]), rtol=1e-6)

@@ -32,7 +32,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(cuda_provider.onnxruntime, "get_available_providers", lambda: providers)
         found = refuse("libsharp_cuda.so is not built") if "library" in missing else lambda runtime: f"/{runtime}"
         monkeypatch.setattr(cuda_provider, "library_path", found)
-        gpu = refuse("there is no NVIDIA driver on this machine") if "driver" in missing else lambda: None
+        gpu = refuse("there is no NVIDIA driver on this machine") if "driver" in missing else lambda number: number
         monkeypatch.setattr(cuda_provider, "find_device", gpu)
 
     return has
@@ -41,6 +41,29 @@ def machine(monkeypatch):
 def test_a_gpu_is_used_where_everything_is_there(machine):
     machine()
     assert [choose_device(device, True) for device in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1000", "CUDA", ""])
+def test_devices_that_cannot_be(device):
+    with pytest.raises(InputError, match="it must be auto, cpu, cuda or cuda:N"):
+        BackendConfig(device=device)
+
+
+def test_the_number_of_a_gpu_reaches_the_provider(counting, machine, monkeypatch):
+    machine()
+    requested = []
+    monkeypatch.setattr(cuda_provider, "find_device", requested.append)
+
+    def session(path, options, providers):
+        requested.extend(providers)
+        raise RuntimeError("there is no GPU here")
+
+    monkeypatch.setattr(onnxruntime_backend.onnxruntime, "InferenceSession", session)
+    config = BackendConfig(threads=1, kernels=False, device="cuda:2")
+    with pytest.raises(InputError, match="there is no GPU here"):
+        load_backend(counting, read_manifest(counting), config)
+    number, (provider, options) = requested
+    assert (number, provider, options["device_id"]) == (2, PROVIDER, "2")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +84,7 @@ def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, caplog, miss
         choose_device("cuda", True)
 
 
-def test_standard_ops_need_no_library_but_have_to_be_asked_for(machine):
+def test_standard_ops_need_no_library_but_have_to_be_requested(machine):
     machine("library")
     assert choose_device("cuda", kernels=False) == "cuda"
     assert choose_device("auto", kernels=False) == "cpu"
@@ -109,4 +132,4 @@ def test_the_server_says_what_is_missing_in_one_sentence(counting):
     assert result.exit_code == 2
     assert result.output.splitlines()[-1].startswith("Error: --device cuda cannot be used: onnxruntime ")
     result = CliRunner().invoke(serve, [str(counting), "--device", "tpu"])
-    assert (result.exit_code, result.output) == (2, "Error: device is 'tpu'; it must be one of: auto, cpu, cuda\n")
+    assert (result.exit_code, result.output) == (2, "Error: device is 'tpu'; it must be auto, cpu, cuda or cuda:N\n")

@@ -2,6 +2,8 @@
 
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -38,12 +40,12 @@ PROMPTS = [[5, 9, 2, 40, 3, 8, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 200, 7, 31], [7], [
 
 
 @pytest.mark.parametrize("plugin", [True, False])
-def test_answers_are_those_of_the_model(machine, folder, expected_hashing, plugin):
+def test_tokens_are_those_of_the_model(machine, folder, expected_hashing, plugin):
     write_engine(folder, machine, block=BLOCK, plugin=plugin)
     llm = LLM(folder, backend=BACKEND, engine=ENGINE)
     machine.used.clear()  # of the first token, at start
-    answers = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    assert [list(answer.token_ids) for answer in answers] == [expected_hashing(prompt, 8) for prompt in PROMPTS]
+    completions = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    assert [list(one.token_ids) for one in completions] == [expected_hashing(prompt, 8) for prompt in PROMPTS]
     # Prompts run in the profile for every step, tokens alone in the one for decoding.
     assert machine.used[0] == 1 and machine.used[-1] == 0 and machine.used == sorted(machine.used, reverse=True)
     assert machine.loaded == (["/lib/tensorrt.so"] if plugin else [])
@@ -53,12 +55,23 @@ def test_answers_are_those_of_the_model(machine, folder, expected_hashing, plugi
         assert read == written and len(read) == (1 if plugin else 2)
 
 
-def test_statistics_come_when_asked_for(machine, folder):
+def test_statistics_come_when_requested(machine, folder):
     write_engine(folder, machine, block=BLOCK)
     llm = LLM(folder, backend=BACKEND, engine=ENGINE)
-    [answer] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4), attention=True)
+    [completion] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4), attention=True)
     # Uniform attention over the keys of each token, and half of it for the second head.
-    assert answer.attention.normalized_entropy[0] == pytest.approx([1.0, 0.5], abs=1e-5)
+    assert completion.attention.normalized_entropy[0] == pytest.approx([1.0, 0.5], abs=1e-5)
+
+
+def test_every_thread_that_computes_chooses_the_gpu(machine, folder, expected_hashing):
+    write_engine(folder, machine, block=BLOCK)
+    llm = LLM(folder, backend=replace(BACKEND, device="cuda:1"), engine=ENGINE)
+    prompts = [([1, 2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))]
+    with ThreadPoolExecutor(1) as pool:
+        [[completion]] = pool.map(lambda one: llm.generate([one[0]], one[1]), prompts)
+    assert list(completion.token_ids) == expected_hashing([1, 2], 4)
+    assert {number for _, number in machine.devices} == {1}
+    assert len({thread for thread, _ in machine.devices}) == 2
 
 
 def test_a_refused_step_fails_and_the_next_one_works(machine, folder, expected_hashing):
@@ -68,8 +81,8 @@ def test_a_refused_step_fails_and_the_next_one_works(machine, folder, expected_h
     with pytest.raises(EngineError, match="TensorRT refused the step"):
         llm.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=4))
     machine.refuse = ""
-    [answer] = llm.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
-    assert list(answer.token_ids) == expected_hashing([1, 2], 4)
+    [completion] = llm.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    assert list(completion.token_ids) == expected_hashing([1, 2], 4)
 
 
 def test_a_gpu_that_is_lost_ends_the_engine(machine, folder):

@@ -34,7 +34,7 @@ def test_figures_of_samples_that_are_known():
         Sample(2.5, 10, error="gone"),
     ]
     found = summarize(samples)
-    assert (found.requests, found.answered, found.refused, found.failed) == (4, 2, 1, 1)
+    assert (found.requests, found.completed, found.refused, found.failed) == (4, 2, 1, 1)
     assert (found.seconds, found.tokens_per_second, found.prompt_tokens_per_second) == (2.0, 4.0, 10.0)
     assert found.cached_share == 0.25
     assert found.time_to_first_token.mean == pytest.approx(750)
@@ -47,7 +47,7 @@ def test_lengths_and_arrivals_are_those_of_the_load(address):
         async with AsyncClient(address) as client:
             return await run_load(client, load)
 
-    load = Load(requests=20, rate=200, prompt_tokens=20, answer_tokens=6, spread=0.5, shared_tokens=8, seed=3)
+    load = Load(requests=20, rate=200, prompt_tokens=20, completion_tokens=6, spread=0.5, shared_tokens=8, seed=3)
     samples = asyncio.run(drive(load))
     assert all(sample.error is None for sample in samples)
     assert all(18 <= sample.prompt_tokens <= 38 and 3 <= sum(sample.counts) <= 9 for sample in samples)
@@ -59,13 +59,13 @@ def test_lengths_and_arrivals_are_those_of_the_load(address):
 
 def test_the_command_prints_and_writes_the_figures(address, tmp_path):
     output = tmp_path / "bench.json"
-    options = ["--requests", "12", "--prompt-tokens", "8", "--answer-tokens", "4", "--concurrency", "3"]
+    options = ["--requests", "12", "--prompt-tokens", "8", "--completion-tokens", "4", "--concurrency", "3"]
     result = bench(address, *options, "--output", output)
     assert result.exit_code == 0, result.output
     assert "12 of 12 requests completed" in result.stdout
     assert "time to first token" in result.stdout
     figures = json.loads(output.read_text())["figures"]
-    assert (figures["answered"], figures["failed"]) == (12, 0)
+    assert (figures["completed"], figures["failed"]) == (12, 0)
     assert figures["tokens_per_second"] * figures["seconds"] == pytest.approx(48)
 
 
@@ -74,17 +74,17 @@ def test_refused_requests_are_counted(connect, counting, steps):
     with Client(address) as client:
         running = client.stream("a", SamplingParams(max_tokens=100, ignore_eos=True))
         next(running)  # it runs, so that one of the six can wait
-        result = bench(address, "--requests", 6, "--prompt-tokens", 4, "--answer-tokens", 8)
+        result = bench(address, "--requests", 6, "--prompt-tokens", 4, "--completion-tokens", 8)
     assert result.exit_code == 0, result.output
     assert "1 of 6 requests completed" in result.stdout
     assert "(5 refused, 0 failed)" in result.stdout
 
 
-def test_an_answer_that_is_cut_short_is_none(connect, counting, steps, monkeypatch):
+def test_a_completion_that_is_cut_short_does_not_count(connect, counting, steps, monkeypatch):
     address = connect(counting).address
     monkeypatch.setattr(prepare, "new_request_id", lambda: "known")
     with ThreadPoolExecutor(1) as pool, Client(address) as client:
-        load = pool.submit(bench, address, "--requests", 1, "--prompt-tokens", 4, "--answer-tokens", 100)
+        load = pool.submit(bench, address, "--requests", 1, "--prompt-tokens", 4, "--completion-tokens", 100)
         wait_for(lambda: len(steps) > 2)
         client.abort("known")
         result = load.result(20)

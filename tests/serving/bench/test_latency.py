@@ -1,6 +1,7 @@
 """`sharp bench latency`: which models and prompts it times, and what it prints."""
 
 import json
+import string
 
 import pytest
 from click.testing import CliRunner
@@ -16,15 +17,15 @@ def run(*arguments: object):
     return CliRunner().invoke(main, ["bench", "latency", *map(str, arguments)])
 
 
-def test_models_take_turns_after_every_prompt(counting, hashing, tmp_path, monkeypatch):
+def test_models_are_interleaved_after_every_prompt(counting, hashing, tmp_path, monkeypatch):
     calls = []
 
-    def milliseconds(llm: LLM, prompt: list[int], answer_tokens: int) -> float:
-        calls.append((llm.model.manifest.name, len(prompt), answer_tokens))
+    def milliseconds(llm: LLM, prompt: list[int], completion_tokens: int) -> float:
+        calls.append((llm.model.manifest.name, len(prompt), completion_tokens))
         return 8.0 if len(calls) % 2 else float(len(calls))
 
     monkeypatch.setattr(latency, "_milliseconds_a_token", milliseconds)
-    options = ("--prompt-tokens", 5, "--prompt-tokens", 9, "--passes", 3, "--answer-tokens", 4)
+    options = ("--prompt-tokens", 5, "--prompt-tokens", 9, "--passes", 3, "--completion-tokens", 4)
     result = run(counting, hashing, *options, "--output", tmp_path / "figures.json")
     assert result.exit_code == 0, result.output
     names = [name for name, _, _ in calls]
@@ -42,8 +43,23 @@ def test_models_take_turns_after_every_prompt(counting, hashing, tmp_path, monke
 
 
 def test_a_token_takes_time(counting):
-    [row] = latency.measure_latency([counting], [20], answer_tokens=8, passes=2)
+    [row] = latency.measure_latency([counting], [20], completion_tokens=8, passes=2)
     assert 0 < row.best <= row.median
+
+
+def test_every_step_computes_one_token(counting, monkeypatch):
+    """A text that repeats itself would get draft tokens."""
+    stream, pieces = LLM.stream, []
+
+    def recorded(llm, prompt, params):
+        for event in stream(llm, prompt, params):
+            if isinstance(event, Delta):
+                pieces.append(len(event.token_ids))
+            yield event
+
+    monkeypatch.setattr(LLM, "stream", recorded)
+    latency.measure_latency([counting], [60], completion_tokens=12, passes=1, text=string.ascii_lowercase * 100)
+    assert set(pieces) == {1}
 
 
 def test_tokens_that_come_in_one_piece_of_text_are_not_timed():
@@ -51,7 +67,7 @@ def test_tokens_that_come_in_one_piece_of_text_are_not_timed():
         def stream(self, _prompt, _params):
             yield Delta("a", "ab", (97, 98))
 
-    with pytest.raises(InputError, match="all 2 tokens came in one piece of text; give more answer tokens"):
+    with pytest.raises(InputError, match="all 2 tokens came in one piece of text; give more completion tokens"):
         latency._milliseconds_a_token(InOnePiece(), [1], 1)
 
 

@@ -17,14 +17,14 @@ RESULTS = Path(__file__).parents[3] / "bench" / "results"
 GENERATION = json.loads((RESULTS / "generation.json").read_text())
 MODEL = Model("m", 2_000_000_000, 1e9, 100_000.0, 16 * 16 * 128, 8192, "float16", None)
 SPEED = Speed(1e12, 1e14, measured=False, origin="")
-LOAD = Load(context=4096, answer_tokens=512, rate=100.0, max_sequences=64)
+LOAD = Load(context=4096, completion_tokens=512, rate=100.0, max_sequences=64)
 
 
 def run(folder, *options):
     return CliRunner().invoke(plan, [str(folder), *map(str, options)])
 
 
-def test_the_formula_by_hand():
+def test_the_formula_in_numbers():
     made = make_plan(MODEL, LOAD, 40e9, SPEED, price=2.0)
     assert made.batch == 64  # (36e9 - 2e9) / 409.6e6 would be 83
     assert made.cache_bytes == 64 * 4096 * 100_000
@@ -62,7 +62,7 @@ def test_more_load_never_needs_fewer_servers():
     ("load", "memory", "message"),
     [
         (Load(8193, 512, 1, 64), 40e9, "context is 8193; m takes at most 8192"),
-        (Load(512, 512, 1, 64), 40e9, "answer_tokens is 512; it must be below the context, 512"),
+        (Load(512, 512, 1, 64), 40e9, "completion_tokens is 512; it must be below the context, 512"),
         (LOAD, 2.5e9, "m does not fit: weights of 2.00 GB"),
     ],
 )
@@ -78,8 +78,8 @@ def test_what_was_measured_comes_out_again():
     assert speed.measured
     assert GENERATION["date"] in speed.origin
     model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 1.0, 0, 8192, "float32", None)
-    prompt, answer = GENERATION["prompt_tokens"], GENERATION["answer_tokens"]
-    made = make_plan(model, Load(prompt + answer, answer, 1.0, 1), 24e9, speed, None)
+    prompt, completion = GENERATION["prompt_tokens"], GENERATION["answer_tokens"]
+    made = make_plan(model, Load(prompt + completion, completion, 1.0, 1), 24e9, speed, None)
     assert made.first_token_seconds * 1e3 == pytest.approx(plain["first_token_ms"])
     assert made.stream_tokens_per_second == pytest.approx(plain["decode_tokens_per_second"], rel=0.06)
 
@@ -141,7 +141,7 @@ def test_the_command(counting, tmp_path):
         "[l4]\nprice_per_hour = 0.5\n"
         '[mine]\nmemory_gb = 1\nbandwidth_gb_s = 10\ntflops = 1\nsource = "an assumption"\ndate = "2026-01-01"\n'
     )
-    load = ("--context", 128, "--answer-tokens", 64, "--rate", 4)
+    load = ("--context", 128, "--completion-tokens", 64, "--rate", 4)
     shown = run(counting, "--gpu", "mine", *load, "--devices", own, "--price", 2)
     assert shown.exit_code == 0, shown.output
     for text in ("an estimate", "an assumption", FORMULA.splitlines()[1], "servers", "an hour"):
@@ -167,7 +167,7 @@ def test_the_command(counting, tmp_path):
     ],
 )
 def test_wrong_options_are_one_sentence(counting, options, message):
-    given = {"--gpu": "l4", "--context": 128, "--rate": 1, "--answer-tokens": 8}
+    given = {"--gpu": "l4", "--context": 128, "--rate": 1, "--completion-tokens": 8}
     given |= dict(zip(options[::2], options[1::2], strict=True))
     result = run(counting, *(part for pair in given.items() for part in pair))
     assert result.exit_code == 2
@@ -206,6 +206,6 @@ def test_a_model_without_a_paged_cache_is_refused(counting, tmp_path):
     manifest = json.loads((folder / "sharp.json").read_text())
     manifest["cache"]["form"] = "contiguous"
     (folder / "sharp.json").write_text(json.dumps(manifest))
-    result = run(folder, "--gpu", "l4", "--context", 128, "--answer-tokens", 8, "--rate", 1)
+    result = run(folder, "--gpu", "l4", "--context", 128, "--completion-tokens", 8, "--rate", 1)
     assert result.exit_code == 2
     assert "was exported with --cache contiguous" in result.output

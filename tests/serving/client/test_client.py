@@ -82,11 +82,11 @@ def same(one, other):
     assert len(one.others) == len(other.others)
 
 
-def test_a_server_answers_as_the_model_in_this_process(client, counting):
+def test_a_server_generates_what_the_model_does_in_this_process(client, counting):
     expected = LLM(counting).generate("abcd", EVERYTHING, attention=True)[0]
-    answer = client.generate("abcd", EVERYTHING, attention=True, cache_salt="fresh")
-    same(answer, expected)
-    assert [one.token_ids for one in answer.others] == [one.token_ids for one in expected.others]
+    completion = client.generate("abcd", EVERYTHING, attention=True, cache_salt="fresh")
+    same(completion, expected)
+    assert [one.token_ids for one in completion.others] == [one.token_ids for one in expected.others]
 
 
 def test_a_prompt_of_one_token_has_no_logprobs_and_not_none(client, counting):
@@ -105,8 +105,8 @@ def test_the_example_of_the_page_runs(address, capsys):
 
 def test_guided_and_token_ids(client):
     guided = SamplingParams(max_tokens=4, guided=Guided(regex="[x-z]{4}"), seed=1)
-    answer = client.generate([97, 98], guided)
-    assert (len(answer.text), set(answer.text) <= set("xyz")) == (4, True)
+    completion = client.generate([97, 98], guided)
+    assert (len(completion.text), set(completion.text) <= set("xyz")) == (4, True)
 
 
 def test_the_asynchronous_client_gives_the_same(client, address):
@@ -206,8 +206,8 @@ def test_a_full_queue_is_waited_for(connect, counting, steps):
                 return None
 
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(ask, range(4)))
-    assert answers == ["bcd"] * 4
+        texts = list(pool.map(ask, range(4)))
+    assert texts == ["bcd"] * 4
     assert refused == []
 
 
@@ -274,10 +274,10 @@ def forward(one, other):
 
 def test_a_large_request_is_made_again():
     """gRPC keeps 256 KiB of a call by default, and does not send again what it has not kept."""
-    answers = iter([grpc.StatusCode.UNAVAILABLE, None])
+    codes = iter([grpc.StatusCode.UNAVAILABLE, None])
 
     def handle(_request, context):
-        if code := next(answers):
+        if code := next(codes):
             context.abort(code, "not yet")
         return b"done"
 
@@ -345,6 +345,6 @@ def wait_for_health(address, *, serving):
 
     expected = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     with grpc.insecure_channel(address) as channel:
-        for answer in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20):
-            if answer.status == expected:
+        for response in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20):
+            if response.status == expected:
                 return

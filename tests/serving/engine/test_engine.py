@@ -67,7 +67,7 @@ class Harness:
 
 
 def key(name, index):
-    """The first answer has the name of its request."""
+    """The first sequence has the name of its request."""
     return f"{name}/{index}" if index else name
 
 
@@ -157,12 +157,12 @@ def check_schedule(harness, requests, config, apart):
         rows += len(request["prompt"])
         for index in range(request["n"]):
             finished, alike = together.finished[key(str(number), index)], alone.finished[key("alone", index)]
-            answer, expected = together.tokens[key(str(number), index)], alone.tokens[key("alone", index)]
+            tokens, expected = together.tokens[key(str(number), index)], alone.tokens[key("alone", index)]
             if finished.reason == "cancelled":
                 assert request["abort"] is not None
-                assert answer == expected[: len(answer)]
+                assert tokens == expected[: len(tokens)]
             else:
-                assert (answer, finished.reason, finished.matched) == (expected, alike.reason, alike.matched)
+                assert (tokens, finished.reason, finished.matched) == (expected, alike.reason, alike.matched)
                 assert together.prompts[str(number)].logprobs == alone.prompts["alone"].logprobs
             rows += max(len(expected) - 1, 0)
     observed = sum(len(rows.positions) for report in together.reports for rows in report.attention)
@@ -172,7 +172,7 @@ def check_schedule(harness, requests, config, apart):
     assert observed == rows if nothing_shared else observed <= rows
 
 
-def test_answers_follow_the_formula(harness, expected_hashing):
+def test_tokens_follow_the_formula(harness, expected_hashing):
     one = harness()
     one.add("a", [5, 6, 7, 8, 9, 10, 11, 12, 13], 12)
     assert one.run()["a"] == expected_hashing([5, 6, 7, 8, 9, 10, 11, 12, 13], 12)

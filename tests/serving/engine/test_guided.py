@@ -18,17 +18,17 @@ def llm(counting):
     return LLM(counting, backend=BACKEND)
 
 
-def answer(llm, prompt="a", **params):
+def complete(llm, prompt="a", **params):
     return llm.generate(prompt, SamplingParams(**{"temperature": 0, "max_tokens": 60, **params}))[0]
 
 
 def test_greedy_takes_the_most_likely_token_that_is_allowed(llm):
     # The model says "b" and counts on from there; "0" is the first of what is left where that is not allowed.
-    assert answer(llm, guided=Guided(regex="[b-d]{3}[0-9]")).text == "bcd0"
+    assert complete(llm, guided=Guided(regex="[b-d]{3}[0-9]")).text == "bcd0"
 
 
-def test_an_answer_that_can_have_no_more_ends_at_once(llm):
-    completion = answer(llm, guided=Guided(regex="bcd"))
+def test_a_completion_that_can_have_no_more_ends_at_once(llm):
+    completion = complete(llm, guided=Guided(regex="bcd"))
     assert (completion.text, completion.finish_reason, completion.matched) == ("bcd", "stop", None)
     assert completion.token_ids == tuple(b"bcd")
 
@@ -41,14 +41,14 @@ def test_json_of_a_schema(llm, seed):
         "required": ["kind", "legs"],
         "additionalProperties": False,
     }
-    completion = answer(llm, guided=Guided(json=schema), temperature=1, seed=seed, logit_bias={ord(" "): -100})
+    completion = complete(llm, guided=Guided(json=schema), temperature=1, seed=seed, logit_bias={ord(" "): -100})
     value = json.loads(completion.text)
     assert value["kind"] in ("cat", "dog")
     assert 0 <= value["legs"] <= 99
 
 
 def test_a_grammar(llm):
-    completion = answer(llm, guided=Guided(grammar='start: "(" start ")" | /[x-z]/'), temperature=1, seed=3)
+    completion = complete(llm, guided=Guided(grammar='start: "(" start ")" | /[x-z]/'), temperature=1, seed=3)
     assert re.fullmatch(r"(\(*)[x-z](\)*)", completion.text)
     assert completion.text.count("(") == completion.text.count(")")
 
@@ -70,8 +70,8 @@ def test_a_schema_is_compiled_once(llm, monkeypatch):
     compiled = []
     compile_ = llm.model.guides._compile
     monkeypatch.setattr(llm.model.guides, "_compile", lambda guided: compiled.append(guided) or compile_(guided))
-    answers = [answer(llm, guided=Guided(regex="[b-e]{2}[0-9]")).text for _ in range(3)]
-    assert answers == ["bc0"] * 3
+    texts = [complete(llm, guided=Guided(regex="[b-e]{2}[0-9]")).text for _ in range(3)]
+    assert texts == ["bc0"] * 3
     assert len(compiled) == 1
 
 
@@ -88,7 +88,7 @@ def test_a_schema_is_compiled_once(llm, monkeypatch):
 )
 def test_what_cannot_be_compiled_is_refused_in_one_sentence(llm, guided, message):
     with pytest.raises(FieldError, match=message) as caught:
-        answer(llm, guided=guided)
+        complete(llm, guided=guided)
     assert caught.value.field == f"guided.{guided.kind}"
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_grammar_that_becomes_too_costly_fails_its_own_request(llm, monkeypatc
 @pytest.mark.parametrize("fields", [{"guided": Guided(regex="b{3}")}, {"stop_token_ids": range(257)}])
 def test_min_tokens_that_leaves_no_token_is_no_fault_of_the_model(llm, fields):
     with pytest.raises(InputError, match="no token may follow: guided, allowed_token_ids, bad_words and min_tokens"):
-        answer(llm, **{"stop_token_ids": list(b"b"), "min_tokens": 2, **fields})
+        complete(llm, **{"stop_token_ids": list(b"b"), "min_tokens": 2, **fields})
 
 
 def test_a_model_without_a_tokenizer_cannot_be_guided(ids_only):

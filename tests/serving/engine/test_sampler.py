@@ -155,7 +155,7 @@ def test_a_repetition_penalty_beyond_float32_leaves_logits_finite(penalty, best)
     ).tolist() == [best]
 
 
-def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_wanted():
+def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_requested():
     logits = np.array([[1.0, 2, 3], [3, 2, 1]], np.float32)
     before = logits.copy()
     biased = [sequence(temperature=0, logit_bias={0: 100}, logprobs=0), sequence(temperature=0, logit_bias={2: 100})]
@@ -166,11 +166,11 @@ def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_wanted(
 def test_min_tokens_keeps_the_end_away():
     logits = np.array([[9, 0, 8]], np.float32)
     one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
-    answer = []
+    tokens = []
     for _ in range(3):
-        answer.append(int(sample(logits.copy(), [SamplingRow(one)])[0]))
-        one.append(answer[-1])
-    assert answer == [1, 1, 0]
+        tokens.append(int(sample(logits.copy(), [SamplingRow(one)])[0]))
+        one.append(tokens[-1])
+    assert tokens == [1, 1, 0]
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 64, 257, 5000]), st.integers(0, 20))
@@ -189,7 +189,7 @@ def test_greedy_takes_the_first_of_equals():
     assert sample(np.array([[1, 3, 3]], np.float32), [SamplingRow(sequence(temperature=0))]).tolist() == [1]
 
 
-def test_masked_tokens_are_never_drawn():
+def test_masked_tokens_are_never_sampled():
     logits = np.tile(np.array([-np.inf, 0, -np.inf], np.float32), (200, 1))
     assert set(sample(logits, [SamplingRow(sequence(seed=seed)) for seed in range(200)]).tolist()) == {1}
 

@@ -129,7 +129,7 @@ def test_the_last_token_of_a_known_prompt_is_computed_for_its_logits(start_engin
     assert running.tokens("a") == running.tokens("b") == [8, 9]
 
 
-def test_answers_are_in_the_prefix_cache_too(start_engine):
+def test_completions_are_in_the_prefix_cache_too(start_engine):
     running = start_engine()
     running.add("turn 1", range(5), 8)
     running.run()
@@ -148,11 +148,11 @@ def test_nothing_is_shared_between_salts_or_without_a_prefix_cache(start_engine,
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_n_answers_compute_their_prompt_once(start_engine, prefix_cache):
+def test_n_sequences_compute_their_prompt_once(start_engine, prefix_cache):
     running = start_engine(prefix_cache=prefix_cache)
     running.add("a", range(10), 3, SamplingParams(n=3, seed=5))
     running.run()
-    # Ten tokens once, then for each other answer the two that fill no block.
+    # Ten tokens once, then for each other sequence the two that fill no block.
     assert running.chunks()[:2] == [[10], [1, 2, 2]]
     assert [(one.index, one.last) for one in running.of(Finished)] == [(0, False), (1, False), (2, True)]
     assert [one.usage.completion_tokens for one in running.of(Finished)] == [3, 3, 3]
@@ -160,7 +160,7 @@ def test_n_answers_compute_their_prompt_once(start_engine, prefix_cache):
     assert running.engine.report().prompt_tokens == 10
 
 
-def test_n_answers_draw_differently_and_repeatably(start_engine):
+def test_n_sequences_are_sampled_differently_and_repeatably(start_engine):
     running = start_engine()
     params = SamplingParams(n=4, seed=5, temperature=3)
     for name in ("a", "b"):
@@ -171,10 +171,10 @@ def test_n_answers_draw_differently_and_repeatably(start_engine):
     assert len({tuple(tokens) for tokens in first}) == 4
 
 
-def test_abort_ends_every_answer(start_engine):
+def test_abort_ends_every_sequence(start_engine):
     running = start_engine()
     running.add("a", range(20), 9, SamplingParams(n=3))
-    running.step()  # the prompt is not done: two answers wait for it
+    running.step()  # the prompt is not done: two sequences wait for it
     running.events += running.engine.abort("a")
     running.engine.check_integrity()
     assert [(one.reason, one.index, one.last) for one in running.of(Finished)] == [
@@ -194,7 +194,7 @@ def test_abort_gives_the_text_that_was_held_back(start_engine):
     assert [one.reason for one in running.of(Finished)] == ["cancelled"]
 
 
-def test_one_answer_that_fails_ends_its_request(start_engine, monkeypatch):
+def test_one_sequence_that_fails_ends_its_request(start_engine, monkeypatch):
     running = start_engine()
     running.add("a", range(4), 9, SamplingParams(n=2, temperature=0))
     running.step(2)
@@ -270,7 +270,7 @@ def test_blocks_of_a_failed_step_are_never_shared(start_engine, monkeypatch):
     assert running.of(PromptComputed, "good")[0].cached_tokens == 0
 
 
-def test_the_time_limit_ends_an_answer_with_what_there_is(start_engine, clock):
+def test_the_time_limit_ends_a_completion_with_what_there_is(start_engine, clock):
     running = start_engine()
     running.add("a", b"abc", 50, SamplingParams(temperature=0, time_limit_ms=500, stop=["fgh!"]))
     running.step(4)
@@ -338,7 +338,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(start_engine, clock):
     assert len(running.of(Finished)) == 5
 
 
-def test_the_queue_counts_tokens_and_answers(start_engine):
+def test_the_queue_counts_tokens_and_sequences(start_engine):
     running = start_engine(max_waiting_tokens=20, max_waiting_requests=5)
     running.add("a", range(15), 1)
     with pytest.raises(QueueFullError, match="15 prompt tokens wait already; the limit is 20"):

@@ -43,11 +43,11 @@ def by_definition(tokens, most):
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(1, 9)
 )
-def test_what_followed_the_longest_match_is_guessed(prompt, answer, most):
+def test_what_followed_the_longest_match_is_the_draft(prompt, completion, most):
     history = PromptLookup(prompt)
-    for token in answer:
+    for token in completion:
         history.append(token)
-    assert history.draft(most) == by_definition([*prompt, *answer], most)
+    assert history.draft(most) == by_definition([*prompt, *completion], most)
 
 
 @pytest.mark.parametrize(
@@ -122,19 +122,19 @@ def test_a_stop_string_among_the_drafts_ends_the_completion(start_engine):
     ],
     ids=["repetition", "frequency", "min_tokens"],
 )
-def test_what_depends_on_earlier_tokens_is_guessed_too(start_engine, params):
+def test_what_depends_on_earlier_tokens_is_drafted_too(start_engine, params):
     def tokens(speculative_tokens):
         running = start_engine(speculative_tokens=speculative_tokens)
         running.add("a", COUNTED, 60, SamplingParams(**{"temperature": 0, "seed": 3, **params}))
         running.run()
         return running.tokens("a"), running.engine.report()
 
-    (expected, _), (answer, report) = tokens(0), tokens(4)
-    assert answer == expected
+    (expected, _), (drafted, report) = tokens(0), tokens(4)
+    assert drafted == expected
     assert 0 < report.accepted_tokens < report.draft_tokens
 
 
-def test_a_guided_answer_is_guessed_as_far_as_its_guide_goes(start_engine, counting):
+def test_a_guided_completion_has_drafts_as_far_as_its_guide_goes(start_engine, counting):
     # After "l" the guide wants "x" where the text went on with "m".
     guide = guide_of(counting, "[e-l]{8}x[a-z]{3}")
     running = start_engine(speculative_tokens=8)
@@ -167,7 +167,7 @@ def test_nobody_gives_up_blocks_for_a_draft(start_engine, monkeypatch):
     assert not report.preemptions
 
 
-def test_a_guide_that_ends_inside_a_guess(start_engine, counting):
+def test_a_guide_that_ends_inside_a_draft(start_engine, counting):
     guide = guide_of(counting, "efgh")
     running = start_engine(speculative_tokens=8)
     running.add("a", [*b"abcdefghijklmn", *b"abcd"], 12, SamplingParams(temperature=0, min_tokens=10), guide=guide)
@@ -197,7 +197,7 @@ def test_logprobs_are_those_of_every_token(start_engine):
     assert len(logprobs(4)) == 12
 
 
-def test_a_drawn_answer_is_the_same(start_engine):
+def test_a_sampled_completion_is_the_same(start_engine):
     def tokens(speculative_tokens):
         running = start_engine(speculative_tokens=speculative_tokens)
         for seed in range(4):

@@ -78,7 +78,7 @@ def test_a_lost_device_ends_the_engine_and_not_only_the_step(start, monkeypatch)
     assert str(failed.error) == str(refused.error) == "the engine has stopped"
 
 
-def test_every_answer_of_a_request_arrives(start):
+def test_every_sequence_of_a_request_arrives(start):
     model, _, thread = start()
     events = queue.Queue()
     thread.start()

@@ -1,4 +1,4 @@
-"""The server's event loop: large answers do not hold it up, and while it or the engine is busy health does not lie."""
+"""The server's event loop: large responses do not block it, and while it or the engine is busy health does not lie."""
 
 import asyncio
 import json
@@ -50,8 +50,8 @@ def ready(started, seconds=10):
 def http(started, seconds=10):
     """The HTTP status of /health."""
     try:
-        with urllib.request.urlopen(f"http://{started.http_address}/health", timeout=seconds) as answer:
-            return answer.status
+        with urllib.request.urlopen(f"http://{started.http_address}/health", timeout=seconds) as response:
+            return response.status
     except urllib.error.HTTPError as error:
         return error.code
 
@@ -154,7 +154,7 @@ def turns(work):
 
 
 def test_while_a_large_body_is_written_the_event_loop_goes_on():
-    answer = Completion(
+    completion = Completion(
         "a" * MANY, (97,) * MANY, FinishReason.LENGTH, None, Usage(1, MANY), Timing(0, 0, 0), None, LOGPROBS
     )
     sent = []
@@ -164,7 +164,7 @@ def test_while_a_large_body_is_written_the_event_loop_goes_on():
 
     extras = Extras(token_ids=True, prompts=[(97,) * MANY])
     response = ChatResponse("1", "m", TokenTexts(None), extras, MessageParser)
-    assert turns(sending.send_whole(response, [answer], {}, send)) > FEW
+    assert turns(sending.send_whole(response, [completion], {}, send)) > FEW
     body = b"".join(message.get("body", b"") for message in sent)
     assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == MANY
     assert dict(sent[0]["headers"])[b"content-length"] == str(len(body)).encode()

@@ -1,16 +1,15 @@
-"""Answers over HTTP that are cut off: an error, not an end."""
+"""Responses over HTTP that are cut off: an error, not an end."""
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
 from sharp.serving.frontends.http import request_ids
-from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2
 from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import Client
+from tests.serving.running_server import serve_while
 
 MESSAGE = "the server ended or the request was aborted before the completion was done; ask again"
 
@@ -58,16 +57,6 @@ def test_what_takes_longer_than_a_server_waits(counting, server_settings, steps)
             stop()
             return [one.result(10) for one in asked]
 
-    async def serve():
-        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
-
-        def on_start(started):
-            used.append(pool.submit(use, started, lambda: loop.call_soon_threadsafe(stop.set)))
-
-        await run_server(counting, server_settings, on_start, stop)
-        return used[0].result(10)
-
-    with ThreadPoolExecutor(1) as pool:
-        whole, streamed = asyncio.run(serve())
+    whole, streamed = serve_while(counting, server_settings, use)
     check(whole, stream=False)
     check(streamed, stream=True)

@@ -49,8 +49,8 @@ def kserve(server, **fields):
     ]
     request = grpc_service_pb2.ModelInferRequest(model_name="greedy", inputs=inputs)
     with grpc.insecure_channel(server.grpc_address) as channel:
-        answer = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
-    return answer.raw_output_contents[0][4:].decode().removeprefix("a")  # after its length and the prompt
+        response = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    return response.raw_output_contents[0][4:].decode().removeprefix("a")  # after its length and the prompt
 
 
 def python_client(server, **fields):
@@ -66,8 +66,8 @@ def test_what_is_not_said_is_the_models(server, ask):
 
 def test_grpc(server, connect, folder):
     client = connect(folder)
-    assert client.answer(sampling=inference_pb2.Sampling(seed=1))[0] == "bcdefghi"
-    assert client.answer(sampling=inference_pb2.Sampling(**SAMPLED))[0] != "bcdefghi"
+    assert client.generate(sampling=inference_pb2.Sampling(seed=1))[0] == "bcdefghi"
+    assert client.generate(sampling=inference_pb2.Sampling(**SAMPLED))[0] != "bcdefghi"
     assert client.control.GetModelInfo(control_pb2.GetModelInfoRequest()).sampling == inference_pb2.Sampling(
         top_k=1, repetition_penalty=1.25
     )
@@ -80,7 +80,7 @@ def test_a_server_may_ignore_it(start_server, folder):
 
 def test_without_a_server(folder):
     llm = LLM(folder)
-    assert [answer.text for answer in llm.generate(["a"] * 3, SamplingParams(max_tokens=8))] == ["bcdefghi"] * 3
+    assert [completion.text for completion in llm.generate(["a"] * 3, SamplingParams(max_tokens=8))] == ["bcdefghi"] * 3
     assert llm.generate("a", SamplingParams(max_tokens=8, **SAMPLED))[0].text != "bcdefghi"
 
 

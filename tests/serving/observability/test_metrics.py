@@ -43,7 +43,7 @@ def generate(started, text, max_tokens, request_id=""):
 
 @pytest.fixture(scope="module")
 def started(start_server, counting):
-    """A server that answered two prompts, in chunks of at most four tokens."""
+    """A server that has completed two prompts, in chunks of at most four tokens."""
     started = start_server(counting, engine=EngineConfig(max_batch_tokens=4, max_sequences=4, attention_interval=1))
     for prompt in PROMPTS:
         generate(started, prompt, NEW_TOKENS, request_id=f'say "{prompt}"')
@@ -187,7 +187,7 @@ def test_off_shows_no_attention(start_server, counting):
     assert value(families, "sharp_generated_tokens", "_total") == 2
 
 
-def test_layer_level_is_what_was_asked_for_and_no_limit(start_server, counting):
+def test_layer_level_is_what_was_requested_and_no_limit(start_server, counting):
     started = start_server(counting, metrics=MetricsConfig("layer"))
     generate(started, "abcd", 1)
     families = scrape(started)

@@ -37,7 +37,7 @@ def lines(caplog):
 
 
 def test_a_line_for_a_whole_request(client, lines, caplog):
-    client.answer(SECRET, max_tokens=3, request_id="mine")
+    client.generate(SECRET, max_tokens=3, request_id="mine")
     wait_for(lines)
     (line,) = lines()
     assert (line["request_id"], line["protocol"], line["model"]) == ("mine", "grpc", "counting")
@@ -49,7 +49,7 @@ def test_a_line_for_a_whole_request(client, lines, caplog):
 
 
 def test_a_refused_request_has_its_reason_and_not_its_prompt(client, lines, caplog):
-    code, details = status(lambda: client.answer(SECRET, sampling={"temperature": -1}))
+    code, details = status(lambda: client.generate(SECRET, sampling={"temperature": -1}))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     wait_for(lines)
     (line,) = lines()
@@ -89,7 +89,7 @@ def test_what_an_edge_refuses_by_itself_has_a_line_too(start_server, counting, t
 
 
 def test_an_id_cannot_write_lines_of_its_own(client, lines, caplog):
-    client.answer("a", max_tokens=1, request_id="x\n2026 INFO sharp.requests: request outcome=length")
+    client.generate("a", max_tokens=1, request_id="x\n2026 INFO sharp.requests: request outcome=length")
     wait_for(lines)
     (record,) = [record for record in caplog.records if record.name == "sharp.requests"]
     assert "\n" not in record.getMessage()
@@ -111,9 +111,9 @@ def test_a_client_that_goes_has_cancelled(client, lines, steps):
     assert (line["request_id"], line["outcome"]) == ("gone", "cancelled")
 
 
-def test_prompts_are_logged_when_asked_for(connect, counting, lines):
+def test_prompts_are_logged_when_requested(connect, counting, lines):
     client = connect(counting, server=ServerConfig(grpc_port=0, http_port=0, grace_seconds=0.2, log_prompts=True))
-    client.answer(SECRET, max_tokens=1, request_id="mine")
+    client.generate(SECRET, max_tokens=1, request_id="mine")
     wait_for(lambda: len(lines()) == 2)
     assert lines()[1] == {"request_id": "mine", "prompt": SECRET}
 

@@ -138,7 +138,7 @@ def test_a_failure_is_one_in_its_trace(client, collector):
     def failed():
         return [span for span in collector.spans if span.status.code == span.status.STATUS_CODE_ERROR]
 
-    _, details = status(lambda: client.answer("a", sampling={"temperature": -1}))
+    _, details = status(lambda: client.generate("a", sampling={"temperature": -1}))
     wait_for(failed)
     assert failed()[-1].status.message == details
 

@@ -33,7 +33,7 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
         folder.symlink_to(counting)
     address = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
     stop = threading.Event()
-    answers, failures = [], []
+    completions, failures = [], []
 
     def ask():
         with Client(address, attempts=5) as client:
@@ -41,7 +41,7 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
                 if stop.is_set():
                     return
                 try:
-                    answers.append(client.generate("a", SamplingParams(temperature=0, max_tokens=8)).text)
+                    completions.append(client.generate("a", SamplingParams(temperature=0, max_tokens=8)).text)
                 except Exception as error:
                     failures.append(error)
                 time.sleep(0.02)
@@ -58,16 +58,16 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
         threads = [threading.Thread(target=ask, daemon=True) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
-        while len(answers) < 10 * THREADS and not failures:
+        while len(completions) < 10 * THREADS and not failures:
             time.sleep(0.01)
         shares = [requests_of(server) for server in before]
         after = []
         for number, stack in enumerate(stacks):
             stack.close()  # SIGTERM, and wait until it has ended
-            count = len(answers)
+            count = len(completions)
             after.append(start(number))
-            # The other one answered meanwhile.
-            assert len(answers) > count
+            # The other one served meanwhile.
+            assert len(completions) > count
             deadline = time.monotonic() + 20
             while requests_of(after[-1]) == 0 and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -76,5 +76,5 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
             thread.join()
         assert min(requests_of(server) for server in after) > 0
     assert failures == []
-    assert set(answers) == {"bcdefghi"}
+    assert set(completions) == {"bcdefghi"}
     assert min(shares) > 0.3 * sum(shares)

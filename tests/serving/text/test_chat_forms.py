@@ -75,7 +75,7 @@ def test_one_call_at_most():
 
 
 THOUGHTS = [
-    # form, prompt, text, thought, answer
+    # form, prompt, text, thought, content
     ("qwen3", "", "<think>\nhm\n</think>\n\nyes", "hm", "yes"),
     ("qwen3", "", "\n<think>hm</think>yes", "hm", "yes"),
     ("qwen3", "", "yes <think>", "", "yes <think>"),
@@ -91,14 +91,14 @@ THOUGHTS = [
 ]
 
 
-@pytest.mark.parametrize(("form", "prompt", "text", "thought", "answer"), THOUGHTS, ids=range(len(THOUGHTS)))
+@pytest.mark.parametrize(("form", "prompt", "text", "thought", "content"), THOUGHTS, ids=range(len(THOUGHTS)))
 @given(data=st.data())
-def test_thoughts_are_taken_out(form, prompt, text, thought, answer, data):
+def test_thoughts_are_taken_out(form, prompt, text, thought, content, data):
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parser = MessageParser(None, ReasoningParser(FORMS[form], prompt))
     pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
     parts = [*map(parser.push, pieces), parser.end(cut=True)]
-    assert ("".join(part.reasoning for part in parts), "".join(part.content for part in parts)) == (thought, answer)
+    assert ("".join(part.reasoning for part in parts), "".join(part.content for part in parts)) == (thought, content)
 
 
 def test_a_call_in_a_thought_is_none():

@@ -13,10 +13,10 @@ with client.messages.stream(model=MODEL, max_tokens=3, messages=messages, extra_
     assert "".join(stream.text_stream) == "bcd"
 tools = [{"name": "f", "input_schema": {"type": "object", "additionalProperties": False}}]
 choice = {"type": "any", "disable_parallel_tool_use": True}
-answer = client.messages.create(
+response = client.messages.create(
     model=MODEL, max_tokens=80, messages=messages, tools=tools, tool_choice=choice, extra_body=GREEDY
 )
-assert (answer.content[0].name, answer.stop_reason) == ("f", "tool_use")
+assert (response.content[0].name, response.stop_reason) == ("f", "tool_use")
 try:
     client.messages.create(model="other", max_tokens=3, messages=messages)
 except anthropic.NotFoundError:

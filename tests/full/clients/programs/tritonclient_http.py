@@ -26,8 +26,8 @@ for binary in (True, False):
         array = np.array([value], bool if kind == "BOOL" else object)
         inputs[-1].set_data_from_numpy(array, binary_data=binary)
     for outputs in (None, [triton.InferRequestedOutput("text_output", binary_data=binary)]):
-        answer = client.infer(MODEL, inputs, outputs=outputs, request_id="7")
-        text = answer.as_numpy("text_output")[0]
+        result = client.infer(MODEL, inputs, outputs=outputs, request_id="7")
+        text = result.as_numpy("text_output")[0]
         assert (text.decode() if isinstance(text, bytes) else text) == "bcd"
 assert client.get_inference_statistics(MODEL)["model_stats"][0]["inference_count"] == 4
 try:

@@ -25,7 +25,7 @@ from tests.full.deploy.policies.servers import (
     settings_exist,
     the_end_has_time,
     the_start_has_time,
-    tokens_are_asked_for,
+    tokens_are_required,
 )
 
 __all__ = ["END_SECONDS", "POLICIES"]
@@ -53,7 +53,7 @@ POLICIES = {
         gpus_are_used,
         workers_of_ray_are_kept,
         interruptions_are_limited,
-        tokens_are_asked_for,
+        tokens_are_required,
         only_named_clients_are_admitted,
     )
 }

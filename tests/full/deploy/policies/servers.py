@@ -32,9 +32,7 @@ def probes_ask_the_server(documents: list[Document]) -> list[str]:
             elif "httpGet" in probe:
                 asked = probe["httpGet"]
                 if named.get(asked["port"], asked["port"]) != chosen.http_port or asked["path"] not in HTTP_ROUTES:
-                    found.append(
-                        f"{kind} asks for {asked['path']} on {asked['port']}, which the server does not answer"
-                    )
+                    found.append(f"{kind} asks for {asked['path']} on {asked['port']}, which the server does not serve")
                 if asked.get("scheme", "HTTP") != ("HTTP" if chosen.tls_cert is None else "HTTPS"):
                     found.append(f"{kind} asks over {asked.get('scheme', 'HTTP')}")
                 if chosen.tls_client_ca is not None:
@@ -99,11 +97,11 @@ def gpus_are_used(documents: list[Document]) -> list[str]:
     return found
 
 
-def tokens_are_asked_for(documents: list[Document]) -> list[str]:
+def tokens_are_required(documents: list[Document]) -> list[str]:
     """KServe's pods are behind its own gateway, and Ray's are `policies.ray`'s."""
     deployed = {deployment["metadata"]["name"] for deployment in of_kind(documents, "Deployment")}
     return [
-        f"{pod.name} answers whoever reaches it"
+        f"{pod.name} serves whoever reaches it"
         for pod in servers(documents)
         if pod.name in deployed and settings(documents, pod).token_file is None
     ]

@@ -34,33 +34,33 @@ def test_the_stream_is_prompt_info_then_deltas_then_finished(client):
 
 
 def test_what_stopped_it_is_said(client):
-    text, finished = client.answer(stopping={"stop": ["ef"]})
+    text, finished = client.generate(stopping={"stop": ["ef"]})
     assert (text, finished.reason, finished.stop_string) == ("bcd", inference_pb2.FINISH_REASON_STOP, "ef")
-    text, finished = client.answer(stopping={"stop_token_ids": [100]})
+    text, finished = client.generate(stopping={"stop_token_ids": [100]})
     assert (text, finished.reason, finished.stop_token_id) == ("bc", inference_pb2.FINISH_REASON_STOP, 100)
 
 
 def test_zero_and_unset_differ(client):
-    assert client.answer(stopping={"max_tokens": 0})[1].usage.completion_tokens == 0
-    assert client.answer(stopping={})[1].usage.completion_tokens == 127
+    assert client.generate(stopping={"max_tokens": 0})[1].usage.completion_tokens == 0
+    assert client.generate(stopping={})[1].usage.completion_tokens == 127
 
 
 def test_token_ids_and_attention(client):
-    _, finished = client.answer(token_ids={"ids": [1, 2, 3]}, max_tokens=2, response={"attention_stats": True})
+    _, finished = client.generate(token_ids={"ids": [1, 2, 3]}, max_tokens=2, response={"attention_stats": True})
     assert finished.attention_stats.tokens == 4
     assert finished.attention_stats.layers[0].normalized_entropy == pytest.approx([1, 0.5])
 
 
-def test_the_seed_repeats_the_answer(client):
+def test_the_seed_repeats_the_completion(client):
     def ask(seed):
-        return client.answer(max_tokens=40, sampling={"temperature": 3, "seed": seed})[0]
+        return client.generate(max_tokens=40, sampling={"temperature": 3, "seed": seed})[0]
 
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, [1, 2, 1, 2, 1, 2, 1, 2]))
-    assert len(set(answers)) == 2
+        texts = list(pool.map(ask, [1, 2, 1, 2, 1, 2, 1, 2]))
+    assert len(set(texts)) == 2
 
 
-def test_concurrent_clients_get_their_own_answers(connect, hashing, expected_hashing):
+def test_concurrent_clients_get_their_own_completions(connect, hashing, expected_hashing):
     client = connect(hashing, engine=EngineConfig(cache_tokens=64, max_batch_tokens=8, max_sequences=8))
     prompts = [[number, 2 * number + 1, 7] for number in range(12)]
 
@@ -97,7 +97,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 )
 def test_bad_requests_name_the_field_the_value_and_the_limit(client, fields, code, message):
     assert status(lambda: list(client.stream(**fields))) == (code, message)
-    assert client.answer()[0] == "bcdefghi"
+    assert client.generate()[0] == "bcdefghi"
 
 
 def test_a_request_without_a_prompt(client):
@@ -193,7 +193,7 @@ def test_an_engine_failure_is_internal_and_the_server_goes_on(client, monkeypatc
             grpc.StatusCode.INTERNAL,
             "a step of the engine failed: division by zero",
         )
-    assert client.answer()[0] == "bcdefghi"
+    assert client.generate()[0] == "bcdefghi"
 
 
 def test_server_and_model_info(client):
@@ -217,8 +217,8 @@ def test_server_and_model_info(client):
 
 @pytest.mark.parametrize("service", ["", "sharp.v1.InferenceService", "sharp.v1.ControlService"])
 def test_health(client, service):
-    answer = health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(service=service))
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    response = health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(service=service))
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_reflection(client):

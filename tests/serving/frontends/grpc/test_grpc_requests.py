@@ -21,16 +21,16 @@ from sharp.serving.config import EngineConfig, ServerConfig
 from sharp.serving.frontends.running import run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_record import RequestOrigin
-from sharp.serving.server.server import run_server
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status
+from tests.serving.running_server import serve_while
 
 
 def text_of(messages, index=0):
     return "".join(message.delta.text for message in messages if message.delta.index == index)
 
 
-def test_a_stream_ends_after_the_last_of_n_answers(client):
+def test_a_stream_ends_after_the_last_of_n_sequences(client):
     messages = list(
         client.stream(sampling={"temperature": 3, "seed": 1, "n": 3}, stopping={"max_tokens": 5, "ignore_eos": True})
     )
@@ -42,7 +42,7 @@ def test_a_stream_ends_after_the_last_of_n_answers(client):
     assert [one.usage.completion_tokens for one in finished] == [5, 5, 5]
 
 
-def test_logprobs_of_answer_and_prompt(client):
+def test_logprobs_of_completion_and_prompt(client):
     messages = list(client.stream("abc", max_tokens=2, response={"logprobs": 2, "prompt_logprobs": 0}))
     # The counting model gives the right token the logit 4 and the 256 others 0.
     likely = 4 - math.log(math.exp(4) + 256)
@@ -72,13 +72,13 @@ def test_logprobs_of_answer_and_prompt(client):
         ({"guided": {"grammar": 'start: "no" | "yes"'}, "text": "m"}, "no"),
     ],
 )
-def test_what_shapes_the_answer(client, fields, text):
+def test_what_shapes_the_completion(client, fields, text):
     fields = {"stopping": {"max_tokens": 4}, **fields}
-    assert client.answer(fields.pop("text", "a"), **fields)[0] == text
+    assert client.generate(fields.pop("text", "a"), **fields)[0] == text
 
 
-def test_a_time_limit_ends_the_answer_with_what_there_is(client, steps):
-    text, finished = client.answer(stopping={"time_limit_ms": 150})
+def test_a_time_limit_ends_the_completion_with_what_there_is(client, steps):
+    text, finished = client.generate(stopping={"time_limit_ms": 150})
     assert finished.reason == inference_pb2.FINISH_REASON_TIME_LIMIT
     assert 0 < len(text) < 127
 
@@ -103,7 +103,7 @@ def test_the_lower_priority_number_goes_first(connect, counting, steps):
     ended = []
 
     def ask(priority):
-        client.answer(max_tokens=2, priority=priority)
+        client.generate(max_tokens=2, priority=priority)
         ended.append(priority)
 
     with ThreadPoolExecutor(2) as pool:
@@ -187,8 +187,8 @@ def test_a_full_queue_says_when_to_come_back(connect, counting, steps):
 def test_a_server_that_ends_finishes_what_runs_and_takes_no_more(counting, server_settings, steps):
     settings = replace(server_settings, server=ServerConfig(grpc_port=0, http_port=0, grace_seconds=20))
 
-    def use(address, stop):
-        client = Client(address)
+    def use(started, stop):
+        client = Client(started.grpc_address)
         running = client.stream(max_tokens=40)
         next(running)
         stop()
@@ -198,17 +198,7 @@ def test_a_server_that_ends_finishes_what_runs_and_takes_no_more(counting, serve
         refused = status(lambda: list(client.stream()))
         return refused, list(running)[-1].finished.reason
 
-    async def serve():
-        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
-
-        def on_start(started):
-            used.append(pool.submit(use, started.grpc_address, lambda: loop.call_soon_threadsafe(stop.set)))
-
-        await run_server(counting, settings, on_start, stop)
-        return used[0].result(10)
-
-    with ThreadPoolExecutor(1) as pool:
-        refused, reason = asyncio.run(serve())
+    refused, reason = serve_while(counting, settings, use)
     assert refused == (grpc.StatusCode.UNAVAILABLE, "the server ends and takes no more requests; ask another one")
     assert reason == inference_pb2.FINISH_REASON_LENGTH
 
@@ -224,17 +214,7 @@ def test_what_takes_longer_than_a_server_waits_is_cancelled_and_told_so(counting
             stop()
             return list(stream)[-1].finished.reason, response.read()
 
-    async def serve():
-        stop, loop, used = asyncio.Event(), asyncio.get_running_loop(), []
-
-        def on_start(started):
-            used.append(pool.submit(use, started, lambda: loop.call_soon_threadsafe(stop.set)))
-
-        await run_server(counting, server_settings, on_start, stop)
-        return used[0].result(10)
-
-    with ThreadPoolExecutor(1) as pool:
-        reason, body = asyncio.run(serve())
+    reason, body = serve_while(counting, server_settings, use)
     assert reason == inference_pb2.FINISH_REASON_CANCELLED
     assert body.endswith(b"data: [DONE]\n\n")
     assert not [record for record in caplog.records if record.exc_info]

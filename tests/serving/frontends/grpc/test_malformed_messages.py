@@ -36,7 +36,7 @@ def test_a_message_that_cannot_be_read_is_the_clients_error(client, method: str,
     assert "Traceback" not in caplog.text
 
 
-def test_messages_that_can_be_read_get_their_answers(client):
+def test_messages_that_can_be_read_get_their_responses(client):
     info = client.channel.unary_unary(
         "/sharp.v1.ControlService/GetServerInfo",
         control_pb2.GetServerInfoRequest.SerializeToString,

@@ -48,7 +48,7 @@ def complete(started, **fields):
     ("path", "limit"),
     [("/v1/completions", LIMIT), ("/v1/chat/completions", LIMIT), ("/tokenize", LIMIT), ("/detokenize", 12 * 65537)],
 )
-def test_a_header_that_announces_too_much_is_answered_before_the_body(start, path, limit):
+def test_a_header_that_announces_too_much_is_refused_before_the_body(start, path, limit):
     with connected(start()) as client:
         client.sendall(head(path, 60 * MIB))
         response = ""

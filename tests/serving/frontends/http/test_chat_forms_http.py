@@ -38,11 +38,11 @@ def say(client, text, *, stream=False, model="formed", **body):
     """The message that consists of `text`, and the finish reason."""
     body = {"temperature": 0, "guided_choice": [text], "max_tokens": 100, **body}
     messages = [{"role": "user", "content": "a"}]
-    answer = client.chat.completions.create(model=model, messages=messages, stream=stream, extra_body=body)
+    response = client.chat.completions.create(model=model, messages=messages, stream=stream, extra_body=body)
     if not stream:
-        return answer.choices[0].message.to_dict(), answer.choices[0].finish_reason
+        return response.choices[0].message.to_dict(), response.choices[0].finish_reason
     message, reason = {}, None
-    for chunk in answer:
+    for chunk in response:
         for name, value in chunk.choices[0].delta.to_dict().items():
             message[name] = value if isinstance(value, list) or name == "role" else message.get(name, "") + value
         reason = chunk.choices[0].finish_reason or reason
@@ -63,8 +63,8 @@ def test_several_names(connect):
 
 def test_a_template_of_the_flag(connect):
     client = connect(chat_template="chatml")
-    answer = client.chat.completions.create(model="formed", messages=[{"role": "user", "content": "a"}], max_tokens=1)
-    assert answer.usage.prompt_tokens == len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
+    response = client.chat.completions.create(model="formed", messages=[{"role": "user", "content": "a"}], max_tokens=1)
+    assert response.usage.prompt_tokens == len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -72,14 +72,14 @@ def test_thoughts_are_apart(connect, stream):
     client = connect(reasoning_parser="qwen3")
     body = {"max_tokens": 30, "temperature": 0}
     prompt = [{"role": "user", "content": "<think>"}]
-    answer = client.chat.completions.create(model="formed", messages=prompt, stream=stream, extra_body=body)
+    response = client.chat.completions.create(model="formed", messages=prompt, stream=stream, extra_body=body)
     if stream:
-        deltas = [chunk.choices[0].delta.to_dict() for chunk in answer]
+        deltas = [chunk.choices[0].delta.to_dict() for chunk in response]
         thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
         assert thought == "".join(delta.get("reasoning", "") for delta in deltas)
         assert "".join(delta.get("content", "") for delta in deltas) == ""
     else:
-        message = answer.choices[0].message.to_dict()
+        message = response.choices[0].message.to_dict()
         thought = message["reasoning_content"]
         assert (message["content"], message["reasoning"]) == ("", thought)
     assert thought.startswith("?@AB")  # the model counts on from ">"

@@ -89,7 +89,7 @@ def test_one_id_may_run_twice(address, client):
         assert requests.post(f"{address}/v1/completions", json=BODY, headers=headers, timeout=10).status_code == 200
 
 
-def test_browsers_of_allowed_origins_are_answered(address):
+def test_browsers_of_allowed_origins_are_admitted(address):
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     for path in ("/v1/chat/completions", "/v1/completions"):
         allowed = requests.options(address + path, headers={**asked, "origin": ORIGIN}, timeout=10)
@@ -102,7 +102,7 @@ def test_browsers_of_allowed_origins_are_answered(address):
         assert "x-request-id" in response.headers["access-control-expose-headers"]
 
 
-def test_without_allowed_origins_no_page_is_answered(start_server, counting):
+def test_without_allowed_origins_no_page_is_admitted(start_server, counting):
     address = f"http://{start_server(counting).http_address}"
     response = requests.post(f"{address}/v1/completions", json=BODY, headers={"origin": ORIGIN}, timeout=10)
     assert "access-control-allow-origin" not in response.headers

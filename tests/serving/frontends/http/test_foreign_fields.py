@@ -178,8 +178,8 @@ def test_only_allowed_tokens_come(client):
 
 def test_long_prompts_are_cut_on_request(client):
     def read(**fields):
-        answer = complete(client, "abcdef" + "x" * 200 + "k", echo=True, max_tokens=1, **fields)
-        return answer.usage.prompt_tokens, answer.choices[0].text[-1]
+        response = complete(client, "abcdef" + "x" * 200 + "k", echo=True, max_tokens=1, **fields)
+        return response.usage.prompt_tokens, response.choices[0].text[-1]
 
     assert read(truncate_prompt_tokens=3) == (3, "l")
     assert read(truncate_prompt_tokens=3, truncation_side="right") == (3, "d")
@@ -213,8 +213,8 @@ def test_what_the_template_knows_reaches_it(client):
 
 
 def test_the_model_may_be_left_out(client):
-    answer = client.post("/completions", body={"prompt": "a", "max_tokens": 1, "temperature": 0}, cast_to=dict)
-    assert (answer["model"], answer["choices"][0]["text"]) == ("foreign", "b")
+    response = client.post("/completions", body={"prompt": "a", "max_tokens": 1, "temperature": 0}, cast_to=dict)
+    assert (response["model"], response["choices"][0]["text"]) == ("foreign", "b")
 
 
 def test_the_other_way_around_in_process(folder, server_settings):

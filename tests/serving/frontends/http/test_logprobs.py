@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's answers: texts, bytes and places of tokens; and token ids, as vLLM gives them."""
+"""Logprobs in OpenAI's responses: texts, bytes and places of tokens; and token ids, as vLLM gives them."""
 
 import openai
 import pytest
@@ -30,9 +30,9 @@ def complete(client, prompt, *, regex=None, stream=False, **fields):
     """Text and logprobs of every choice, put together from the parts of a stream."""
     body = {"guided": {"regex": regex}} if regex else {}
     fields = {"temperature": 0, "max_tokens": 8, "logprobs": 1, **fields}
-    answer = client.completions.create(model="counting", prompt=prompt, stream=stream, extra_body=body, **fields)
+    response = client.completions.create(model="counting", prompt=prompt, stream=stream, extra_body=body, **fields)
     choices = {}
-    for part in answer if stream else [answer]:
+    for part in response if stream else [response]:
         for choice in part.choices:
             text, logprobs = choices.setdefault(choice.index, ("", {}))
             for name, values in (choice.logprobs or openai.types.completion_choice.Logprobs()).model_dump().items():
@@ -81,7 +81,7 @@ def test_of_tokens_with_one_text_the_likeliest_counts(tmp_path):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_bytes_of_split_characters(client, stream):
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="counting",
         messages=[{"role": "user", "content": "a"}],
         temperature=0,
@@ -90,13 +90,13 @@ def test_the_bytes_of_split_characters(client, stream):
         stream=stream,
         extra_body={"guided": {"regex": "€x"}},
     )
-    parts = [part.choices[0].logprobs for part in (answer if stream else [answer]) if part.choices]
+    parts = [part.choices[0].logprobs for part in (response if stream else [response]) if part.choices]
     entries = [entry for part in parts if part for entry in part.content]
     assert bytes(byte for entry in entries for byte in entry.bytes).decode() == "€x"
     assert entries[1].top_logprobs[0].bytes == [0xE3]  # the model counts
 
 
-def test_echoed_logprobs_have_a_limit_for_all_prompts_and_answers(client):
+def test_echoed_logprobs_have_a_limit_for_all_prompts_and_completions(client):
     fields = {"logprobs": 20, "max_tokens": 0, "echo": True}
     message = "logprobs is 20, which with echo makes 275520 numbers for 13120 tokens of all prompts and completions"
     for prompt, n in (([97] * 100, 128), ([[97] * 82] * 2, 80)):
@@ -107,13 +107,13 @@ def test_echoed_logprobs_have_a_limit_for_all_prompts_and_answers(client):
 
 
 def test_many_echoed_logprobs_are_one_json(client):
-    answers = complete(client, [[97] * 64] * 3, n=2, echo=True, logprobs=20, max_tokens=2)
-    assert [text for text, _ in answers] == ["a" * 64 + "bc"] * 6
-    assert all(logprobs == answers[0][1] for _, logprobs in answers)
-    assert [len(values) for values in answers[0][1].values()] == [66] * 4
+    choices = complete(client, [[97] * 64] * 3, n=2, echo=True, logprobs=20, max_tokens=2)
+    assert [text for text, _ in choices] == ["a" * 64 + "bc"] * 6
+    assert all(logprobs == choices[0][1] for _, logprobs in choices)
+    assert [len(values) for values in choices[0][1].values()] == [66] * 4
 
 
-def test_logprobs_of_answers_that_are_not_streamed_have_a_limit(client, steps):
+def test_logprobs_of_completions_that_are_not_streamed_have_a_limit(client, steps):
     fields = {"logprobs": 20, "max_tokens": 100}
     message = (
         "logprobs is 20, which makes 268800 numbers for 12800 tokens of all prompts and completions; "
@@ -133,13 +133,13 @@ def test_logprobs_of_answers_that_are_not_streamed_have_a_limit(client, steps):
         assert next(stream).choices[0].logprobs.tokens == ["b"]
 
 
-def test_an_answer_of_no_length_ends_where_its_logprobs_have_their_limit(client, monkeypatch):
+def test_a_completion_without_max_tokens_ends_where_its_logprobs_have_their_limit(client, monkeypatch):
     monkeypatch.setattr("sharp.serving.frontends.http.logprobs.MAX_PROMPT_LOGPROBS", 100)
     words = {"model": "counting", "messages": [{"role": "user", "content": "a"}], "temperature": 0}
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         **words, n=2, logprobs=True, top_logprobs=4, extra_body={"ignore_eos": True}
     )
-    assert [(len(one.logprobs.content), one.finish_reason) for one in answer.choices] == [(10, "length")] * 2
+    assert [(len(one.logprobs.content), one.finish_reason) for one in response.choices] == [(10, "length")] * 2
 
 
 def texts_of(tmp_path, tokenizer):
@@ -198,20 +198,20 @@ def chat(client, **fields):
     return client.chat.completions.create(model="counting", messages=messages, **fields)
 
 
-def token_ids(answer, *, stream):
+def token_ids(response, *, stream):
     """Of every choice, those of its chunks together."""
     found = {}
-    for part in answer if stream else [answer]:
+    for part in response if stream else [response]:
         for choice in part.choices:
             found.setdefault(choice.index, []).extend(choice.model_extra["token_ids"])
     return [found[index] for index in range(len(found))]
 
 
 @STREAMS
-def test_a_completion_has_those_of_prompt_and_answer(client, stream):
-    answer = ask(client, [[97], [107, 108]], n=2, stream=stream, extra_body=ASKED)
-    parts = list(answer) if stream else [answer]
-    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]] * 2 + [[109, 110, 111]] * 2
+def test_the_completions_endpoint_gives_those_of_prompt_and_completion(client, stream):
+    response = ask(client, [[97], [107, 108]], n=2, stream=stream, extra_body=ASKED)
+    parts = list(response) if stream else [response]
+    assert token_ids(parts if stream else response, stream=stream) == [[98, 99, 100]] * 2 + [[109, 110, 111]] * 2
     prompts = {}
     for part in parts:
         for choice in part.choices:
@@ -222,16 +222,16 @@ def test_a_completion_has_those_of_prompt_and_answer(client, stream):
 
 
 @STREAMS
-def test_an_echo_is_no_part_of_the_answers_tokens(client, stream):
+def test_an_echo_is_no_part_of_the_completions_tokens(client, stream):
     fields = {"echo": True, "logprobs": 0, "stream": stream, "extra_body": ASKED}
     assert token_ids(ask(client, "ab", **fields), stream=stream) == [[99, 100, 101]]
 
 
 @STREAMS
 def test_a_chat_has_those_of_the_prompt_once(client, stream):
-    answer = chat(client, n=2, stream=stream, extra_body=ASKED)
-    parts = list(answer) if stream else [answer]
-    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]] * 2
+    response = chat(client, n=2, stream=stream, extra_body=ASKED)
+    parts = list(response) if stream else [response]
+    assert token_ids(parts if stream else response, stream=stream) == [[98, 99, 100]] * 2
     assert parts[0].model_extra["prompt_token_ids"] == list(b"uaa")  # by the template
     assert sum("prompt_token_ids" in part.model_extra for part in parts) == (2 if stream else 1)
 
@@ -244,18 +244,18 @@ def test_tokens_without_text_are_there(client, stream):
     assert token_ids(ended, stream=stream) == [[255, EOS]]
 
 
-def test_what_is_not_asked_for_is_not_there(client):
-    for answer in (ask(client, "a"), chat(client)):
-        assert not {"token_ids", "prompt_token_ids"} & set(answer.choices[0].model_extra)
-        assert not answer.model_extra
+def test_what_is_not_requested_is_not_there(client):
+    for response in (ask(client, "a"), chat(client)):
+        assert not {"token_ids", "prompt_token_ids"} & set(response.choices[0].model_extra)
+        assert not response.model_extra
 
 
 @STREAMS
 def test_a_model_without_a_tokenizer_gives_them_always(start_server, ids_only, stream):
     address = start_server(ids_only).http_address
     with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client:
-        answer = ask(client, [97], model="ids-only", stream=stream)
-        parts = list(answer) if stream else [answer]
-    assert token_ids(parts if stream else answer, stream=stream) == [[98, 99, 100]]
+        response = ask(client, [97], model="ids-only", stream=stream)
+        parts = list(response) if stream else [response]
+    assert token_ids(parts if stream else response, stream=stream) == [[98, 99, 100]]
     assert {choice.text for part in parts for choice in part.choices} == {""}
     assert not any("prompt_token_ids" in choice.model_extra for part in parts for choice in part.choices)

@@ -68,15 +68,15 @@ def test_models_and_health(client, started):
 
 
 def test_completion(client):
-    answer = complete(client)
-    choice = answer.choices[0]
-    assert (choice.text, choice.finish_reason, answer.object, answer.model) == (
+    response = complete(client)
+    choice = response.choices[0]
+    assert (choice.text, choice.finish_reason, response.object, response.model) == (
         "bcde",
         "length",
         "text_completion",
         "chatting",
     )
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (1, 4, 5)
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.total_tokens) == (1, 4, 5)
     assert complete(client, stop="d").choices[0].finish_reason == "stop"
     assert complete(client, max_tokens=None).usage.completion_tokens == 16
 
@@ -85,9 +85,9 @@ def test_completion(client):
 def test_attention_statistics_on_demand(client, stream):
     fields = {"stream": stream, "extra_body": {"attention_stats": True, "cache_salt": str(stream)}}
     # A prompt of 3 and of 4 tokens; the last new token is never attended from.
-    for answer in (complete(client, "abc", **fields), chat(client, "b", max_completion_tokens=3, **fields)):
-        answer = list(answer)[-1] if stream else answer
-        stats = answer.choices[0].model_extra["attention_stats"]
+    for response in (complete(client, "abc", **fields), chat(client, "b", max_completion_tokens=3, **fields)):
+        response = list(response)[-1] if stream else response
+        stats = response.choices[0].model_extra["attention_stats"]
         assert stats["tokens"] == 6
         (layer,) = stats["layers"]
         assert layer["normalized_entropy"] == pytest.approx([1, 0.5])
@@ -99,19 +99,19 @@ def test_attention_statistics_on_demand(client, stream):
 
 
 def test_a_number_that_does_not_exist_is_null(client):
-    answer = complete(client, "a", max_tokens=1, extra_body={"attention_stats": True, "cache_salt": "alone"})
-    stats = answer.choices[0].model_extra["attention_stats"]
+    response = complete(client, "a", max_tokens=1, extra_body={"attention_stats": True, "cache_salt": "alone"})
+    stats = response.choices[0].model_extra["attention_stats"]
     assert (stats["tokens"], stats["layers"][0]["normalized_entropy"]) == (1, [None, None])  # ln 1 = 0
     # The spread of a row with a logit of -infinity, for one.
     assert json_numbers(np.array([[1.5, np.inf], [np.nan, -np.inf]])) == [[1.5, None], [None, None]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_prompts_and_answers_keep_their_order(client, stream):
+def test_several_prompts_and_completions_keep_their_order(client, stream):
     for prompts in (["a", "k"], [[97], [107]]):
-        answer = complete(client, prompts, n=2, stream=stream)
+        response = complete(client, prompts, n=2, stream=stream)
         texts = ["", "", "", ""]
-        for part in answer if stream else [answer]:
+        for part in response if stream else [response]:
             for choice in part.choices:
                 texts[choice.index] += choice.text
         assert texts == ["bcde", "bcde", "lmno", "lmno"]
@@ -158,8 +158,8 @@ def test_echo_repeats_the_prompt_with_its_logprobs(client, stream):
     def told(prompt, **fields):
         """Text, tokens and their logprobs of every choice."""
         choices = {}
-        answer = complete(client, prompt, echo=True, stream=stream, **fields)
-        for part in answer if stream else [answer]:
+        response = complete(client, prompt, echo=True, stream=stream, **fields)
+        for part in response if stream else [response]:
             for choice in part.choices:
                 one = choices.setdefault(choice.index, ["", [], [], []])
                 one[0] += choice.text
@@ -182,10 +182,10 @@ def test_echo_repeats_the_prompt_with_its_logprobs(client, stream):
 
 
 def test_chat_whole_and_streamed(client):
-    answer = chat(client)
-    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "bcde")
+    response = chat(client)
+    assert (response.choices[0].message.role, response.choices[0].message.content) == ("assistant", "bcde")
     # "uhi" and "a" by the template, with one special token between them.
-    assert answer.usage.prompt_tokens == 5
+    assert response.usage.prompt_tokens == 5
     chunks = list(chat(client, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "bcde"
@@ -261,8 +261,8 @@ def test_null_is_as_good_as_nothing(client):
     unset = ("top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "max_tokens")
     unset += ("modalities", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
     words = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, **dict.fromkeys(unset)}
-    answer = client.post("/chat/completions", body={**fields, **words}, cast_to=dict)
-    assert answer["choices"][0]["message"]["content"] == "bcde"
+    response = client.post("/chat/completions", body={**fields, **words}, cast_to=dict)
+    assert response["choices"][0]["message"]["content"] == "bcde"
 
 
 def test_a_whole_number_is_a_number(client):
@@ -316,8 +316,8 @@ def test_a_model_without_a_template_completes_only(start_server, counting):
 
 def test_what_stands_between_prompt_and_suffix(client, monkeypatch):
     monkeypatch.setattr(openai_request, "FILL_MARKS", (("<none>", "b", "c"), ("p", "s", "m")))
-    answer = complete(client, "ab", suffix="yz")
-    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("nopq", len("p" + "ab" + "s" + "yz" + "m"))
+    response = complete(client, "ab", suffix="yz")
+    assert (response.choices[0].text, response.usage.prompt_tokens) == ("nopq", len("p" + "ab" + "s" + "yz" + "m"))
     assert complete(client, suffix="").choices[0].text == "bcde"
     for fields in ({"prompt": [97]}, {"echo": True}):
         with pytest.raises(openai.BadRequestError, match="suffix needs one text as prompt, and echo to be false"):
@@ -337,8 +337,8 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(start_server, chatting, st
 def test_a_client_that_goes_frees_its_blocks(start_server, chatting, steps, stream):
     with connect(start_server(chatting)) as client:
         if stream:
-            with complete(client, stream=True, max_tokens=120) as answer:
-                next(answer)
+            with complete(client, stream=True, max_tokens=120) as running:
+                next(running)
         else:
             with pytest.raises(openai.APITimeoutError):
                 complete(client, max_tokens=120, timeout=0.3)

@@ -164,9 +164,9 @@ def events(response):
 
 
 def test_a_message(address):
-    answer = message(address, system=[{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]).json()
-    assert (answer["content"], answer["stop_reason"]) == ([{"type": "text", "text": "bcde"}], "max_tokens")
-    assert answer["usage"]["input_tokens"] == len("sxua")
+    response = message(address, system=[{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]).json()
+    assert (response["content"], response["stop_reason"]) == ([{"type": "text", "text": "bcde"}], "max_tokens")
+    assert response["usage"]["input_tokens"] == len("sxua")
     stopped = message(address, stop_sequences=["d"]).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "d")
 
@@ -188,9 +188,9 @@ def test_a_message_with_tools(address):
     tools = [{"name": "f", "description": "d", "input_schema": EMPTY}]
     choice = {"type": "any", "disable_parallel_tool_use": True}
     fields = {"tools": tools, "tool_choice": choice, "max_tokens": 100}
-    answer = message(address, **fields).json()
-    (block,) = answer["content"]
-    assert (block["name"], block["input"], answer["stop_reason"]) == ("f", {}, "tool_use")
+    response = message(address, **fields).json()
+    (block,) = response["content"]
+    assert (block["name"], block["input"], response["stop_reason"]) == ("f", {}, "tool_use")
     found = events(message(address, stream=True, **fields))
     assert found[1]["content_block"]["name"] == "f"
     assert json.loads(found[2]["delta"]["partial_json"]) == {}

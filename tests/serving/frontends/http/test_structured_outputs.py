@@ -68,21 +68,21 @@ def both(name, value):
 
 @pytest.mark.parametrize("body", [*both("json", SCHEMA), *both("json", json.dumps(SCHEMA))])
 def test_json_is_compact(text, body):
-    answer = text(**body)
-    assert json.loads(answer)["b"] == [3, 3]
-    assert answer == json.dumps(json.loads(answer), separators=(",", ":"))
+    completion = text(**body)
+    assert json.loads(completion)["b"] == [3, 3]
+    assert completion == json.dumps(json.loads(completion), separators=(",", ":"))
 
 
 def test_a_request_can_have_blanks_and_so_can_a_server(text, start_server, folder):
-    answers = {
+    completions = {
         text(structured_outputs={"json": SCHEMA, "whitespace_pattern": "[ ]{3}"}, seed=seed) for seed in range(3)
     }
-    assert all("   " in answer for answer in answers)
+    assert all("   " in completion for completion in completions)
     assert "\n" not in text(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
     with connect(start_server(folder, engine=EngineConfig(json_whitespace="flexible"))) as flexible:
         body = {"guided_json": SCHEMA, "logit_bias": {"10": 100}}
-        answer = flexible.completions.create(model="structured", prompt="a", max_tokens=20, extra_body=body)
-    assert "\n" in answer.choices[0].text
+        response = flexible.completions.create(model="structured", prompt="a", max_tokens=20, extra_body=body)
+    assert "\n" in response.choices[0].text
 
 
 @pytest.mark.parametrize("body", [*both("choice", ["é\"'|x", "no\n"]), *both("regex", "é\"'\\|x|no\n")])
@@ -118,8 +118,8 @@ def test_a_structural_tag_binds_what_follows_its_trigger(text, body):
 def test_objects_without_other_properties(text):
     schema = {"type": "object", "properties": {"a": {"const": 1}}}
     for seed in range(3):
-        answer = text(structured_outputs={"json": schema, "disable_additional_properties": True}, seed=seed)
-        assert answer in ("{}", '{"a":1}')
+        completion = text(structured_outputs={"json": schema, "disable_additional_properties": True}, seed=seed)
+        assert completion in ("{}", '{"a":1}')
 
 
 @pytest.mark.parametrize(

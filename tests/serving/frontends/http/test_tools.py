@@ -106,8 +106,8 @@ def test_a_strict_function_is_kept_to_where_calls_are_required(client):
         )
         assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
     for choice in ("none", "auto"):
-        answer = chat(client, tools=[STRICT], tool_choice=choice, max_completion_tokens=3)
-        assert answer.choices[0].message.content == "bcd"
+        response = chat(client, tools=[STRICT], tool_choice=choice, max_completion_tokens=3)
+        assert response.choices[0].message.content == "bcd"
 
 
 LOOSE = {"type": "function", "function": {"name": "loose", "parameters": CITY}}
@@ -163,10 +163,10 @@ def test_nothing_is_constrained_unless_a_function_is_strict():
     assert ChatRequest.model_validate({"model": "m", "messages": [], "tools": [LOOSE]}).guide() is None
 
 
-def test_auto_answers_in_words_or_calls(client):
-    answer = chat(client, tool_choice="auto", max_completion_tokens=3)
-    assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("bcd", None)
-    assert answer.usage.prompt_tokens == len("wtime" + "ua")  # the template was given the tools
+def test_auto_gives_words_or_calls(client):
+    response = chat(client, tool_choice="auto", max_completion_tokens=3)
+    assert (response.choices[0].message.content, response.choices[0].message.tool_calls) == ("bcd", None)
+    assert response.usage.prompt_tokens == len("wtime" + "ua")  # the template was given the tools
     assert chat(client, tool_choice="none", max_completion_tokens=3).usage.prompt_tokens == len("ua")
 
 
@@ -177,10 +177,10 @@ def test_results_of_tools_come_back_as_messages(client):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "k"},
     ]
-    answer = chat(client, messages, max_completion_tokens=3)
-    assert answer.choices[0].message.content == "lmn"
+    response = chat(client, messages, max_completion_tokens=3)
+    assert response.choices[0].message.content == "lmn"
     written = '<tool_call>{"name": "w", "arguments": {"city": "Oslo"}}</tool_call>'
-    assert answer.usage.prompt_tokens == len("wtime" + "ua" + written + "a" + "tk")
+    assert response.usage.prompt_tokens == len("wtime" + "ua" + written + "a" + "tk")
     for arguments in ("{", "[" * 100_000):
         call["function"]["arguments"] = arguments
         with pytest.raises(openai.BadRequestError, match="messages has a call of 'w' whose arguments are no JSON"):
@@ -293,7 +293,7 @@ def call_text(name, arguments):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
-ANSWERS = [
+COMPLETIONS = [
     ("only words < and <tool", "only words < and <tool", []),
     (call_text("f", {}), "", [("f", "{}")]),
     (
@@ -322,7 +322,7 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "shown", "calls"), ANSWERS, ids=range(len(ANSWERS)))
+@pytest.mark.parametrize(("text", "shown", "calls"), COMPLETIONS, ids=range(len(COMPLETIONS)))
 @given(data=st.data())
 def test_calls_are_found_however_the_text_is_cut(text, shown, calls, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))

@@ -94,7 +94,7 @@ def test_what_a_request_may_want_returned(got):
     assert listed == {"num_output_tokens": ["uint32", 2]}
 
 
-def test_a_whole_answer(got):
+def test_a_whole_response(got):
     assert (got["whole"], got["without_input"], got["parameters"]) == ("abcde", "bcde", "abc")
     assert got["guided"] in ("ayes", "ano")
     assert len(got["timeout"]) < 60  # a microsecond; with all its time the completion would have 127 tokens
@@ -142,8 +142,8 @@ def request(raw=None, **fields):
 
 
 def test_contents_in_the_message_are_as_good_as_raw_ones(stub):
-    answer = stub.ModelInfer(request(contents={"bytes_contents": [b"a"]}), timeout=20)
-    assert answer.raw_output_contents[0][4:].startswith(b"abcdefgh")
+    response = stub.ModelInfer(request(contents={"bytes_contents": [b"a"]}), timeout=20)
+    assert response.raw_output_contents[0][4:].startswith(b"abcdefgh")
 
 
 @pytest.mark.parametrize(
@@ -170,13 +170,13 @@ def test_what_is_too_deep_or_fails_is_the_affair_of_its_request(stub, monkeypatc
     deep.inputs.add(name="sampling_parameters", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
         b"[" * 100_000
     )
-    answers = [one.error_message for one in stub.ModelStreamInfer(iter([good, deep, good]), timeout=20)]
-    assert sorted(answers)[:2] == ["", ""]
-    assert "input 'sampling_parameters' must be a JSON object: maximum recursion" in max(answers)
+    errors = [one.error_message for one in stub.ModelStreamInfer(iter([good, deep, good]), timeout=20)]
+    assert sorted(errors)[:2] == ["", ""]
+    assert "input 'sampling_parameters' must be a JSON object: maximum recursion" in max(errors)
     encode, failing = Tokenizer.encode, request(contents={"bytes_contents": [b"defect"]})
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **k: encode(self, text, **k) if text == "a" else 1 / 0)
-    answers = [one.error_message for one in stub.ModelStreamInfer(iter([good, failing]), timeout=20)]
-    assert sorted(answers) == ["", "the server failed; its log says why"]
+    errors = [one.error_message for one in stub.ModelStreamInfer(iter([good, failing]), timeout=20)]
+    assert sorted(errors) == ["", "the server failed; its log says why"]
 
 
 def test_a_client_that_goes_frees_its_blocks(stub, steps):

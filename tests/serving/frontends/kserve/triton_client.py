@@ -48,10 +48,10 @@ def returned(client):
     parts = [got.get(timeout=20) for _ in range(3)]
     client.stop_stream()
     listed = client.infer(MODEL, whole, outputs=[triton.InferRequestedOutput("num_output_tokens")])
-    answers = [client.infer(MODEL, whole), *parts, listed]
+    results = [client.infer(MODEL, whole), *parts, listed]
     return [
-        {output.name: array(answer.as_numpy(output.name)) for output in answer.get_response().outputs}
-        for answer in answers
+        {output.name: array(result.as_numpy(output.name)) for output in result.get_response().outputs}
+        for result in results
     ]
 
 

@@ -55,18 +55,18 @@ def test_what_is_absent_says_how_to_get_it(here: dict[str, dict]) -> None:
 def pretend(change: Callable[[AttentionOutput], AttentionOutput], name: str = "a backend") -> Backend:
     """A backend that is right but for a change."""
 
-    def answer(case: Case) -> AttentionOutput:
+    def compute(case: Case) -> AttentionOutput:
         right = [np.array(array) for array in vars(case.expected).values() if array is not None]
         return change(AttentionOutput(*right))
 
-    return Backend(name, ("float16",), lambda: None, answer)
+    return Backend(name, ("float16",), lambda: None, compute)
 
 
 def spoil(field: str, index: tuple[int, ...], value: float) -> Callable[[AttentionOutput], AttentionOutput]:
-    def change(answer: AttentionOutput) -> AttentionOutput:
-        array = np.array(getattr(answer, field))
+    def change(output: AttentionOutput) -> AttentionOutput:
+        array = np.array(getattr(output, field))
         array[index] = value
-        return replace(answer, **{field: array})
+        return replace(output, **{field: array})
 
     return change
 
@@ -74,7 +74,7 @@ def spoil(field: str, index: tuple[int, ...], value: float) -> Callable[[Attenti
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda answer: answer, None),
+        (lambda output: output, None),
         (spoil("output", (3, 2, 1), 9.0), "output differs by"),
         (spoil("output", (3, 2, 1), np.nan), "output differs by nan"),
         (spoil("key_cache", (0, 1, 2, 3), 9.0), "caches differs by 1, and at most 0"),
@@ -112,7 +112,7 @@ def test_a_backend_that_fails_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_library_without_some_kernels_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = pretend(lambda answer: answer, "a GPU")
+    whole = pretend(lambda output: output, "a GPU")
 
     def without_int8(case: Case) -> AttentionOutput:
         if case.dtype == "int8":
@@ -130,8 +130,8 @@ def test_a_package_that_is_broken_has_failed(monkeypatch: pytest.MonkeyPatch) ->
     def broken() -> None:
         raise ImportError("libnvinfer.so.10: cannot open shared object file")
 
-    broken_one = replace(pretend(lambda answer: answer, "a GPU"), ready=broken)
-    monkeypatch.setattr(cli, "backends", lambda: (broken_one, pretend(lambda answer: answer)))
+    broken_one = replace(pretend(lambda output: output, "a GPU"), ready=broken)
+    monkeypatch.setattr(cli, "backends", lambda: (broken_one, pretend(lambda output: output)))
     result = run()
     assert result.exit_code == 1
     assert "a GPU has failed: ImportError: libnvinfer.so.10: cannot open shared object file\n" in result.output
@@ -142,7 +142,7 @@ def test_nothing_there_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise SharpError("there is no NVIDIA driver")
 
-    monkeypatch.setattr(cli, "backends", lambda: (replace(pretend(lambda answer: answer, "a GPU"), ready=missing),))
+    monkeypatch.setattr(cli, "backends", lambda: (replace(pretend(lambda output: output, "a GPU"), ready=missing),))
     result = run()
     assert (result.exit_code, "a GPU is absent: there is no NVIDIA driver\n" in result.output) == (0, True)
 

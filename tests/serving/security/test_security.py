@@ -72,8 +72,8 @@ def get(address, path, *, context=None, token=None, body=None, scheme="https"):
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, context=context, timeout=20) as answer:
-            return answer.status, answer.read()
+        with urllib.request.urlopen(request, context=context, timeout=20) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
 
@@ -174,11 +174,11 @@ def test_only_who_has_a_token_may_ask(guarded):
 
 def test_tokens_on_the_http_port(guarded):
     body = json.dumps({"model": "counting", "prompt": "a", "max_tokens": 3, "temperature": 0}).encode()
-    status, answer = get(guarded.http_address, "/v1/completions", body=body, token="second-token", scheme="http")
-    assert (status, json.loads(answer)["choices"][0]["text"]) == (200, "bcd")
+    status, response = get(guarded.http_address, "/v1/completions", body=body, token="second-token", scheme="http")
+    assert (status, json.loads(response)["choices"][0]["text"]) == (200, "bcd")
     for token in (None, "third-token"):
-        status, answer = get(guarded.http_address, "/v1/completions", body=body, token=token, scheme="http")
-        assert (status, json.loads(answer)["error"]["code"]) == (401, "invalid_api_key")
+        status, response = get(guarded.http_address, "/v1/completions", body=body, token=token, scheme="http")
+        assert (status, json.loads(response)["error"]["code"]) == (401, "invalid_api_key")
         assert get(guarded.http_address, "/v1/models", token=token, scheme="http")[0] == 401
         assert get(guarded.http_address, "/tokenize", body=body, token=token, scheme="http")[0] == 401
 
@@ -203,8 +203,8 @@ def test_a_prefix_before_the_paths_opens_nothing(token_file):
 
 def test_health_and_metrics_need_no_token(guarded):
     with grpc.insecure_channel(guarded.grpc_address) as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        response = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert response.status == health_pb2.HealthCheckResponse.SERVING
     for path in ("/health", "/metrics"):
         assert get(guarded.http_address, path, scheme="http")[0] == 200
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from sharp.exporter.checkpoints.path_checks import check_exists
 from sharp.plugins.cli import SharpCommand
+from sharp.plugins.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import: not for --help or a typing error
     from sharp.models.temperature_data import Effect
@@ -30,7 +32,9 @@ COMPARED_SAMPLES = 100
     help="Lengths of the samples, as 16,32,64.  [default: those of the task's paper; windows of 512 of text]",
 )
 @click.option(
-    "--samples", type=click.IntRange(min=1), help="Samples of every length.  [default: 1000 sets; 8 sequences]"
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Samples of every length.  [default: 1000 sets; 8 sequences; 4 windows]",
 )
 @click.option(
     "--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE.  [default: as trained]"
@@ -59,27 +63,38 @@ def fit_temperature(
     threads: int,
     output: Path | None,
 ) -> None:
-    """Fit the adaptive temperature to CHECKPOINT, a model of Sharp's own that was trained with softmax.
+    """Fit the adaptive temperature to CHECKPOINT, a model that was trained with softmax.
+
+    CHECKPOINT is a Hugging Face folder or a .gguf file of a causal language model, or a checkpoint of Sharp's own.
 
     The polynomial of appendix F of "softmax is not enough": 1 / theta as a function of the attention's entropy, theta
     being the temperature that makes a sample's target most probable. Max-retrieval models are fitted to their task.
     For language models the paper defines no best temperature; here it is one for all heads, the target is the next
-    token of the task's answers or of a text.
+    token of a text, or of the output that a task expects.
     """
     import torch
 
-    from sharp.models.causal_lm import SharpForCausalLM
+    from sharp.exporter.temperature_texts import find_texts
     from sharp.models.checkpoint import read_checkpoint
+    from sharp.models.checkpoint_files import is_sharp_folder
     from sharp.models.evaluation import check_output
+    from sharp.models.max_retrieval import MaxRetrieval
     from sharp.models.plots import plot_temperature_fit
     from sharp.models.temperature_data import find_data, find_points, measure_effect
-    from sharp.models.temperature_fit import fit_polynomial
+    from sharp.models.temperature_fit import LanguageModel, fit_polynomial
     from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
 
     output = output or Path(f"{checkpoint.stem}.temperature.json")
     check_output(output, (".json",))
     torch.set_num_threads(threads)
-    model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
+    check_exists(checkpoint)
+    model: MaxRetrieval | LanguageModel
+    if not (checkpoint.suffix == ".gguf" or (checkpoint.is_dir() and not is_sharp_folder(checkpoint))):
+        model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
+    elif parameters:
+        raise InputError("a text has no parameters; leave out --set")
+    else:
+        model, data = find_texts(checkpoint, lengths, text_file)
     samples = samples or data.usual_samples
     points = find_points(model, data, samples, seed, entropy_threshold)
     coefficients = fit_polynomial(points)
@@ -95,7 +110,7 @@ def fit_temperature(
     preset.write(output)
     hint = plot_temperature_fit(points, coefficients, checkpoint.stem, output.with_suffix(".png"))
     temperatures = (None, read_temperature("icml2025"), AdaptiveTemperature(coefficients, entropy_threshold))
-    language = isinstance(model, SharpForCausalLM)
+    language = not isinstance(model, MaxRetrieval)
     unseen = min(samples, COMPARED_SAMPLES), seed + 1
     report(preset, points, [measure_effect(model, data.draw(*unseen), one) for one in temperatures], language)
     console = Console(highlight=False, soft_wrap=True)

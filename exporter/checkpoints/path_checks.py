@@ -1,0 +1,29 @@
+"""What commands check of a checkpoint's path before they import torch, which takes seconds."""
+
+from pathlib import Path
+
+from sharp.plugins.errors import InputError, NotFoundError
+
+KINDS = (
+    "a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's own, "
+    "or a .pt2 file of torch.export.save"
+)
+
+
+def check_exists(path: Path) -> None:
+    """Raises NotFoundError if nothing is at `path`."""
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist; give {KINDS}")
+
+
+def check_adaptable(path: Path) -> None:
+    """What `sharp adapt` takes.
+
+    Raises:
+        NotFoundError: nothing is at `path`.
+        InputError: it is a file, and none of GGUF.
+    """
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
+    if path.is_file() and path.suffix != ".gguf":
+        raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
