@@ -169,6 +169,7 @@ def adapted_attention(
     causal = getattr(module, "is_causal", True)
     scale, softcap = norm.logit_options(kwargs.get("scaling"), kwargs.get("softcap") or 0.0)
     options: dict[str, Any] = {
+        "sinks": kwargs.get("s_aux"),
         "scale": scale,
         "softcap": softcap,
         "causal": causal and attention_mask is None,  # a mask says all

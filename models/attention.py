@@ -26,7 +26,8 @@ class LayerOptions:
     `scale` None takes the configuration's; `softcap` c turns a logit z into c tanh(z / c), 0 = off; with `window` w a
     query at p sees keys j with p - w < j <= p, -1 = off. `norms` is empty where all heads have the model's norm. No
     key that a head with an ALiBi slope sees is longer than `key_bound`, 0 = not known. `causal` None takes the
-    configuration's. `total_lens` int [batch] says how many keys of each sequence count; None is all of them.
+    configuration's. `total_lens` int [batch] says how many keys of each sequence count; None is all of them. `sinks`
+    [q_heads] is a logit of every head that competes with those of the keys and has no value; None is no sinks.
     """
 
     scale: float | None = None
@@ -36,6 +37,7 @@ class LayerOptions:
     key_bound: float = 0.0
     causal: bool | None = None
     total_lens: Tensor | None = None
+    sinks: Tensor | None = None
 
     def causal_of(self, config: SharpConfig) -> bool:
         """Whether queries see no key behind them."""
@@ -142,6 +144,7 @@ class EagerAttention:
                 alpha=norm.config.alpha,
                 temperature_coefficients=norm.config.temperature_coefficients,
                 entropy_threshold=norm.config.entropy_threshold,
+                sinks=None if options.sinks is None else options.sinks[heads],
             ),
         )
         if self.record:

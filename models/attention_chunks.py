@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from sharp.models.normalizers import Options, attention_weights
+from sharp.models.normalizer_gradients import GRADIENTS
+from sharp.models.normalizers import NORMALIZERS, Options
 
 CHUNK = 2**19  # logits of one chunk: several arrays of this size are alive at once, 2 MiB each in float32
 
@@ -69,18 +71,40 @@ class ChunkedAttention:
 
     def weights(self, logits: Tensor, visible: Tensor) -> Tensor:
         """The weights of visible logits, of their shape."""
+        return self.all_weights(logits, visible)[..., : logits.shape[-1]]
+
+    def all_weights(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Those, and behind them the weight of the sink where heads have one."""
         if logits.shape[-1] == 0:
             return logits
-        options = self.options
-        return attention_weights(
-            self.normalizer,
-            logits,
-            visible,
-            head_params=options.head_params,
-            alpha=options.alpha,
-            temperature_coefficients=options.temperature_coefficients,
-            entropy_threshold=options.entropy_threshold,
+        return NORMALIZERS[self.normalizer](logits, visible, self.options).masked_fill(
+            ~self._beside(visible, True), 0.0
         )
+
+    def gradients(
+        self, logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of logits, the normalizer's own parameters and the sinks, from those of the keys' weights.
+
+        `weights` are those of `all_weights`.
+        """
+        if logits.shape[-1] == 0:
+            return logits, None, None
+        compute, sinks = GRADIENTS[self.normalizer], self.options.sinks
+        if sinks is None:
+            return *compute(logits, visible, weights, gradient, self.options), None
+        shown = sinks.to(logits.dtype).masked_fill(torch.isneginf(sinks), 0.0)[:, None, None]  # -inf has no weight
+        d_all, d_own = compute(
+            torch.cat([logits, shown.expand(*logits.shape[:-1], 1)], -1),
+            self._beside(visible, True),
+            weights,
+            self._beside(gradient, 0.0),
+            self.options,
+        )
+        return d_all[..., :-1], d_own, d_all[..., -1].sum((0, 2))
+
+    def _beside(self, of_keys: Tensor, of_sink: float) -> Tensor:
+        return of_keys if self.options.sinks is None else functional.pad(of_keys, (0, 1), value=of_sink)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sharp.models.attention_chunks import ChunkedAttention, by_head, by_key_head, wide
-from sharp.models.normalizer_gradients import GRADIENTS
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, Options, get_norm
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
+from sharp.plugins.ops.torch_normalizers import check_sinks
 
 
 def normalized_attention(
@@ -33,11 +33,12 @@ def normalized_attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     mask: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """What `scaled_dot_product_attention` is for softmax, for every normalizer.
 
-    Differentiable in query, key, value and head_params. Logits, weights and sums are float32 (float64 for float64
-    inputs) whatever the inputs are.
+    Differentiable in query, key, value, head_params and sinks. Logits, weights and sums are float32, or float64 where
+    the inputs are that.
 
     Args:
         query: [batch, q_heads, queries, head_dim]; a learned length scale (asentmax and its like) is already in it.
@@ -54,6 +55,8 @@ def normalized_attention(
         softcap: c caps a logit z as c tanh(z / c), 0 is off.
         alibi_slopes: [q_heads]; slope times distance is taken off a logit. Not differentiable.
         mask: bool, broadcastable to [batch, q_heads, queries, keys]; False hides a key.
+        sinks: [q_heads] a logit of every head that competes with those of the keys and has no value (gpt-oss's), -inf
+            for none; neither scale nor softcap nor an adaptive temperature changes it. Not for sigmoid, relu and relu2.
 
     Returns:
         [batch, q_heads, queries, value_dim] of the query's dtype; 0 for a query that sees no key.
@@ -63,6 +66,9 @@ def normalized_attention(
     """
     scheme = get_norm(norm)
     _check(query, key, value, scheme.head_parameters, head_params, alibi_slopes, mask)
+    if sinks is not None and sinks.shape != (query.shape[1],):
+        raise InputError(f"sinks has shape {list(sinks.shape)}, but must be [{query.shape[1]}], one for each head")
+    check_sinks(scheme.normalizer, sinks)
     alpha = scheme.alpha if alpha is None else alpha
     if alpha <= 1:
         raise InputError(f"alpha is {alpha}, but must be above 1; norm softmax is its limit")
@@ -83,6 +89,7 @@ def normalized_attention(
         causal,
         window,
         float(softcap),
+        sinks,
     )
     return output
 
@@ -131,8 +138,9 @@ def _forward(
     causal: bool,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,  # last, as programs that were saved before have none
 ) -> Tensor:
-    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
+    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold, sinks)
     attention = ChunkedAttention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
     wide_key, wide_value = wide(key), wide(value)
     output = query.new_empty(*query.shape[:3], value.shape[3])
@@ -167,8 +175,9 @@ def _backward(
     causal: bool,
     window: int,
     softcap: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold, sinks)
     attention = ChunkedAttention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
     q_heads, kv_heads = query.shape[1], key.shape[1]
     wide_key, wide_value = wide(key), wide(value)
@@ -176,44 +185,50 @@ def _backward(
     d_key = torch.zeros_like(wide_key, memory_format=torch.contiguous_format)
     d_value = torch.zeros_like(wide_value, memory_format=torch.contiguous_format)
     d_params = wide_key.new_zeros(0 if head_params is None else (q_heads, head_params.shape[1]))
+    d_sinks = wide_key.new_zeros(0 if sinks is None else q_heads)
     for chunk in attention.chunks(query, key):
         rows = by_key_head(wide(query[:, :, chunk.rows]), kv_heads)  # [batch, kv_heads, group * rows, head_dim]
         d_rows = by_key_head(wide(gradient[:, :, chunk.rows]), kv_heads)
         keys, values = wide_key[:, :, chunk.keys], wide_value[:, :, chunk.keys]
         logits, capped, visible = attention.logits(by_head(rows @ keys.mT, q_heads), chunk)
-        weights = attention.weights(logits, visible)
-        d_value[:, :, chunk.keys] += by_key_head(weights, kv_heads).mT @ d_rows
+        weights = attention.all_weights(logits, visible)
+        of_keys = weights[..., : logits.shape[-1]]
+        d_value[:, :, chunk.keys] += by_key_head(of_keys, kv_heads).mT @ d_rows
         d_weights = by_head(d_rows @ values.mT, q_heads)
-        d_logits, d_own = GRADIENTS[normalizer](logits, visible, weights, d_weights, options)
+        d_logits, d_own, d_sink = attention.gradients(logits, visible, weights, d_weights)
         if d_own is not None:
             d_params += d_own
+        if d_sink is not None:
+            d_sinks += d_sink
         d_logits = d_logits * scale
         if softcap > 0:
             d_logits = d_logits * (1 - (capped / softcap).square()).masked_fill(~visible, 0.0)
         d_products = by_key_head(d_logits, kv_heads)
         d_query[:, :, chunk.rows] = by_head(d_products @ keys, q_heads)
         d_key[:, :, chunk.keys] += d_products.mT @ rows
-    return d_query, d_key.to(key.dtype), d_value.to(value.dtype), d_params
+    return d_query, d_key.to(key.dtype), d_value.to(value.dtype), d_params, d_sinks
 
 
 @_backward.register_fake
-def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, *_rest: Any) -> Any:
-    params = wide(key[:0]).new_empty(0 if head_params is None else head_params.shape)
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), params
+def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, *rest: Any) -> Any:
+    params, sinks = (wide(key[:0]).new_empty(0 if one is None else one.shape) for one in (head_params, rest[-1]))
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), params, sinks
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the form that torch calls
-    ctx.save_for_backward(*inputs[:6])
-    ctx.settings = inputs[6:]
+    *settings, sinks = inputs[6:]
+    ctx.save_for_backward(*inputs[:6], sinks)
+    ctx.settings = settings
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, head_params, alibi_slopes, mask = ctx.saved_tensors
-    d_query, d_key, d_value, d_params = _backward(
-        gradient, query, key, value, head_params, alibi_slopes, mask, *ctx.settings
+    query, key, value, head_params, alibi_slopes, mask, sinks = ctx.saved_tensors
+    d_query, d_key, d_value, d_params, d_own_sinks = _backward(
+        gradient, query, key, value, head_params, alibi_slopes, mask, *ctx.settings, sinks
     )
     d_head_params = None if head_params is None else d_params.to(head_params.dtype)
-    return d_query, d_key, d_value, d_head_params, *(None for _ in range(2 + len(ctx.settings)))
+    d_sinks = None if sinks is None else d_own_sinks.to(sinks.dtype)
+    return d_query, d_key, d_value, d_head_params, *(None for _ in range(2 + len(ctx.settings))), d_sinks
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)

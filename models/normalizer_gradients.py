@@ -2,7 +2,8 @@
 
 A function takes logits z [batch, heads, queries, keys] with 0 where a key is not visible, the weights w that
 `sharp.models.normalizers.attention_weights` makes of them, and g = dL/dw. It returns dL/dz and, where the normalizer
-has learned parameters, dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0.
+has learned parameters, dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0. A sink is
+one more key of them all, the last, whose g is 0.
 """
 
 from collections.abc import Callable
@@ -47,6 +48,10 @@ def ssa(logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, opt
 
 def adaptive_softmax(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
     """Through w = softmax(beta z) and beta(H), H the entropy of p = softmax(z): dH/dz_j = -p_j (z_j - sum p z)."""
+    dy = _through_softmax(weights, gradient)
+    of_sink = dy[..., -1:]
+    if options.sinks is not None:  # no temperature divides it
+        dy, logits, visible = dy[..., :-1], logits[..., :-1], visible[..., :-1]
     masked = skip_masked(logits, visible)
     plain = torch.softmax(masked, -1)
     mean = (plain * logits).sum(-1, keepdim=True)
@@ -57,10 +62,10 @@ def adaptive_softmax(logits: Tensor, visible: Tensor, weights: Tensor, gradient:
         polynomial = polynomial * entropy + coefficient
     sharpened = (entropy > options.entropy_threshold) & (polynomial > 1)
     beta = torch.where(sharpened, polynomial, 1.0)
-    dy = _through_softmax(weights, gradient)
     dbeta = (dy * logits).sum(-1, keepdim=True)
     through_entropy = torch.where(sharpened, dbeta * slope, 0.0) * plain * (mean - logits)
-    return beta * dy + through_entropy.masked_fill(~visible, 0.0), None
+    of_keys = beta * dy + through_entropy.masked_fill(~visible, 0.0)
+    return of_keys if options.sinks is None else torch.cat([of_keys, of_sink], -1), None
 
 
 def sigmoid(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:

@@ -43,8 +43,8 @@ __all__ = [
 class Norm:
     """One `--norm`: how the query is scaled, which normalizer makes the weights, and what is learned for it.
 
-    `alpha` matters to entmax only. `head_parameters` names the columns of the kernel input `head_params` [q_heads, P];
-    what the query scale learns is in `sharp.models.query_scale`.
+    `alpha` matters to entmax only. `head_parameters` names the columns of the kernel input `head_params` [q_heads, P]
+    before that of a model's sinks; what the query scale learns is in `sharp.models.query_scale`.
     """
 
     name: str

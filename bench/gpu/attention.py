@@ -12,7 +12,7 @@ import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
 from bench.gpu.cases import Cases
 from bench.gpu.compilation import compile_all
 from bench.gpu.correctness import TOLERANCES, entropy_limit
-from bench.gpu.inputs import Call, to_numpy
+from bench.gpu.inputs import Call, random_head_params, to_numpy
 from sharp.plugins.ops.attention_reference import attention as reference
 from sharp.plugins.ops.attributes import NORMALIZERS
 from sharp.plugins.ops.normalizers import Normalizer
@@ -51,6 +51,7 @@ def make_call(
     dtype: torch.dtype = torch.bfloat16,
     head_dim: int = 64,
     device: str = "cuda",
+    sinks: bool = False,
 ) -> Call:
     """Gaussian inputs with slopes and statistics; in all forms some keys of the second sequence do not count.
 
@@ -66,10 +67,11 @@ def make_call(
         "query": gaussian(Q_HEADS, queries),
         "key": gaussian(KV_HEADS, new_keys),
         "value": gaussian(KV_HEADS, new_keys),
-        "head_params": torch.rand(Q_HEADS, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=device),
         "alibi_slopes": torch.rand(Q_HEADS, **options) / 8,
         "collect_stats": torch.tensor(True, device=device),
     }
+    if (head_params := random_head_params(normalizer, Q_HEADS, sinks, options)) is not None:
+        tensors["head_params"] = head_params
     filled = torch.zeros(BATCH, dtype=torch.int32)
     if form != "none":
         tensors |= {"past_key": gaussian(KV_HEADS, past), "past_value": gaussian(KV_HEADS, past)}

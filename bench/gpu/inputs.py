@@ -44,6 +44,7 @@ def make_call(
     spread: float = 1.0,
     alibi: bool = False,
     statistics: bool | None = None,
+    sinks: bool = False,
     seed: int = 0,
     **attributes: Any,
 ) -> Call:
@@ -61,6 +62,7 @@ def make_call(
         spread: standard deviation of the logits; larger ones give entmax a smaller support.
         alibi: whether there are slopes.
         statistics: what `collect_stats` holds; None leaves it out.
+        sinks: whether heads have them.
         seed: of all random numbers.
         attributes: the op's other attributes.
     """
@@ -90,8 +92,9 @@ def make_call(
         "block_table": table,
         "query_start": _integers(np.cumsum([0, *(new for _, new in sequences)]), device),
         "context_lens": _integers([context for context, _ in sequences], device),
-        "head_params": torch.rand(q_heads, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=device),
     }
+    if (head_params := random_head_params(normalizer, q_heads, sinks, options)) is not None:
+        tensors["head_params"] = head_params
     if cache_dtype == torch.int8:
         for side in ("key", "value"):
             numbers = tensors[f"{side}_cache"].float()
@@ -107,6 +110,16 @@ def make_call(
     if statistics is not None:
         tensors["collect_stats"] = torch.tensor(statistics, device=device)
     return Call(normalizer, tensors, {"scale": spread * head_dim**-0.5, **attributes})
+
+
+def random_head_params(normalizer: str, q_heads: int, sinks: bool, options: dict[str, Any]) -> Tensor | None:
+    """Ssa's b and n, and sinks of the size of a sum of some keys; None where there are neither."""
+    columns = []
+    if normalizer == "ssa":
+        columns.append(torch.rand(q_heads, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=options["device"]))
+    if sinks:
+        columns.append(torch.rand(q_heads, 1, **options) * 6 - 1)
+    return torch.cat(columns, 1) if columns else None
 
 
 def run(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -136,13 +149,13 @@ def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndar
     kv_head = head // (tensors["query"].shape[1] // tensors["key"].shape[1])
     places = torch.as_tensor(blocks, device=tensors["query"].device).long()
     offsets = torch.as_tensor(keys % BLOCK_SIZE, device=tensors["query"].device).long()
-    slopes = tensors.get("alibi_slopes")
+    slopes, head_params = (tensors.get(name) for name in ("alibi_slopes", "head_params"))
     output, statistics = attend(
         tensors["query"][token, head].double().cpu().numpy(),
         tensors["key_cache"][places, kv_head, :, offsets].double().cpu().numpy(),
         tensors["value_cache"][places, kv_head, offsets].double().cpu().numpy(),
         keys - position,
-        *head_values(head, None if slopes is None else slopes.cpu().numpy(), tensors["head_params"].cpu().numpy()),
+        *head_values(head, *(None if one is None else one.cpu().numpy() for one in (slopes, head_params))),
         normalizer=Normalizer(call.normalizer, **{k: v for k, v in attributes.items() if k == "alpha"}),
         scale=attributes["scale"],
         softcap=attributes.get("softcap", 0.0),

@@ -77,7 +77,7 @@ def _common(call: Call) -> dict[str, Any]:
     return {
         "attributes": attributes,
         "type": _type(tensors["query"]),
-        "head_params_width": tensors["head_params"].shape[1],
+        "head_params_width": tensors["head_params"].shape[1] if "head_params" in tensors else 0,
         "alibi": "alibi_slopes" in tensors,
         **{name: tensor.data_ptr() for name, tensor in tensors.items()},
     }

@@ -93,7 +93,7 @@ def head_figures(student: Student, tokens: Tensor) -> HeadFigures:
         visible = visible.to(query.device)
         given = {
             name: options[name]
-            for name in ("alpha", "head_params", "temperature_coefficients", "entropy_threshold")
+            for name in ("alpha", "head_params", "temperature_coefficients", "entropy_threshold", "sinks")
             if options.get(name) is not None
         }
         weights = attention_weights(scheme.normalizer, logits, visible, **given)[0]  # [heads, queries, keys]

@@ -100,6 +100,19 @@ ARCHITECTURES = {
         Architecture("mellum", "Mellum 2", notes="normalized queries and keys, sliding window in most layers; experts"),
         Architecture("minimax_m2", "MiniMax-M2", notes="normalized queries and keys; experts"),
         Architecture("qwen2_moe", "Qwen1.5-MoE, Qwen2 (Mixture of Experts)", notes="experts"),
+        Architecture("gpt_oss", "gpt-oss", notes="attention sinks, sliding window in every other layer; experts"),
+        Architecture(
+            "flint",
+            "Flint",
+            notes="attention sinks, normalized queries and keys, sliding window in most layers, no positions in the "
+            "others; experts",
+        ),
+        Architecture(
+            "granite_swa",
+            "Granite (sliding window)",
+            notes="attention sinks, sliding window in most layers; logits and scale by factors of their own",
+        ),
+        Architecture("granitemoe_swa", "Granite (sliding window, experts)", notes="as granite_swa; experts"),
         Architecture("solar_open", "Solar Open", notes="experts"),
         Architecture("bert", "BERT", kind="encoder", positions="learned"),
         Architecture(

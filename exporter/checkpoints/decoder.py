@@ -19,6 +19,7 @@ class Decoder(nn.Module):
     config: SharpConfig
     positions: PositionScheme  # of `config`, except for learned ones, which our own models do not have
 
+    has_sinks = False  # of any head
     norm_name: str  # for people: that of `config`, or a name for several
 
     def layer_parts(self, _layer: int) -> tuple[Part, ...]:

@@ -1,7 +1,7 @@
 """The attention hook: how a model of transformers reaches an `AttentionFunction` of ours."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from sharp.plugins.errors import InputError
 HOOK = "sharp"
 # What a model may tell its attention: the first line is honored, the second means nothing to a model that is not
 # trained and caches nothing of its own.
-HONORED = ("scaling", "sliding_window", "softcap", "sharp_attention", "sharp_mask")
+HONORED = ("scaling", "sliding_window", "softcap", "s_aux", "sharp_attention", "sharp_mask")
 IGNORED = (
     *("dropout", "deterministic", "is_causal", "position_ids", "use_cache", "encoder_hidden_states"),
     *("output_attentions", "output_router_logits"),
@@ -32,12 +32,19 @@ def hooked_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]  # modules have any attribute
     window = kwargs.get("sliding_window")
     options = LayerOptions(
-        scale=kwargs.get("scaling"), softcap=kwargs.get("softcap") or 0.0, window=-1 if window is None else window
+        scale=kwargs.get("scaling"),
+        softcap=kwargs.get("softcap") or 0.0,
+        window=-1 if window is None else window,
+        sinks=kwargs.get("s_aux"),
     )
     unknown = sorted(name for name, given in kwargs.items() if name not in (*HONORED, *IGNORED) and given is not None)
     if unknown or kwargs.get("dropout"):
         raise InputError(f"its attention uses {(unknown or ['dropout'])[0]}, which Sharp's attention op does not have")
     if is_local(module):
+        if options.sinks is not None:
+            raise InputError(
+                "its attention to near tokens on either side has sinks, which Sharp does not support there"
+            )
         scale = kwargs["scaling"] if options.scale is not None else query.shape[-1] ** -0.5
         return local_attention(query, key, value, scale, options.window, kwargs.get("sharp_mask")), None
     heads = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
@@ -77,6 +84,7 @@ class HeadShape:
     kv_heads: int
     head_dim: int
     layers: int  # without an encoder's local ones
+    sinks: bool = False  # in any layer
 
 
 def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], object]) -> HeadShape:
@@ -90,6 +98,7 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
     layers = model.config.num_hidden_layers - local
     calls: list[int] = []
     shapes: set[HeadShape] = set()
+    with_sinks: set[bool] = set()
 
     def attention(
         layer: int,
@@ -98,9 +107,10 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
         value: Tensor,
         _head_params: Tensor | None,
         _alibi_slopes: Tensor | None,
-        _options: LayerOptions = DEFAULT_OPTIONS,
+        options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
         calls.append(layer)
+        with_sinks.add(options.sinks is not None)
         if value.shape[-1] != key.shape[-1]:
             raise InputError("its values and keys differ in size, which the exporter does not support yet")
         shapes.add(HeadShape(query.shape[2], key.shape[2], key.shape[3], layers))
@@ -116,4 +126,4 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
         )
     if len(shapes) > 1:
         raise InputError("its layers differ in the number or size of their heads, which the exporter does not support")
-    return shapes.pop()
+    return replace(shapes.pop(), sinks=True in with_sinks)

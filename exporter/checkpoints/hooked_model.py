@@ -88,10 +88,17 @@ class HookedDecoder(Decoder):
     """A causal language model of transformers; `learned` says that its norm is the one that it was adapted to."""
 
     def __init__(
-        self, model: PreTrainedModel, config: SharpConfig, positions: PositionScheme, *, learned: bool = False
+        self,
+        model: PreTrainedModel,
+        config: SharpConfig,
+        positions: PositionScheme,
+        *,
+        learned: bool = False,
+        has_sinks: bool = False,
     ) -> None:
         super().__init__()
         self.learned = learned
+        self.has_sinks = has_sinks
         self.norm_name = config.norm
         self.model = model
         self.config = config

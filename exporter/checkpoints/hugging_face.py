@@ -53,6 +53,7 @@ from sharp.models.normalizers import get_norm
 from sharp.models.trained_attention import ENTRY
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme
+from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.tokenizer_trial import check_tokenizer_file
 
 # Of transformers' implementations of experts the one whose shapes do not depend on where tokens are routed to.
@@ -227,7 +228,13 @@ def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOption
         InputError: its attention cannot be replaced.
     """
     model, architecture, adapted = opened.model, opened.architecture, opened.adapted
-    config = _config(opened, _heads_of(path, model), norm)
+    heads = _heads_of(path, model)
+    if heads.sinks and get_norm(norm).normalizer in WITHOUT_SINK:
+        raise InputError(
+            f"{path} has attention sinks, which compete with its keys, and under --norm {norm} nothing competes; "
+            "choose another norm"
+        )
+    config = _config(opened, heads, norm)
     positions: PositionScheme = architecture.positions
     learned = adapted is not None and adapted.norm == norm
     if adapted is not None and learned:
@@ -244,7 +251,7 @@ def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOption
     config = replace(config, **options.config_fields())
     if architecture.kind == "encoder":
         return HookedEncoder(model, config, positions, learned=learned, head=opened.head)
-    return HookedDecoder(model, config, positions, learned=learned)
+    return HookedDecoder(model, config, positions, learned=learned, has_sinks=heads.sinks)
 
 
 def _heads_of(path: Path, model: PreTrainedModel) -> HeadShape:

@@ -18,13 +18,15 @@ from sharp.models.normalizers import SSA_START, ScaleKind
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.attributes import WITHOUT_SINK
 
 
 class MappedDecoder(Decoder):
     """`decoder` with other norms in some heads; those keep the model's own norm that no entry names.
 
     Raises:
-        InputError: the model's own norm scales the query, which the mapped heads could not undo.
+        InputError: the model's own norm scales the query, which the mapped heads could not undo, or its heads have
+            sinks and a norm has no place for them.
     """
 
     def __init__(self, decoder: Decoder, heads: HeadMap, path: Path) -> None:
@@ -35,7 +37,14 @@ class MappedDecoder(Decoder):
                 f"--norm-map {path} goes with a --norm that does not scale the query, and {config.norm} does; "
                 "choose --norm softmax and name ssmax in the file"
             )
+        without = {norm.config.norm for norms in heads.layers for norm in norms} & {*WITHOUT_SINK}
+        if decoder.has_sinks and without:
+            raise InputError(
+                f"the model has attention sinks, which compete with its keys, and under {sorted(without)[0]}, which "
+                f"--norm-map {path} names, nothing competes; choose another norm for these heads"
+            )
         self.decoder = decoder
+        self.has_sinks = decoder.has_sinks
         self.config = config
         self.positions = decoder.positions
         self.norm_name = f"{config.norm} and {path.name}"

@@ -16,6 +16,7 @@ from torch import Tensor
 from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, HeadNorm, LayerOptions
 from sharp.models.config import SharpConfig
+from sharp.plugins.ops.torch_normalizers import check_sinks, joined_head_params
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,13 @@ def attention_of_nodes(
         heads = (split(query), split(key), split(value))
         found = []
         for index, part in enumerate(parts):
-            own = (*heads, head_params, alibi_slopes)
+            own = (*heads, head_params, alibi_slopes, options.sinks)
             if len(parts) > 1:
                 own = _of(part, *own)
-            found.append(node(layer, index, *own, options, op_attributes(part.config, options)))
+            *_, params, slopes, sinks = own
+            check_sinks(part.config.scheme.normalizer, sinks)
+            given = (*own[:3], joined_head_params(params, sinks), slopes)
+            found.append(node(layer, index, *given, options, op_attributes(part.config, options)))
         output, layer_stats = _in_order(parts, found) if len(parts) > 1 else found[0]
         stats.append(layer_stats)
         return join(output).to(query.dtype)
@@ -112,13 +116,19 @@ def batched_attention(parts_of: Callable[[int], Sequence[Part]], node: Node, sta
 
 
 def _of(
-    part: Part, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, alibi_slopes: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    part: Part,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_params: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """What the part's node takes of all heads."""
     q_heads, kv_heads = torch.tensor(part.q_heads), torch.tensor(part.kv_heads)
     params = head_params[q_heads] if head_params is not None and part.config.scheme.head_parameters else None
-    slopes = None if alibi_slopes is None else alibi_slopes[q_heads]
-    return query[:, q_heads], key[:, kv_heads], value[:, kv_heads], params, slopes
+    slopes, own_sinks = (None if one is None else one[q_heads] for one in (alibi_slopes, sinks))
+    return query[:, q_heads], key[:, kv_heads], value[:, kv_heads], params, slopes, own_sinks
 
 
 def _in_order(parts: Sequence[Part], found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from sharp.models.checkpoint_files import is_sharp_folder
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.ops.torch_normalizers import joined_head_params
 from sharp.plugins.ops.torch_op import paged_attention
 
 QUERY_CHUNK = 256  # queries whose logits are in memory together
@@ -110,6 +111,7 @@ class RecordingAttention:
         """Query [1, tokens, q_heads, head_dim], key and value [1, tokens, kv_heads, head_dim] -> as query."""
         assert layer == len(self.records)
         config = self.config
+        head_params = joined_head_params(head_params, options.sinks)
         output, stats = self._attend(query[0], key[0], value[0], head_params, alibi_slopes, options)
         self.records.append(
             LayerRecord(

@@ -36,7 +36,7 @@ class LayerRecord:
     Attributes:
         query: [tokens, q_heads, head_dim], positions and length scales already applied.
         key: [tokens, kv_heads, head_dim].
-        head_params: [q_heads, P], the normalizer's learned parameters per head.
+        head_params: [q_heads, P], the normalizer's learned parameters per head and their sinks, as the op's.
         alibi_slopes: [q_heads].
         normalizer: what turns logits into weights.
         scale: factor of query . key.

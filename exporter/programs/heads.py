@@ -18,6 +18,7 @@ from sharp.exporter.programs.sizes import Roles, draw
 from sharp.exporter.programs.written_out import LINEAR, PRODUCTS, SHAPING
 from sharp.models.attention import LayerOptions
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.torch_normalizers import split_head_params
 
 PROBED = (2, 7)  # batch and tokens
 
@@ -107,7 +108,7 @@ class Attention:
         hidden: bool,
     ) -> Replacement:
         call, logits = layer.call, layer.logits
-        named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes")] if call.by_name else []
+        named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes", "sinks")] if call.by_name else []
         extra = [one for one in named if isinstance(one, Node)]
         if hidden:
             assert layer.hidden is not None
@@ -116,9 +117,11 @@ class Attention:
         def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
             given = dict(zip(extra, rest, strict=True))
             head_params = call.norm.head_params
-            slopes = logits.slopes
+            slopes, sinks = logits.slopes, None
             if named:
-                head_params, slopes = (given[one] if isinstance(one, Node) else None for one in named)
+                head_params, slopes, sinks = (given[one] if isinstance(one, Node) else None for one in named)
+                head_params, column = split_head_params(call.norm.normalizer, head_params)
+                sinks = column if sinks is None else sinks  # normalized_attention has them apart
             heads = [
                 one.arrange(tensor)
                 for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
@@ -135,6 +138,7 @@ class Attention:
                 window=logits.window,
                 causal=logits.causal,
                 total_lens=lengths(layer),
+                sinks=sinks,
             )
             queries, keys, values = (one.transpose(1, 2) for one in heads)
             more = {"hidden": rest[-1]} if hidden else {}

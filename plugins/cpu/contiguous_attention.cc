@@ -62,6 +62,7 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   paged.blocks = batch * paged.max_blocks;
   paged.head_params = problem.head_params;
   paged.head_params_width = problem.head_params_width;
+  paged.sinks = problem.sinks;
   paged.alibi_slopes = problem.alibi_slopes;
 
   const int64_t key_block = problem.kv_heads * problem.keys.dim * kBlockSize;

@@ -27,6 +27,7 @@ struct ContiguousProblem {
   std::vector<int32_t> total;          // [batch] keys that count, at most past + new_keys
   const float* head_params;            // [q_heads, head_params_width] or null
   int64_t head_params_width;
+  const float* sinks;         // the column of head_params with the sinks, or null
   const float* alibi_slopes;  // [q_heads] or null
   float* output;              // [batch, q_heads, queries, value_dim]
   float* stats;               // [batch, q_heads, queries, 4], null when not collected

@@ -15,13 +15,18 @@ struct Entmax {
   // With x = [s - tau]_+, F = sum x^k and G = sum x^(k-1): for k >= 1 the Newton step on F^(1/k) - 1 climbs to the root
   // from tau = -1 without passing it. For k < 1 F is concave between the keys; there the plain step on F - 1, and a
   // bisection wherever it leaves the bracket.
-  static void solve(const Problem& problem, const float* logits, int64_t count, RowState& state) {
+  //
+  // A sink is one more key, whose logit is not among the `count`.
+  static void solve(const Problem& problem, const float* logits, int64_t count, float sink, RowState& state) {
     const double alpha = problem.attributes.alpha, k = 1 / (alpha - 1);
-    const float highest = state.highest, factor = problem.attributes.alpha - 1.0f, power = static_cast<float>(k);
-    float low = -1.0f, high = static_cast<float>(-__builtin_pow(static_cast<double>(state.visible), 1 - alpha));
+    const bool has_sink = sink > -kInfinity;
+    const float highest = state.highest > sink ? state.highest : sink;
+    const float factor = problem.attributes.alpha - 1.0f, power = static_cast<float>(k);
+    const auto competing = static_cast<double>(state.visible + has_sink);
+    float low = -1.0f, high = static_cast<float>(-__builtin_pow(competing, 1 - alpha));
     float tau = low;
     for (int step = 0; step < kMaxSteps; ++step) {
-      const Sums sums = sum_row(logits, count, [&](Vec z, Vec& sum, Vec& slope) {
+      Sums sums = sum_row(logits, count, [&](Vec z, Vec& sum, Vec& slope) {
         const Vec shifted = (z - highest) * factor - tau;
         const VecInt zero = shifted <= 0.0f;
         const Vec x = select(zero, Vec{}, shifted);
@@ -37,6 +42,12 @@ struct Entmax {
           slope += select(zero, Vec{}, w / x);
         }
       });
+      const double of_sink = has_sink ? static_cast<double>((sink - highest) * factor) - tau : 0;
+      if (of_sink > 0) {
+        const double slope = __builtin_pow(of_sink, k - 1);
+        sums.first += slope * of_sink;
+        sums.second += slope;
+      }
       (sums.first >= 1 ? low : high) = tau;
       const double newton = k >= 1 ? (1 - __builtin_pow(sums.first, 1 - alpha)) * sums.first / sums.second
                                    : (sums.first - 1) / (k * sums.second);
@@ -51,8 +62,8 @@ struct Entmax {
     state.threshold = tau;
   }
 
-  Entmax(const Problem& problem, const RowState& state)
-      : highest(state.highest),
+  Entmax(const Problem& problem, float sink, const RowState& state)
+      : highest(state.highest > sink ? state.highest : sink),
         threshold(state.threshold),
         factor(problem.attributes.alpha - 1.0f),
         power(1.0f / factor) {}

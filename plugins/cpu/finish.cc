@@ -10,14 +10,38 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool divides_by_sum(NormalizerKind normalizer) {
-  return normalizer != NormalizerKind::kSigmoid && normalizer != NormalizerKind::kRelu &&
-         normalizer != NormalizerKind::kRelu2;
-}
+// Those are the normalizers with competition, in which a sink may take part.
+bool divides_by_sum(NormalizerKind normalizer) { return takes_sinks(normalizer); }
 
 bool drops_keys(NormalizerKind normalizer) {
   return normalizer == NormalizerKind::kEntmax || normalizer == NormalizerKind::kRelu ||
          normalizer == NormalizerKind::kRelu2;
+}
+
+// The weight of a row's sink beside `factor` times the weights of its keys.
+struct Sink {
+  double factor = 1, weight = 0;
+};
+
+// `shift` is that of the sums.
+Sink sink_of(const Problem& problem, const Row& row, const RowState& state, float shift) {
+  const float logit = problem.sink(row.head);
+  if (logit == -kInfinity) return {};
+  const Attributes& attributes = problem.attributes;
+  if (attributes.normalizer == NormalizerKind::kEntmax) {
+    const float scaled = (logit - std::max(state.highest, logit)) * (attributes.alpha - 1.0f);
+    const double x = static_cast<double>(scaled) - state.threshold;
+    return {1, x <= 0 ? 0 : std::pow(x, 1 / (attributes.alpha - 1.0))};
+  }
+  double exponent = logit, level = shift;
+  if (attributes.normalizer == NormalizerKind::kSsa) {
+    const float* params = problem.head_params + row.head * problem.head_params_width;
+    exponent = std::copysign(params[1] * std::log1p(static_cast<double>(params[0]) * std::fabs(logit)), logit);
+  } else if (attributes.normalizer == NormalizerKind::kAdaptiveSoftmax) {
+    level = static_cast<double>(state.inverse_temperature) * state.highest;
+  }
+  const double difference = exponent - level;
+  return {std::exp(std::min(-difference, 0.0)), std::exp(std::min(difference, 0.0))};
 }
 
 double lane_sum(const float* lanes) {
@@ -116,14 +140,18 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
       const float* values = parts[part].output + index * channels;
       for (int64_t channel = 0; channel < channels; ++channel) output[channel] += factor * values[channel];
     }
+    double total = 1;
     if (divides_by_sum(normalizer)) {
-      const float inverse = static_cast<float>(1 / sum);
+      const Sink sink = sink_of(problem, row, parts[0].states[index], shift);
+      total = sink.factor * sum + sink.weight;
+      const float inverse = static_cast<float>(sink.factor / total);
       for (int64_t channel = 0; channel < channels; ++channel)
-        output[channel] = sum == 0 ? std::numeric_limits<float>::quiet_NaN() : output[channel] * inverse;
+        output[channel] = total == 0 ? std::numeric_limits<float>::quiet_NaN() : output[channel] * inverse;
     }
     finite &= all_finite(output, channels);
     if (stats == nullptr) continue;
-    const double entropy = sum == 0 && !divides_by_sum(normalizer) ? 0.0 : std::log(sum) - weighted_log / sum;
+    // Of the keys alone: a sink that takes all leaves them no weight under entmax.
+    const double entropy = sum == 0 && total != 0 ? 0.0 : std::log(sum) - weighted_log / sum;
     stats[0] = static_cast<float>(entropy < 0 ? 0.0 : entropy);
     stats[1] = static_cast<float>(drops_keys(normalizer) ? support : visible);
     stats[2] = parts[0].states[index].inverse_temperature;

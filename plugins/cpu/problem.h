@@ -7,6 +7,16 @@ namespace sharp::cpu {
 
 enum class NormalizerKind { kSoftmax, kSsa, kAdaptiveSoftmax, kEntmax, kSigmoid, kRelu, kRelu2 };
 
+// Columns of head_params that a normalizer has of its own.
+[[gnu::always_inline]] constexpr int64_t own_parameters(NormalizerKind kind) {
+  return kind == NormalizerKind::kSsa ? 2 : 0;
+}
+
+// Whether a sink may compete with its keys: a weight of one logit alone knows no competition.
+[[gnu::always_inline]] constexpr bool takes_sinks(NormalizerKind kind) {
+  return kind != NormalizerKind::kSigmoid && kind != NormalizerKind::kRelu && kind != NormalizerKind::kRelu2;
+}
+
 enum class CacheType { kFloat32, kFloat16, kBfloat16, kInt8 };
 
 [[gnu::always_inline]] inline int64_t bytes_of(CacheType type) {
@@ -46,6 +56,7 @@ struct Problem {
   const int32_t* total_lens;    // [sequences] keys of a sequence that count, or null: context and new tokens
   const float* head_params;     // [q_heads, head_params_width] or null
   int64_t head_params_width;
+  const float* sinks;         // the column of head_params with the sinks, or null; -inf is none
   const float* alibi_slopes;  // [q_heads] or null
   float* output;              // [tokens, q_heads, value_dim]
   float* stats;               // [tokens, q_heads, 4], null when not collected
@@ -53,6 +64,10 @@ struct Problem {
   Attributes attributes;
 
   [[gnu::always_inline]] int64_t group() const { return q_heads / kv_heads; }
+  // A logit that competes with those of the keys and has no value; -inf is none.
+  [[gnu::always_inline]] float sink(int64_t head) const {
+    return sinks == nullptr ? -__builtin_inff() : sinks[head * head_params_width];
+  }
   [[gnu::always_inline]] int64_t total(int64_t sequence) const {
     if (total_lens != nullptr) return total_lens[sequence];
     return int64_t{context_lens[sequence]} + query_start[sequence + 1] - query_start[sequence];

@@ -131,8 +131,9 @@ void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, in
   const int64_t selected = gather_selected(problem, parts, count, row);
   float* logits = parts[0].logits + row * parts[0].logits_stride;
   int32_t* keys = parts[0].keys_of_logits + row * parts[0].logits_stride;
-  Entmax<kPower>::solve(problem, logits, selected, state);
-  const Entmax<kPower> normalizer(problem, state);
+  const float sink = problem.sink(row_of(problem, tile, row).head);
+  Entmax<kPower>::solve(problem, logits, selected, sink, state);
+  const Entmax<kPower> normalizer(problem, sink, state);
   Vec sum{}, weighted_log{};
   int64_t used = 0;
   for (int64_t begin = 0; begin < selected; begin += kLanes) {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "sharp_head_params.h"
+
 namespace sharp::cuda {
 namespace {
 
@@ -138,7 +140,7 @@ Scratch::Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t s
   const bool stored = solves(problem);
   const int64_t rows = stored ? plan.most_rows : 0;
   logits = buffers.take(rows * problem.max_blocks * problem.block_size, sizeof(float));
-  solution = buffers.take(rows * 2, sizeof(float));
+  solution = buffers.take(rows * 3, sizeof(float));
   tiles = buffers.take(plan.listed, sizeof(int32_t));
 }
 
@@ -190,8 +192,9 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
           "a buffer is null that is not empty");
   require(problem.cache_type != SHARP_INT8 || (problem.key_scale && problem.value_scale),
           "an int8 cache needs key_scale and value_scale");
-  require(problem.attributes.normalizer != SHARP_SSA || (problem.head_params && problem.head_params_width >= 2),
-          "ssa needs head_params [q_heads, 2]: b and n of every head");
+  const int64_t columns = problem.head_params == nullptr ? 0 : problem.head_params_width;
+  const char* mistake = sharp_head_params_mistake(problem.attributes.normalizer, columns);
+  require(mistake == nullptr, mistake);
   require((problem.alibi != 0) == (problem.alibi_slopes != nullptr), "alibi says otherwise than alibi_slopes");
   const SharpAttributes& attributes = problem.attributes;
   Arguments arguments;
@@ -231,7 +234,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   arguments.set(Argument::splits, plan.splits);
   arguments.set(Argument::parts, plan.parts);
   arguments.set(Argument::most_tokens, plan.most_tokens);
-  arguments.set(Argument::parameters, problem.head_params_width);
+  arguments.set(Argument::parameters, columns);
   arguments.set(Argument::window, static_cast<int64_t>(attributes.window));
   arguments.set(Argument::causal, static_cast<int64_t>(attributes.causal));
   arguments.set(Argument::scale, attributes.scale);

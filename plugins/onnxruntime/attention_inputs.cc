@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "head_params.h"
 #include "tensor.h"
 
 namespace sharp::ort::attention {
@@ -10,16 +11,6 @@ namespace {
 
 std::string element(const char* name, int64_t index, int64_t value, const std::string& rule) {
   return std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value) + "; it must be " + rule;
-}
-
-void check_head_params(const cpu::ContiguousProblem& problem) {
-  if (problem.head_params == nullptr) return;
-  for (int64_t head = 0; head < problem.q_heads; ++head) {
-    const float* pair = problem.head_params + head * problem.head_params_width;
-    if (!(pair[0] > 0 && pair[1] > 0))
-      throw InputError("head_params[" + std::to_string(head) + "] is (" + std::to_string(pair[0]) + ", " +
-                       std::to_string(pair[1]) + "); ssa needs b > 0 and n > 0");
-  }
 }
 
 // Fills past and total, and checks that what counts has room.
@@ -108,13 +99,7 @@ Inputs read_attention_shapes(const Ort::KernelContext& context, const cpu::Attri
   problem.keys = {nullptr, capacity, nullptr, new_keys, head_dim};
   problem.values = {nullptr, capacity, nullptr, new_keys, value_dim};
   problem.alibi_slopes = alibi_slopes.data<float>();
-  if (attributes.normalizer == cpu::NormalizerKind::kSsa) {
-    head_params.expect_rank(2, "[q_heads, 2]");
-    if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
-      head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
-    problem.head_params = head_params.data<float>();
-    problem.head_params_width = head_params.dimension(1);
-  }
+  read_head_params(head_params, head_params.data<float>(), problem);
   return inputs;
 }
 

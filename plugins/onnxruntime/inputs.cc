@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "head_params.h"
 #include "screen.h"
 
 namespace sharp::ort {
@@ -113,16 +114,6 @@ void check_slots(const cpu::Problem& problem) {
       fail_element("slot_mapping", token, problem.slot_mapping[token], between(-1, slots - 1));
 }
 
-void check_head_params(const cpu::Problem& problem) {
-  if (problem.head_params == nullptr) return;
-  for (int64_t head = 0; head < problem.q_heads; ++head) {
-    const float* pair = problem.head_params + head * problem.head_params_width;
-    if (!(pair[0] > 0 && pair[1] > 0))
-      throw InputError("head_params[" + std::to_string(head) + "] is (" + std::to_string(pair[0]) + ", " +
-                       std::to_string(pair[1]) + "); ssa needs b > 0 and n > 0");
-  }
-}
-
 void check_key_shift(const cpu::Problem& problem) {
   if (problem.key_shift == nullptr) return;
   for (int64_t index = 0; index < problem.kv_heads * problem.head_dim; ++index)
@@ -199,13 +190,7 @@ cpu::Problem read_shapes(const Ort::KernelContext& context, const cpu::Attribute
   problem.query_start = query_start.ints();
   problem.context_lens = context_lens.ints();
   problem.alibi_slopes = alibi_slopes.given() ? alibi_slopes.floats() : nullptr;
-  if (attributes.normalizer == cpu::NormalizerKind::kSsa) {
-    head_params.expect_rank(2, "[q_heads, 2]");
-    if (head_params.dimension(0) != problem.q_heads || head_params.dimension(1) < 2)
-      head_params.fail("must be [q_heads, 2] = " + text_of({problem.q_heads, 2}));
-    problem.head_params = head_params.floats();
-    problem.head_params_width = head_params.dimension(1);
-  }
+  read_head_params(head_params, head_params.floats(), problem);
   return problem;
 }
 

@@ -2,6 +2,12 @@
 
 NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2")
 
+HEAD_PARAMETERS: dict[str, tuple[str, ...]] = {"ssa": ("b", "n")}
+"""The columns of `head_params` that a normalizer has of its own; a sink is one more behind them."""
+
+WITHOUT_SINK = ("sigmoid", "relu", "relu2")
+"""Normalizers that make a weight of one logit: their keys do not compete, so a sink would change nothing."""
+
 ICML2025_COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
 """Inverse temperature as a polynomial of the entropy in nats, highest power first (ICML 2025, Fig. 4)."""
 
@@ -13,3 +19,18 @@ TEMPERATURE_PRESETS: dict[str, tuple[float, ...]] = {
 
 DEFAULT_ALPHA = 1.5
 DEFAULT_ENTROPY_THRESHOLD = 0.5
+
+
+def head_params_mistake(normalizer: str, columns: int | None) -> str | None:
+    """What is wrong with `head_params` of so many columns, None where it is left out; None if nothing is."""
+    own = HEAD_PARAMETERS.get(normalizer, ())
+    if columns is None:
+        return (
+            f"{normalizer} needs head_params [q_heads, {len(own)}]: {' and '.join(own)} of every head" if own else None
+        )
+    if columns == len(own) or (columns == len(own) + 1 and normalizer not in WITHOUT_SINK):
+        return None
+    if normalizer in WITHOUT_SINK:
+        return f"head_params has {columns} columns; {normalizer} has no parameters, and no sink: leave it out"
+    allowed = f"{len(own)} ({', '.join(own)}) or {len(own) + 1} (the sink behind them)" if own else "1 (the sink)"
+    return f"head_params has {columns} columns; {normalizer} takes {allowed}"

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS
 from sharp.plugins.ops.node_list import NodeList
 
 ENTMAX_STEPS = 20
 """Most Newton steps of the entmax threshold, from tau = -1: 10 reach float32 up to alpha = 2.25, 20 up to alpha = 3."""
 
 LOWEST = -3.0e38
+_MINUS_INFINITY = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [-np.inf])
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class MaskedLogits:
     visible: str  # bool [..., 1, queries, keys]
     count: str  # float32 [..., 1, queries, 1], visible keys
     head_params: str  # float32 [q_heads, P], empty when absent
+    sinks: str = ""  # float32 [q_heads, 1, 1], empty when absent
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,19 @@ class Weights:
 
     weights: str
     inverse_temperature: str
+    among_keys: str = ""  # weights whose entropy counts; empty: `weights`
+
+
+def sinks_of(nodes: NodeList, normalizer: str, given: frozenset[str]) -> str:
+    """The sinks [q_heads, 1, 1] in `head_params`, -inf where it has no column for them; empty when that is absent."""
+    if "head_params" not in given:
+        return ""
+    own = len(HEAD_PARAMETERS.get(normalizer, ()))
+    if own == 0:  # all of it; a second column fails here
+        return nodes.reshape("head_params", nodes.dimension("query", 1), 1, 1)
+    none = nodes.op("ConstantOfShape", nodes.shape(nodes.dimension("head_params", 0), 1), value=_MINUS_INFINITY)
+    columns = nodes.op("Concat", "head_params", none, axis=1)
+    return nodes.unsqueeze(nodes.op("Gather", columns, nodes.constant(own, np.int64), axis=1), 1, 2)
 
 
 def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients: Sequence[float]) -> Weights:
@@ -37,12 +54,16 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
     zero = nodes.constant(0.0)
     match normalizer:
         case "softmax":
-            return Weights(_softmax(nodes, rows.logits, rows.visible), one)
+            return _softmax(nodes, rows.logits, rows.visible, rows.sinks, one)
         case "ssa":
-            return Weights(_softmax(nodes, _ssa_exponents(nodes, rows), rows.visible), one)
+            of_keys, of_sinks = (
+                value and _ssa_exponents(nodes, rows.head_params, value) for value in (rows.logits, rows.sinks)
+            )
+            return _softmax(nodes, of_keys, rows.visible, of_sinks, one)
         case "adaptive_softmax":
-            beta = _inverse_temperature(nodes, _softmax(nodes, rows.logits, rows.visible), coefficients)
-            return Weights(_softmax(nodes, nodes.op("Mul", beta, rows.logits), rows.visible), beta)
+            plain = _softmax(nodes, rows.logits, rows.visible, "", one)
+            beta = _inverse_temperature(nodes, plain.weights, coefficients)
+            return _softmax(nodes, nodes.op("Mul", beta, rows.logits), rows.visible, rows.sinks, beta)
         case "entmax":
             return Weights(_entmax(nodes, rows), one)
         case "sigmoid":
@@ -64,7 +85,7 @@ def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, normalizer:
     lowest, highest = nodes.constant(LOWEST), nodes.constant(-LOWEST)
     top = nodes.reduce("ReduceMax", nodes.op("Where", rows.visible, rows.logits, lowest))
     bottom = nodes.reduce("ReduceMin", nodes.op("Where", rows.visible, rows.logits, highest))
-    entropy = _entropy(nodes, _divide_by_sum(nodes, result.weights))
+    entropy = _entropy(nodes, _divide_by_sum(nodes, result.among_keys or result.weights))
     shape = nodes.op("Shape", entropy)
     columns = [entropy, support, result.inverse_temperature, nodes.op("Sub", top, bottom)]
     stacked = nodes.op("Concat", *(nodes.op("Expand", column, shape) for column in columns), axis=-1)
@@ -87,20 +108,28 @@ def _masked_top(nodes: NodeList, values: str, visible: str) -> str:
     return nodes.reduce("ReduceMax", nodes.op("Where", visible, values, nodes.constant(LOWEST)))
 
 
-def _softmax(nodes: NodeList, exponents: str, visible: str) -> str:
-    shifted = nodes.op("Sub", exponents, _masked_top(nodes, exponents, visible))
-    weights = nodes.op("Where", visible, nodes.op("Exp", shifted), nodes.constant(0.0))
-    return _divide_by_sum(nodes, weights)
+def _softmax(nodes: NodeList, exponents: str, visible: str, sinks: str, inverse_temperature: str) -> Weights:
+    top = _masked_top(nodes, exponents, visible)
+    shifted = nodes.op("Sub", exponents, top)
+    grown = nodes.op("Where", visible, nodes.op("Exp", shifted), nodes.constant(0.0))
+    among_keys = _divide_by_sum(nodes, grown)
+    if not sinks:
+        return Weights(among_keys, inverse_temperature)
+    # What the sink, which may be far above all keys, leaves them.
+    total = nodes.reduce("ReduceSum", grown)
+    share = nodes.op("Div", total, nodes.op("Add", total, nodes.op("Exp", nodes.op("Sub", sinks, top))))
+    weights = nodes.op("Where", visible, nodes.op("Mul", among_keys, share), nodes.constant(0.0))
+    return Weights(weights, inverse_temperature, among_keys)
 
 
-def _ssa_exponents(nodes: NodeList, rows: MaskedLogits) -> str:
+def _ssa_exponents(nodes: NodeList, head_params: str, logits: str) -> str:
     """The t with softmax(t) proportional to (1 + b|z|)^(sgn(z) n): t = n sgn(z) ln(1 + b|z|) (SSA, Eq. 5)."""
     b, n = (
-        nodes.unsqueeze(nodes.op("Gather", rows.head_params, nodes.constant(column, np.int64), axis=1), 1, 2)
+        nodes.unsqueeze(nodes.op("Gather", head_params, nodes.constant(column, np.int64), axis=1), 1, 2)
         for column in (0, 1)
     )
-    grown = nodes.op("Add", nodes.constant(1.0), nodes.op("Mul", b, nodes.op("Abs", rows.logits)))
-    signed = nodes.op("Mul", nodes.op("Sign", rows.logits), nodes.op("Log", grown))
+    grown = nodes.op("Add", nodes.constant(1.0), nodes.op("Mul", b, nodes.op("Abs", logits)))
+    signed = nodes.op("Mul", nodes.op("Sign", logits), nodes.op("Log", grown))
     return nodes.op("Mul", n, signed)
 
 
@@ -144,14 +173,19 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
     minus_1_over_k = nodes.op("Neg", alpha_minus_1)
     k = nodes.op("Div", one, alpha_minus_1)
     steep = nodes.op("GreaterOrEqual", k, one)
-    top = _masked_top(nodes, rows.logits, rows.visible)
+    top, count = _masked_top(nodes, rows.logits, rows.visible), rows.count
+    if rows.sinks:
+        top, count = nodes.op("Max", top, rows.sinks), nodes.op("Add", count, one)
     shifted = nodes.op("Sub", rows.logits, top)
     # -2 lies left of every tau, so a hidden key has weight 0 from here on without a mask.
     s = nodes.op("Where", rows.visible, nodes.op("Mul", alpha_minus_1, shifted), nodes.constant(-2.0))
     # In TensorRT a loop's values keep their shape from the start.
     each = nodes.op("Shape", top)
+    if rows.sinks:  # one more logit, behind the keys'
+        of_sinks = nodes.op("Mul", alpha_minus_1, nodes.op("Sub", rows.sinks, top))
+        s = nodes.op("Concat", s, nodes.op("Expand", of_sinks, each), axis=-1)
     low = nodes.op("Expand", nodes.constant(-1.0), each)
-    nearest = nodes.op("Neg", nodes.op("Pow", nodes.op("Max", rows.count, one), minus_1_over_k))
+    nearest = nodes.op("Neg", nodes.op("Pow", nodes.op("Max", count, one), minus_1_over_k))
     high = nodes.op("Expand", nearest, each)
 
     def newton_step(body: NodeList, values: list[str]) -> tuple[str, list[str]]:
@@ -176,5 +210,7 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
         return go_on, [following, low, high]
 
     tau, _, _ = nodes.loop(ENTMAX_STEPS, [low, low, high], newton_step)
-    weights = nodes.op("Pow", nodes.op("Relu", nodes.op("Sub", s, tau)), k)
-    return _divide_by_sum(nodes, weights)
+    weights = _divide_by_sum(nodes, nodes.op("Pow", nodes.op("Relu", nodes.op("Sub", s, tau)), k))
+    if not rows.sinks:
+        return weights
+    return nodes.op("Slice", weights, nodes.constant([0]), nodes.constant([-1]), last_axis)

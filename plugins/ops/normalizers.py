@@ -3,14 +3,21 @@
 Short and obvious on purpose: every kernel is tested against this file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
+from sharp.plugins.ops.attributes import (
+    DEFAULT_ALPHA,
+    DEFAULT_ENTROPY_THRESHOLD,
+    HEAD_PARAMETERS,
+    ICML2025_COEFFICIENTS,
+    NORMALIZERS,
+    head_params_mistake,
+)
 
 Row = NDArray[np.float64]
 
@@ -87,6 +94,11 @@ def entmax(logits: Row, alpha: float) -> Row:
     return np.asarray(weights / weights.sum())
 
 
+def beside(function: Callable[[Row], Row], logits: Row, sink: Row) -> Row:
+    """What `function` gives the keys where the sink [1], or [0] for none, takes part as one more."""
+    return function(np.concatenate([logits, sink]))[: logits.size]
+
+
 def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] = ()) -> tuple[Row, RowStatistics]:
     """Weights and statistics of one query.
 
@@ -94,34 +106,49 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
         logits: [n] the visible keys' logits after scale, soft cap, position bias; n = 0 is a row that sees nothing.
             A NaN makes the whole row NaN, and so does +inf where weights are divided by their sum.
         normalizer: the name and its parameters.
-        head_params: the head's own parameters (ssa: b, n).
+        head_params: the head's own parameters (ssa: b, n), and its sink behind them if it has one: a logit that takes
+            part as a key's does, without scale, cap, bias, mask or adaptive temperature. Its weight has no value and is
+            not returned.
 
     Returns:
-        weights [n] and the four statistics (all zero when n = 0).
+        weights [n] and the four statistics (all zero when n = 0), which are those of the keys alone: a sink changes
+        them under entmax only, whose weights it moves.
+
+    Raises:
+        InputError: there are too few or too many parameters.
     """
+    own = len(HEAD_PARAMETERS.get(normalizer.name, ()))
+    mistake = head_params_mistake(normalizer.name, len(head_params) or None)
+    if mistake is not None:
+        raise InputError(mistake)
+    sink = np.array(head_params[own:], np.float64)
     if logits.size == 0:
         return logits, RowStatistics()
     divided = normalizer.name not in ("sigmoid", "relu", "relu2")
-    if np.isnan(logits).any() or (divided and np.isposinf(logits).any()):
+    competing = np.concatenate([logits, sink])
+    if np.isnan(competing).any() or (divided and np.isposinf(competing).any()):
         return np.full_like(logits, np.nan), RowStatistics(np.nan, np.nan, np.nan, np.nan)
+    if np.isneginf(sink).all():
+        sink = sink[:0]
     beta = 1.0
     match normalizer.name:
         case "softmax":
-            weights = softmax(logits)
+            weights, among_keys = beside(softmax, logits, sink), softmax(logits)
         case "ssa":
-            weights = softmax(ssa_exponents(logits, b=head_params[0], n=head_params[1]))
+            exponents, of_sink = (ssa_exponents(z, b=head_params[0], n=head_params[1]) for z in (logits, sink))
+            weights, among_keys = beside(softmax, exponents, of_sink), softmax(exponents)
         case "adaptive_softmax":
             plain = entropy(softmax(logits))
             beta = inverse_temperature(plain, normalizer.temperature_coefficients, normalizer.entropy_threshold)
-            weights = softmax(beta * logits)
+            weights, among_keys = beside(softmax, beta * logits, sink), softmax(beta * logits)
         case "entmax":
-            weights = entmax(logits, normalizer.alpha)
+            weights = among_keys = beside(lambda z: entmax(z, normalizer.alpha), logits, sink)
         case "sigmoid":
-            weights = np.exp(-np.logaddexp(0, -logits))
+            weights = among_keys = np.exp(-np.logaddexp(0, -logits))
         case "relu":
-            weights = np.maximum(logits, 0)
+            weights = among_keys = np.maximum(logits, 0)
         case _:
-            weights = np.maximum(logits, 0) ** 2
+            weights = among_keys = np.maximum(logits, 0) ** 2
     sparse = normalizer.name in ("entmax", "relu", "relu2")
     support = np.count_nonzero(weights) if sparse else logits.size
-    return weights, RowStatistics(entropy(weights), float(support), beta, float(logits.max() - logits.min()))
+    return weights, RowStatistics(entropy(among_keys), float(support), beta, float(logits.max() - logits.min()))

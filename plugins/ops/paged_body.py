@@ -31,6 +31,7 @@ def write_paged_attention(
         nodes.unsqueeze(visible, 0),
         nodes.unsqueeze(nodes.reduce("ReduceSum", nodes.op("Cast", visible, to=1)), 0),
         "head_params",
+        function_normalizers.sinks_of(nodes, normalizer, given),
     )
     result = function_normalizers.normalize(nodes, rows, normalizer, coefficients)
     values = nodes.op("Cast", nodes.op("Gather", value_rows, slots), to=1)

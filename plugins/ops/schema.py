@@ -81,7 +81,11 @@ class OpDefinition:
 
 # What both ops take last.
 _HEAD_PARAMS = Parameter(
-    "head_params", "tensor(float)", "[q_heads, P], per-head parameters of the normalizer (ssa: b, n)", optional=True
+    "head_params",
+    "tensor(float)",
+    "[q_heads, P], per-head parameters of the normalizer (ssa: b, n); one more column, the last, is the head's sink: a "
+    "logit that competes with those of the keys and has no value, -infinity for none",
+    optional=True,
 )
 _ALIBI_SLOPES = Parameter(
     "alibi_slopes", "tensor(float)", "[q_heads], the bias of key j for position p is -slope * |j - p|", optional=True

@@ -34,11 +34,6 @@ class Attributes:
         if self.normalizer == "entmax" and not self.alpha > 1:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
 
-    def check_head_params(self, head_params: Tensor | None) -> None:
-        """Raises InputError where the normalizer lacks its parameters."""
-        if self.normalizer == "ssa" and (head_params is None or head_params.shape[-1] < 2):
-            raise InputError("ssa needs head_params of shape [q_heads, 2] (b, n)")
-
 
 def attend(
     query: Tensor,
@@ -58,7 +53,7 @@ def attend(
         values: [..., kv_heads, keys, value_dim], finite wherever `exists` is false.
         distance: int64 [..., queries, keys], position of the key less that of the query.
         exists: bool [..., 1 or queries, keys], false for keys that nobody sees.
-        head_params: [q_heads, P] or None.
+        head_params: [q_heads, P] or None; a sink is the last column.
         alibi_slopes: [q_heads] or None.
         attributes: of the op.
 

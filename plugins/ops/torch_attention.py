@@ -9,6 +9,7 @@ from torch import Tensor
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD
 from sharp.plugins.ops.torch_attend import Attributes, attend
+from sharp.plugins.ops.torch_normalizers import split_head_params
 
 
 @torch.library.custom_op("sharp::attention", mutates_args=())
@@ -47,7 +48,7 @@ def attention(
     attributes = Attributes(
         normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
     )
-    attributes.check_head_params(head_params)
+    split_head_params(normalizer, head_params)  # as a call without queries computes nothing
     if (past_key is None) != (past_value is None) or (past_lens is not None and past_key is None):
         raise InputError("past_key and past_value must be given together, and past_lens only with them")
     past = torch.full(query.shape[:1], 0 if past_key is None else past_key.shape[2], device=query.device)

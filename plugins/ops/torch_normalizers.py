@@ -1,18 +1,18 @@
 """The normalizers in PyTorch, differentiable, batched over rows with a visibility mask; float32 like every kernel.
 
 A normalizer turns one row of logits z_1 .. z_n, one per visible key, into weights; keys that are not visible take no
-part at all.
+part at all. Where heads have sinks, the sink is one more logit behind the keys', and its weight is the last of the row.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import ICML2025_COEFFICIENTS
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, ICML2025_COEFFICIENTS, WITHOUT_SINK, head_params_mistake
 from sharp.plugins.ops.torch_entmax import entmax as torch_entmax
 
 DEFAULT_TEMPERATURE = ICML2025_COEFFICIENTS
@@ -34,16 +34,49 @@ def normalize(
         weights like `logits`, 0 where not visible, and the four statistics [..., q_heads, queries, 4].
     """
     visible = visible.expand_as(logits)
-    options = Options(head_params, alpha, tuple(temperature_coefficients), entropy_threshold)
+    own, sinks = split_head_params(normalizer, head_params)
+    options = Options(own, alpha, tuple(temperature_coefficients), entropy_threshold, sinks)
     shown = logits.masked_fill(~visible, 0.0)
-    weights = NORMALIZERS[normalizer](shown, visible, options).masked_fill(~visible, 0.0)
+    weights = of_keys(NORMALIZERS[normalizer](shown, visible, options), visible)
+    among_keys = weights
+    if sinks is not None and normalizer != "entmax":  # of the keys alone, whatever the sink leaves them
+        among_keys = of_keys(NORMALIZERS[normalizer](shown, visible, replace(options, sinks=None)), visible)
     beta = torch.ones_like(logits[..., 0])
     if normalizer == "adaptive_softmax":
         beta = inverse_temperature(shown, visible, options).squeeze(-1)
     kept = weights != 0 if normalizer in SPARSE else visible
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
-    stats = torch.stack([entropy(weights), kept.sum(-1).float(), beta, spread], dim=-1)
+    stats = torch.stack([entropy(among_keys), kept.sum(-1).float(), beta, spread], dim=-1)
     return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
+
+
+def split_head_params(normalizer: str, head_params: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Of the op's `head_params` [q_heads, P] the normalizer's own columns, and the sinks [q_heads], behind them.
+
+    Raises:
+        InputError: the normalizer does not take so many columns.
+    """
+    mistake = head_params_mistake(normalizer, None if head_params is None else head_params.shape[-1])
+    if mistake is not None:
+        raise InputError(mistake)
+    own = len(HEAD_PARAMETERS.get(normalizer, ()))
+    if head_params is None or head_params.shape[-1] == own:
+        return head_params, None
+    return head_params[:, :own] if own else None, head_params[:, own]
+
+
+def joined_head_params(head_params: Tensor | None, sinks: Tensor | None) -> Tensor | None:
+    """The op's `head_params` [q_heads, P] of a normalizer's own columns and of sinks [q_heads], either of them None."""
+    if sinks is None:
+        return head_params
+    column = sinks.float().unsqueeze(-1)
+    return column if head_params is None else torch.cat([head_params.float(), column], dim=-1)
+
+
+def check_sinks(normalizer: str, sinks: Tensor | None) -> None:
+    """Raises InputError where sinks are given to a normalizer whose keys do not compete."""
+    if sinks is not None and normalizer in WITHOUT_SINK:
+        raise InputError(f"its heads have sinks, which {normalizer} has no place for; choose another norm")
 
 
 def attention_weights(
@@ -55,6 +88,7 @@ def attention_weights(
     alpha: float = 1.5,
     temperature_coefficients: tuple[float, ...] = DEFAULT_TEMPERATURE,
     entropy_threshold: float = 0.5,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The attention weights of every query over its visible keys.
 
@@ -66,6 +100,10 @@ def attention_weights(
         alpha: entmax's alpha, above 1.
         temperature_coefficients: adaptive_softmax's polynomial, highest power first.
         entropy_threshold: adaptive_softmax leaves rows with an entropy up to this (in nats) as they are.
+        sinks: [q_heads] a logit of every head that competes with those of the keys and has no value; -inf for none.
+
+    Raises:
+        InputError: the normalizer lacks its parameters, or has sinks and no place for them.
 
     Returns:
         Weights of the shape of `logits`, float32 (float64 for float64 logits). A row without visible key is all 0.
@@ -74,10 +112,22 @@ def attention_weights(
         logits = logits.float()
     visible = visible.expand_as(logits)
     logits = logits.masked_fill(~visible, 0.0)  # whatever stood there may be inf or nan, whose gradient would spread
-    weights = NORMALIZERS[normalizer](
-        logits, visible, Options(head_params, alpha, temperature_coefficients, entropy_threshold)
-    )
-    return weights.masked_fill(~visible, 0.0)
+    check_sinks(normalizer, sinks)
+    options = Options(head_params, alpha, temperature_coefficients, entropy_threshold, sinks)
+    return of_keys(NORMALIZERS[normalizer](logits, visible, options), visible)
+
+
+def of_keys(weights: Tensor, visible: Tensor) -> Tensor:
+    """The weights of the keys, without that of a sink; 0 where not visible."""
+    return weights[..., : visible.shape[-1]].masked_fill(~visible, 0.0)
+
+
+def beside_sink(logits: Tensor, options: "Options") -> Tensor:
+    """Logits [..., q_heads, queries, keys] with the sink behind them, where heads have one."""
+    if options.sinks is None:
+        return logits
+    column = options.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, column], dim=-1)
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -95,11 +145,12 @@ class Options:
     alpha: float
     temperature_coefficients: tuple[float, ...]
     entropy_threshold: float
+    sinks: Tensor | None = None
 
 
-def softmax(logits: Tensor, visible: Tensor, _options: Options) -> Tensor:
+def softmax(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
     """w_j = e^z_j / sum_k e^z_k."""
-    return torch.softmax(skip_masked(logits, visible), dim=-1)
+    return torch.softmax(beside_sink(skip_masked(logits, visible), options), dim=-1)
 
 
 def adaptive_softmax(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
@@ -112,7 +163,7 @@ def adaptive_softmax(logits: Tensor, visible: Tensor, options: Options) -> Tenso
 
 def inverse_temperature(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
     """Adaptive softmax's beta [..., 1]."""
-    plain = softmax(logits, visible, options)
+    plain = softmax(logits, visible, replace(options, sinks=None))  # the temperature is the keys' own
     # H = ln l - sum p z: unlike -sum p ln p it has a finite gradient where p is 0.
     mean = (plain * logits.masked_fill(plain == 0, 0.0)).sum(-1, keepdim=True)
     plain_entropy = torch.logsumexp(skip_masked(logits, visible), -1, keepdim=True) - mean
@@ -127,7 +178,7 @@ def entmax(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
 
     alpha = 2 is sparsemax; alpha -> 1 is softmax.
     """
-    return torch_entmax(skip_masked(logits, visible), options.alpha)
+    return torch_entmax(beside_sink(skip_masked(logits, visible), options), options.alpha)
 
 
 def ssa(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
@@ -139,9 +190,19 @@ def ssa(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
     if options.head_params is None:
         raise InputError("normalizer ssa needs head_params [q_heads, 2] with the columns b and n")
     b, n = options.head_params.to(logits.dtype)[:, None, None, :].unbind(-1)  # each [q_heads, 1, 1]
-    # Not torch.sign: with +1 at z = 0 the derivative there is n b, as it should be, and not 0.
-    sign = torch.where(logits < 0, -1.0, 1.0)
-    return torch.softmax(skip_masked(n * sign * torch.log1p(b * (sign * logits)), visible), dim=-1)
+
+    def exponents(z: Tensor) -> Tensor:
+        # Not torch.sign: with +1 at z = 0 the derivative there is n b, as it should be, and not 0.
+        sign = torch.where(z < 0, -1.0, 1.0)
+        return n * sign * torch.log1p(b * (sign * z))
+
+    shown = skip_masked(exponents(logits), visible)
+    if options.sinks is not None:
+        sinks = options.sinks.to(logits.dtype)[:, None, None]
+        none = torch.isneginf(sinks)  # whose gradients would be nan
+        of_sinks = exponents(sinks.masked_fill(none, 0.0)).masked_fill(none, -torch.inf)
+        shown = torch.cat([shown, of_sinks.expand(*shown.shape[:-1], 1)], dim=-1)
+    return torch.softmax(shown, dim=-1)
 
 
 def sigmoid(logits: Tensor, _visible: Tensor, _options: Options) -> Tensor:

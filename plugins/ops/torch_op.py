@@ -19,6 +19,7 @@ from sharp.plugins.ops.schema import (
     register_schema,
 )
 from sharp.plugins.ops.torch_attend import Attributes, attend
+from sharp.plugins.ops.torch_normalizers import split_head_params
 
 
 @torch.library.custom_op("sharp::paged_attention", mutates_args=())
@@ -58,7 +59,7 @@ def paged_attention(
     attributes = Attributes(
         normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
     )
-    attributes.check_head_params(head_params)
+    split_head_params(normalizer, head_params)  # as a call without queries computes nothing
     block_size = key_cache.shape[3]
     keys, values = key_cache.clone(), value_cache.clone()
     stored = slot_mapping >= 0

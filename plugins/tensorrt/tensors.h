@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attributes.h"
+#include "sharp_head_params.h"
 
 namespace sharp::tensorrt {
 
@@ -71,8 +72,8 @@ void read_head_inputs(Problem& problem, const nvinfer1::Dims* head_params, const
             "head_params must be [q_heads, parameters]");
     problem.head_params_width = head_params->d[1];
   }
-  require(problem.attributes.normalizer != SHARP_SSA || problem.head_params_width >= 2,
-          "ssa needs head_params [q_heads, 2]: b and n of every head");
+  const char* mistake = sharp_head_params_mistake(problem.attributes.normalizer, problem.head_params_width);
+  require(mistake == nullptr, mistake);
   problem.alibi = alibi_slopes != nullptr;
   if (alibi_slopes != nullptr)
     require(alibi_slopes->nbDims == 1 && alibi_slopes->d[0] == problem.q_heads, "alibi_slopes must be [q_heads]");

@@ -14,13 +14,21 @@ Scratch memory, float32 (rows = tokens that may be decoded here * q_heads):
     sums      [rows, splits, 8]: peak, total, weighted_log, highest, lowest, visible, support of `normalizers.py`
     outputs   [rows, splits, value_dim]
     logits    [rows, max_blocks * block_size], -infinity where a key is not seen
-    solution  [rows, 2]: peak, inverse temperature or tau
+    solution  [rows, 3]: peak, inverse temperature or tau, and the weight of the sink beside those of the keys
 """
 
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.entmax import entmax_bracket, entmax_excess, entmax_step, entmax_sums, entmax_unsettled
+from sharp.plugins.triton.entmax import (
+    entmax_bracket,
+    entmax_excess,
+    entmax_sink,
+    entmax_sink_sums,
+    entmax_step,
+    entmax_sums,
+    entmax_unsettled,
+)
 from sharp.plugins.triton.loads import (
     blocks_of,
     cache_of,
@@ -29,8 +37,17 @@ from sharp.plugins.triton.loads import (
     load_query,
     load_values,
     row_numbers,
+    sink_of,
 )
-from sharp.plugins.triton.normalizers import add_values, added_up, empty_state, logit_factor, settled, temperature
+from sharp.plugins.triton.normalizers import (
+    add_values,
+    added_up,
+    empty_state,
+    logit_factor,
+    settled,
+    sink_weight,
+    temperature,
+)
 from sharp.plugins.triton.rows import decode_rows, row_bounds, scratch_row, split_bounds, unit_of
 from sharp.plugins.triton.walk import walk
 
@@ -209,6 +226,7 @@ def decode_solve(
     block_table,
     query_start,
     context_lens,
+    head_params,
     sums,
     logits,
     solution,
@@ -217,6 +235,7 @@ def decode_solve(
     max_blocks,
     most_tokens,
     splits,
+    parameters,
     window,
     causal,
     alpha,
@@ -246,28 +265,35 @@ def decode_solve(
     place = sums + (row * splits + split) * 8
     peaks = tl.load(place, mask=split < active, other=-float("inf"))
     peak = tl.max(peaks, 0)
+    sink = sink_of(head_params, tl.program_id(1), token < unit[2], parameters, OPTIONS)
     if OPTIONS.normalizer == "adaptive_softmax":
         totals = tl.load(place + 1, mask=split < active, other=0.0)
         weighted_logs = tl.load(place + 2, mask=split < active, other=0.0)
         total, weighted_log = merged_sums(peaks, peak, totals, weighted_logs)
         solved = temperature(total, weighted_log, entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
+        of_sink = sink_weight(sink, peak * solved, 0.0, 0.0, OPTIONS)
     else:
         visible = tl.sum(tl.load(place + 5, mask=split < active, other=0.0), 0)
         zero = tl.full([1], 0, tl.float32)
-        low, high = entmax_bracket(visible + zero, alpha)
-        tau = zero - 1.0
+        sink_s = entmax_sink(sink + zero, peak + zero, alpha)
+        low, high, top = entmax_bracket(visible + zero, sink_s, alpha)
+        tau = top - 1.0
         start = begin // OPTIONS.keys * OPTIONS.keys
         own = logits + row * max_blocks * OPTIONS.block_size
         step = 0
         while step < MOST_STEPS:
             found = stored_entmax_sums(own, start, end, peak + zero, tau, alpha, CHUNK, OPTIONS)
-            following, low, high = entmax_step(tau, low, high, found, alpha, OPTIONS)
+            total, slope, support = entmax_sink_sums(tau, sink_s, alpha, OPTIONS)
+            found = (found[0] + total, found[1] + slope, found[2] + support)
+            following, low, high = entmax_step(tau, low, high, top, found, alpha, OPTIONS)
             unsettled = entmax_unsettled(following, tau, found[0], False, alpha, OPTIONS)
             step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
             tau = following
         solved = tl.max(tau, 0)
-    tl.store(solution + row * 2, peak)
-    tl.store(solution + row * 2 + 1, solved)
+        of_sink = tl.max(entmax_sink_sums(tau, sink_s, alpha, OPTIONS)[0], 0)
+    tl.store(solution + row * 3, peak)
+    tl.store(solution + row * 3 + 1, solved)
+    tl.store(solution + row * 3 + 2, of_sink)
 
 
 @triton.jit
@@ -354,8 +380,8 @@ def decode_settled(
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
     index = scratch_row(unit, tokens, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
-    peak = tl.load(solution + index * 2, mask=exists, other=0.0)
-    solved = tl.load(solution + index * 2 + 1, mask=exists, other=0.0)
+    peak = tl.load(solution + index * 3, mask=exists, other=0.0)
+    solved = tl.load(solution + index * 3 + 1, mask=exists, other=0.0)
     state = weigh_stored(low, high, begin, end, cache, stored, (peak, solved), alpha, OPTIONS)
     _, total, weighted_log, highest, lowest, visible, support, output = state
     # All splits have the same peak: what is merged has none.

@@ -1,7 +1,7 @@
 """Entmax: weights from a threshold tau, and the search for the tau at which they sum to 1.
 
 Logits are what they are a `factor` of, as in `normalizers.py`. tau counts from the largest s = (alpha - 1) z: it lies
-between -1 and 0.
+between -1 and 0, or where the sink's s is larger between that less 1 and that.
 """
 
 import triton
@@ -107,14 +107,35 @@ def entmax_aim(logits, factor, state, alpha, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def entmax_bracket(visible, alpha):
-    """What tau lies between: that of a row with one weight, and that of one with equal weights, which lie inside."""
-    low = visible * 0.0 - (1.0 + 1e-5)
-    return low, (1e-5 - 1.0) * tl.exp2(tl.log2(tl.maximum(visible, 1.0)) * (1.0 - alpha))
+def entmax_sink(sink, peak, alpha):
+    """The s of a row's sink, counted as tau from the largest s of its keys; -infinity for none.
+
+    From 1 on no key has a weight, so it need not be larger than 2, which keeps tau exact.
+    """
+    s = tl.minimum((sink - peak) * (alpha - 1.0), 2.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(sink == -float("inf"), sink, s)
 
 
 @triton.jit
-def entmax_step(threshold, low, high, sums, alpha, OPTIONS: tl.constexpr):
+def entmax_sink_sums(threshold, of_sink, alpha, OPTIONS: tl.constexpr):
+    """What the sink, whose s is `of_sink`, adds to the sums of a row's threshold (`entmax_sums`)."""
+    excess = tl.maximum(of_sink - threshold, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return entmax_sums(excess[:, None], alpha, OPTIONS)
+
+
+@triton.jit
+def entmax_bracket(visible, of_sink, alpha):
+    """What tau lies between: that of a row with one weight, and that of one with equal weights, which lie inside.
+
+    Third what it is less than: the largest s, 0 or the sink's.
+    """
+    top = tl.maximum(of_sink, 0.0)
+    competing = tl.maximum(visible + (of_sink > -float("inf")).to(tl.float32), 1.0)
+    return top - (1.0 + 1e-5), top + (1e-5 - 1.0) * tl.exp2(tl.log2(competing) * (1.0 - alpha)), top
+
+
+@triton.jit
+def entmax_step(threshold, low, high, top, sums, alpha, OPTIONS: tl.constexpr):
     """One step of the search for tau with F(tau) = 1: the next tau and the bracket [low, high] around the root.
 
     Mostly to where `entmax_tail` has its root. For k = 1 and F > 1 the Newton step, which is exact once the support is
@@ -124,7 +145,7 @@ def entmax_step(threshold, low, high, sums, alpha, OPTIONS: tl.constexpr):
     total, slope, _ = sums
     low = tl.where(total >= 1, threshold, low)
     high = tl.where(total >= 1, high, threshold)
-    following = threshold + entmax_near(-threshold, sums, alpha, OPTIONS)
+    following = threshold + entmax_near(top - threshold, sums, alpha, OPTIONS)
     if OPTIONS.power == "one":
         following = tl.where(total < 1, following, threshold + (total - 1.0) / slope)
     elif OPTIONS.power == "any":

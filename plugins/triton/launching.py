@@ -10,7 +10,13 @@ import triton
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS, NORMALIZERS
+from sharp.plugins.ops.attributes import (
+    DEFAULT_ALPHA,
+    DEFAULT_ENTROPY_THRESHOLD,
+    ICML2025_COEFFICIENTS,
+    NORMALIZERS,
+    head_params_mistake,
+)
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.variants import (
     CACHE_DTYPES,
@@ -73,8 +79,11 @@ class Attributes:
             raise InputError(f"scale is {self.scale}; the Triton kernels need a positive number")
         if self.normalizer == "entmax" and not self.alpha > 1:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
-        if self.normalizer == "ssa" and (head_params is None or head_params.dim() != 2 or head_params.shape[1] < 2):
-            raise InputError("ssa needs head_params [q_heads, 2]: b and n of every head")
+        if head_params is not None and head_params.dim() != 2:
+            raise InputError(f"head_params has {head_params.dim()} dimensions, but must have 2: heads and parameters")
+        mistake = head_params_mistake(self.normalizer, None if head_params is None else head_params.shape[1])
+        if mistake is not None:
+            raise InputError(mistake)
         if len(self.temperature_coefficients) > MOST_COEFFICIENTS:
             count = len(self.temperature_coefficients)
             raise InputError(f"temperature_coefficients has {count} numbers; the kernels take {MOST_COEFFICIENTS}")

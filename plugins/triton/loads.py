@@ -58,6 +58,14 @@ def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: t
 
 
 @triton.jit
+def sink_of(head_params, heads, exists, parameters, OPTIONS: tl.constexpr):
+    """The logits of the heads' sinks, -infinity where they have none; of one head or of rows."""
+    width = heads * 0 + parameters  # of the rows, as the interpreter would make a number of one comparison for all
+    given = exists & (width > OPTIONS.own_parameters)
+    return tl.load(head_params + heads * parameters + OPTIONS.own_parameters, mask=given, other=-float("inf"))
+
+
+@triton.jit
 def blocks_of(keys, OPTIONS: tl.constexpr):
     """Number of cache blocks that hold the first `keys` keys of a sequence."""
     return (keys + OPTIONS.block_size - 1) // OPTIONS.block_size

@@ -4,16 +4,33 @@ import triton
 import triton.language as tl
 
 from sharp.plugins.triton.decode import merged_sums
-from sharp.plugins.triton.loads import row_numbers
-from sharp.plugins.triton.normalizers import divided, row_statistics
+from sharp.plugins.triton.loads import row_numbers, sink_of
+from sharp.plugins.triton.normalizers import divided, row_statistics, sink_weight
 from sharp.plugins.triton.rows import is_prompts_token, scratch_row, split_bounds, unit_of
 
-PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts")
-INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "splits", "window", "causal")
+PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts", "parameters")
+INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "splits", "parameters", "window", "causal")
+
+
+@triton.jit
+def weight_of_sink(head_params, solution, row, head, exists, peak, parameters, OPTIONS: tl.constexpr):
+    """The weight of one row's sink beside those of its keys; `peak` is that of all parts."""
+    if OPTIONS.solves:
+        of_sink = tl.load(solution + row * 3 + 2)
+    elif OPTIONS.pointwise:
+        of_sink = peak * 0.0
+    else:
+        b, n = 0.0, 0.0
+        if OPTIONS.normalizer == "ssa":
+            b = tl.load(head_params + head * parameters)
+            n = tl.load(head_params + head * parameters + 1)
+        of_sink = sink_weight(sink_of(head_params, head, exists, parameters, OPTIONS), peak, b, n, OPTIONS)
+    return of_sink
 
 
 @triton.jit
 def merge_row(
+    head_params,
     sums,
     outputs,
     solution,
@@ -24,10 +41,14 @@ def merge_row(
     own,
     parts,
     active,
+    parameters,
     OPTIONS: tl.constexpr,
     MOST_PARTS: tl.constexpr,
 ):
-    """Put the `active` of a row's `parts` together: `row` in scratch memory, `own` among outputs and statistics."""
+    """Put the `active` of a row's `parts` together: `row` in scratch memory, `own` among outputs and statistics.
+
+    The sink joins them here, once for all parts. Programs are numbered by the query head along axis 1.
+    """
     part = tl.arange(0, MOST_PARTS)
     used = part < active
     place = sums + (row * parts + part) * 8
@@ -37,6 +58,7 @@ def merge_row(
     visible = tl.sum(tl.load(place + 5, mask=used, other=0.0), 0)
     peak = tl.max(peaks, 0)
     total, weighted_log = merged_sums(peaks, peak, totals, weighted_logs)
+    of_sink = weight_of_sink(head_params, solution, row, tl.program_id(1), active > 0, peak, parameters, OPTIONS)
 
     shift = tl.where(peak == -float("inf"), 0.0, peak)
     channels = tl.arange(0, OPTIONS.value_width)
@@ -48,7 +70,7 @@ def merge_row(
         shares = outputs + (row * parts + some)[:, None] * OPTIONS.value_dim + channels[None, :]
         merged += tl.sum(factor[:, None] * tl.load(shares, mask=(some < active)[:, None] & inside, other=0.0), 0)
     result = divided(
-        merged[None, :], total + tl.full([1], 0, tl.float32), visible + tl.full([1], 0, tl.float32), OPTIONS
+        merged[None, :], total + of_sink + tl.full([1], 0, tl.float32), visible + tl.full([1], 0, tl.float32), OPTIONS
     )
     at = own * OPTIONS.value_dim + channels[None, :]
     tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
@@ -60,9 +82,9 @@ def merge_row(
             support = tl.sum(tl.load(place + 6, mask=used, other=0.0), 0)
             beta = 1.0
             if OPTIONS.normalizer == "adaptive_softmax":
-                beta = tl.load(solution + row * 2 + 1)
+                beta = tl.load(solution + row * 3 + 1)
             entropy, keys, beta, spread = row_statistics(
-                total, weighted_log, highest, lowest, visible, support, beta, OPTIONS
+                total, weighted_log, highest, lowest, visible, support, beta, of_sink, OPTIONS
             )
             columns = stats + own * 4
             tl.store(columns, entropy)
@@ -74,6 +96,7 @@ def merge_row(
 @triton.jit(do_not_specialize=PROMPT_INTEGERS)
 def merge_prompts(
     query_start,
+    head_params,
     sums,
     outputs,
     collect_stats,
@@ -83,6 +106,7 @@ def merge_prompts(
     q_heads,
     most_tokens,
     parts,
+    parameters,
     MOST_PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
@@ -93,7 +117,22 @@ def merge_prompts(
     if not is_prompts_token(query_start, sequences, most_tokens, tl.program_id(0)):
         return
     row = tl.program_id(0).to(tl.int64) * q_heads + tl.program_id(1)
-    merge_row(sums, outputs, sums, collect_stats, output, stats, row, row, parts, parts, OPTIONS, MOST_PARTS)
+    merge_row(
+        head_params,
+        sums,
+        outputs,
+        sums,
+        collect_stats,
+        output,
+        stats,
+        row,
+        row,
+        parts,
+        parts,
+        parameters,
+        OPTIONS,
+        MOST_PARTS,
+    )
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -101,6 +140,7 @@ def merge(
     block_table,
     query_start,
     context_lens,
+    head_params,
     sums,
     outputs,
     solution,
@@ -112,6 +152,7 @@ def merge(
     max_blocks,
     most_tokens,
     splits,
+    parameters,
     window,
     causal,
     MOST_SPLITS: tl.constexpr,
@@ -128,4 +169,19 @@ def merge(
     )
     row = scratch_row(unit, token, most_tokens, q_heads, tl.program_id(1))
     own = row_numbers(first, count, token, tl.program_id(1), q_heads, OPTIONS)
-    merge_row(sums, outputs, solution, collect_stats, output, stats, row, own, splits, active, OPTIONS, MOST_SPLITS)
+    merge_row(
+        head_params,
+        sums,
+        outputs,
+        solution,
+        collect_stats,
+        output,
+        stats,
+        row,
+        own,
+        splits,
+        active,
+        parameters,
+        OPTIONS,
+        MOST_SPLITS,
+    )

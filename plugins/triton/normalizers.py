@@ -208,12 +208,28 @@ def entropy_of(total, weighted_log):
 
 
 @triton.jit
-def row_statistics(total, weighted_log, highest, lowest, visible, support, beta, OPTIONS: tl.constexpr):
-    """The columns of `stats`: NaN for a row without weights to give, 0 for one that sees nothing."""
+def sink_weight(sink, level, b, n, OPTIONS: tl.constexpr):
+    """The weight of a sink beside the weights 2^(exponent - level) of keys; of one row or of several.
+
+    It may be infinite, beside which all others are nothing. Not entmax's.
+    """
+    exponent = sink * OPTIONS.unit
+    if OPTIONS.normalizer == "ssa":
+        size = n * tl.log2(1.0 + b * tl.abs(sink))
+        exponent = tl.where(sink < 0, -size, size)
+    return tl.where(sink == -float("inf"), 0.0, tl.exp2(exponent - level))
+
+
+@triton.jit
+def row_statistics(total, weighted_log, highest, lowest, visible, support, beta, of_sink, OPTIONS: tl.constexpr):
+    """The columns of `stats`: NaN for a row without weights to give, 0 for one that sees nothing.
+
+    They are those of the keys alone; `of_sink` is the weight of the sink beside theirs.
+    """
     keys = support if OPTIONS.sparse else visible
     spoilt = total * 0.0  # NaN where the sum is no number
     if not OPTIONS.pointwise:
-        spoilt = tl.where(total == 0, float("nan"), spoilt)
+        spoilt = tl.where((total == 0) & (of_sink == 0), float("nan"), spoilt)
     sees = visible > 0
     return (
         tl.where(sees, entropy_of(total, weighted_log) + spoilt, 0.0),
@@ -225,7 +241,7 @@ def row_statistics(total, weighted_log, highest, lowest, visible, support, beta,
 
 @triton.jit
 def divided(output, total, visible, OPTIONS: tl.constexpr):
-    """The rows' output from their sums: 0 for a row that sees nothing."""
+    """The rows' output from their sums, with a sink's weight in `total`: 0 for a row that sees nothing."""
     if not OPTIONS.pointwise:
         output = output / total[:, None]  # 0 / 0: a row that sees logits of -infinity only is NaN
     return tl.where(visible[:, None] > 0, output, 0.0)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import triton.language as tl
 
-POINTWISE = ("sigmoid", "relu", "relu2")
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
+
 LISTED_KEYS = 64
 LOG2_E = 1.4426950408889634
 _CODE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
@@ -81,7 +82,12 @@ class Options:
     @property
     def pointwise(self) -> bool:
         """Weights are not divided by their sum."""
-        return self.normalizer in POINTWISE
+        return self.normalizer in WITHOUT_SINK
+
+    @property
+    def own_parameters(self) -> int:
+        """Columns of head_params before that of the sinks."""
+        return len(HEAD_PARAMETERS.get(self.normalizer, ()))
 
     @property
     def solves(self) -> bool:

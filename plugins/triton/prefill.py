@@ -17,7 +17,15 @@ import triton
 import triton.language as tl
 
 from sharp.plugins.triton.decode import MOST_STEPS, store_output, store_sums
-from sharp.plugins.triton.entmax import entmax_bracket, entmax_missed, entmax_near, entmax_step, entmax_unsettled
+from sharp.plugins.triton.entmax import (
+    entmax_bracket,
+    entmax_missed,
+    entmax_near,
+    entmax_sink,
+    entmax_sink_sums,
+    entmax_step,
+    entmax_unsettled,
+)
 from sharp.plugins.triton.loads import (
     cache_of,
     context_of,
@@ -26,12 +34,14 @@ from sharp.plugins.triton.loads import (
     keys_of,
     load_query,
     row_numbers,
+    sink_of,
     visible_keys,
 )
 from sharp.plugins.triton.normalizers import (
     divided,
     logit_factor,
     row_statistics,
+    sink_weight,
     temperature,
     within_range,
 )
@@ -61,16 +71,19 @@ def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr)
 
 
 @triton.jit
-def entmax_thresholds(bounds, source, listed, peak, tau, estimate, visible, exists, OPTIONS: tl.constexpr):
+def entmax_thresholds(bounds, source, listed, peak, sink_s, tau, estimate, visible, exists, OPTIONS: tl.constexpr):
     """The thresholds of all rows, from `tau`; the steps end when no row of the tile needs another."""
     alpha = source[3][2]
-    low, high = entmax_bracket(visible, alpha)
+    low, high, top = entmax_bracket(visible, sink_s, alpha)
     tau = tl.where(tau > low, tl.minimum(tau, high), low)  # also where it is NaN
     step = 0
     while step < MOST_STEPS:
         state = walk(bounds, source, (peak, tau), listed, OPTIONS, "count", "listed", False)
         _, total, slope, _, _, _, support, _ = state
-        following, low, high = entmax_step(tau, low, high, (total, slope, support), alpha, OPTIONS)
+        add_total, add_slope, add_support = entmax_sink_sums(tau, sink_s, alpha, OPTIONS)
+        total += add_total
+        sums = (total, slope + add_slope, support + add_support)
+        following, low, high = entmax_step(tau, low, high, top, sums, alpha, OPTIONS)
         unsettled = entmax_unsettled(following, tau, total, estimate, alpha, OPTIONS) & exists & (visible > 0)
         step = tl.where(tl.max(unsettled.to(tl.int32)) > 0, step + 1, MOST_STEPS)
         tau = following
@@ -78,33 +91,38 @@ def entmax_thresholds(bounds, source, listed, peak, tau, estimate, visible, exis
 
 
 @triton.jit
-def attend_entmax(bounds, source, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """The state of the rows of a tile behind all keys under entmax."""
+def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+    """The state of the rows of a tile behind all keys under entmax, and the weight of their sinks."""
     state, count = aim(bounds, source, tiles, exists, OPTIONS, STATISTICS)
     peak, total, slope, _, lowest, distance, support, output = state
     nearer = entmax_near(distance, (total, slope, support), source[3][2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance
-    weighted_log = slope  # a value for the loop to replace
+    alpha = source[3][2]
+    sink_s = entmax_sink(sink, peak * logit_factor(source[3][0], OPTIONS), alpha)
+    weighted_log, of_sink = slope, total  # values for the loop to replace
     estimate = OPTIONS.estimates
     settling = True
     while settling:
-        tau = entmax_thresholds(bounds, source, (tiles, count), peak, tau, estimate, visible, exists, OPTIONS)
+        tau = entmax_thresholds(bounds, source, (tiles, count), peak, sink_s, tau, estimate, visible, exists, OPTIONS)
         state = walk(bounds, source, (peak, tau), (tiles, count), OPTIONS, "settled", "listed", STATISTICS)
         _, total, weighted_log, _, _, _, support, output = state
-        missed = entmax_missed(total) & exists & (visible > 0)
+        of_sink = entmax_sink_sums(tau, sink_s, alpha, OPTIONS)[0]
+        missed = entmax_missed(total + of_sink) & exists & (visible > 0)
         settling = estimate & (tl.max(missed.to(tl.int32)) > 0)
         estimate = False
-    return peak, total, weighted_log, peak, lowest, visible, support, output
+    return (peak, total, weighted_log, peak, lowest, visible, support, output), of_sink
 
 
 @triton.jit
-def attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """The state of the rows of a tile behind all keys, and their inverse temperatures."""
+def attend_tile(
+    bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
+):
+    """The state of the rows of a tile behind all keys, their inverse temperatures, and the weights of their sinks."""
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
     if OPTIONS.solves:
         if OPTIONS.normalizer == "entmax":
-            state = attend_entmax(bounds, source, tiles, exists, visible, OPTIONS, STATISTICS)
+            state, of_sink = attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS, STATISTICS)
             peak, total, weighted_log, highest, lowest, _, support, output = state
         else:
             state = walk(bounds, source, unused, unused, OPTIONS, "observe", "all", STATISTICS)
@@ -114,6 +132,7 @@ def attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS: tl.
             state = walk(bounds, source, (peak, beta), unused, OPTIONS, "settled", "all", STATISTICS)
             _, total, weighted_log, _, _, _, support, output = state
             highest = peak
+            of_sink = sink_weight(sink, peak * logit_factor(source[3][0], OPTIONS) * beta, beta, beta, OPTIONS)
     else:
         # Steps with statistics are few, and the two loops in each branch would compile twice as long.
         FIXED: tl.constexpr = OPTIONS.rarely_shifted and not STATISTICS
@@ -127,11 +146,16 @@ def attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS: tl.
             peak = tl.where((peak == -float("inf")) & (visible > 0), 0.0, peak)
         if OPTIONS.peak_is_highest:
             highest = peak
-    return (peak, total, weighted_log, highest, lowest, visible, support, output), beta
+        of_sink = total * 0.0
+        if not OPTIONS.pointwise:
+            _, _, _, _, b, n = source[1]
+            level = peak if OPTIONS.normalizer == "ssa" else peak * logit_factor(source[3][0], OPTIONS)
+            of_sink = sink_weight(sink, level, b, n, OPTIONS)
+    return (peak, total, weighted_log, highest, lowest, visible, support, output), beta, of_sink
 
 
 @triton.jit
-def store_tile(tensors, rows, exists, state, beta, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+def store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The rows' output and statistics."""
     output, stats, _, _ = tensors
     _, total, weighted_log, highest, lowest, visible, support, weighted = state
@@ -140,11 +164,11 @@ def store_tile(tensors, rows, exists, state, beta, scale, OPTIONS: tl.constexpr,
     if OPTIONS.value_width != OPTIONS.value_dim:
         inside = inside & (channels < OPTIONS.value_dim)[None, :]
     at = output + rows[:, None] * OPTIONS.value_dim + channels[None, :]
-    tl.store(at, divided(weighted, total, visible, OPTIONS).to(output.dtype.element_ty), mask=inside)
+    tl.store(at, divided(weighted, total + of_sink, visible, OPTIONS).to(output.dtype.element_ty), mask=inside)
     if STATISTICS:
         factor = logit_factor(scale, OPTIONS)
         entropy, keys, beta, spread = row_statistics(
-            total, weighted_log, highest * factor, lowest * factor, visible, support, beta, OPTIONS
+            total, weighted_log, highest * factor, lowest * factor, visible, support, beta, of_sink, OPTIONS
         )
         at = stats + rows * 4
         tl.store(at, entropy, mask=exists)
@@ -154,10 +178,12 @@ def store_tile(tensors, rows, exists, state, beta, scale, OPTIONS: tl.constexpr,
 
 
 @triton.jit
-def store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
+def store_found(
+    tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
+):
     """What the rows of a tile, or a part of their keys, have come to."""
     if OPTIONS.solves or parts == 1:
-        store_tile(tensors, rows, exists, state, beta, scale, OPTIONS, STATISTICS)
+        store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS, STATISTICS)
     else:
         _, _, sums, outputs = tensors
         index = rows * parts + tl.program_id(2)
@@ -240,6 +266,7 @@ def prefill(
     full_low = (tl.max(begin) + EACH - 1) // EACH * EACH
     full_high = tl.min(end) // EACH * EACH
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
+    sink = sink_of(head_params, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
     caches = (key_cache, value_cache, key_scale, value_scale)
     cache = cache_of(caches, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS)
@@ -263,8 +290,8 @@ def prefill(
     # Two loops, and not one that looks at the flag: statistics that are off cost nothing.
     if collect:
         if OPTIONS.statistics:
-            state, beta = attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS, True)
-            store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS, True)
+            state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, True)
+            store_found(tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS, True)
     else:
-        state, beta = attend_tile(bounds, source, polynomial, tiles, exists, visible, OPTIONS, False)
-        store_found(tensors, rows, exists, parts, state, beta, scale, OPTIONS, False)
+        state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, False)
+        store_found(tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS, False)

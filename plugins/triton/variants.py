@@ -10,7 +10,8 @@ buffers, and
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
     most_tokens the function of that name
     places      blocks * block_size, the slots of the caches
-An optional input that is absent is a null pointer; `Options` says so and no kernel reads it. `stats` is always written.
+An optional input that is absent is a null pointer; `Options` says so, `parameters` of head_params, and no kernel reads
+it. `stats` is always written.
 
 Attention is computed by the same kernels, compiled with `Options.contiguous`. For them a batch is sequences of equally
 many tokens, and
@@ -167,7 +168,7 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
         parts = max(parts, shapes.tokens * shapes.q_heads * of_prompts)
     sizes = {"sums": parts * 8, "outputs": parts * options.value_dim}
     stored = rows if options.solves else 0
-    sizes |= {"logits": stored * keys, "solution": stored * 2, "tiles": 0}
+    sizes |= {"logits": stored * keys, "solution": stored * 3, "tiles": 0}
     if options.normalizer == "entmax":
         tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
         sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.listed_keys) + 1)
@@ -255,8 +256,8 @@ def kernels(
             ),
             kernel(
                 decode_solve,
-                "block_table query_start context_lens sums logits solution sequences q_heads max_blocks most_tokens"
-                " splits window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+                "block_table query_start context_lens head_params sums logits solution sequences q_heads max_blocks"
+                " most_tokens splits parameters window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
                 by_row,
                 {"MOST_SPLITS": MOST_SPLITS, "CHUNK": 4096, "OPTIONS": decode},
                 needed=decoding_needed,
@@ -289,8 +290,8 @@ def kernels(
         )
     merging = kernel(
         merge,
-        "block_table query_start context_lens sums outputs solution collect_stats output stats"
-        " sequences q_heads max_blocks most_tokens splits window causal",
+        "block_table query_start context_lens head_params sums outputs solution collect_stats output stats"
+        " sequences q_heads max_blocks most_tokens splits parameters window causal",
         by_row,
         {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
         needed=decoding_needed,
@@ -311,7 +312,8 @@ def kernels(
         return store, *decoding, merging, prompts
     merging_prompts = kernel(
         merge_prompts,
-        "query_start sums outputs collect_stats output stats sequences q_heads most_tokens parts",
+        "query_start head_params sums outputs collect_stats output stats sequences q_heads most_tokens parts"
+        " parameters",
         lambda shapes: (shapes.tokens, shapes.q_heads, 1),
         {"MOST_PARTS": MOST_PARTS, "OPTIONS": decode},
         needed=lambda shapes: prompt_parts(prompt, shapes) > 1,

@@ -14,7 +14,7 @@ BEGIN = "<!-- Written by tests/exporter/support_table.py from a test run; do not
 END = "<!-- End of the written part. -->\n"
 FORMS = ("paged", "contiguous", "none")
 # Another form is traced by the same code: those of other decoders were tried once, ad hoc.
-IN_EVERY_FORM = ("llama", "qwen2", "gemma2", "gpt2", "smollm3")
+IN_EVERY_FORM = ("llama", "qwen2", "gemma2", "gpt2", "smollm3", "gpt_oss", "flint")
 
 # (model_type, form) -> what the test compared
 Seen = dict[tuple[str, str], str]

@@ -45,7 +45,14 @@ def test_every_architecture_computes_what_transformers_does(tmp_path, name):
 
 # Between them they have every form, windows, a soft cap, other scales, and layers that differ.
 @pytest.mark.parametrize(
-    ("name", "cache"), [full("gemma2", "paged"), ("qwen2", "contiguous"), ("gpt2", "none"), full("smollm3", "paged")]
+    ("name", "cache"),
+    [
+        full("gemma2", "paged"),
+        ("qwen2", "contiguous"),
+        ("gpt2", "none"),
+        full("smollm3", "paged"),
+        ("gpt_oss", "paged"),
+    ],
 )
 def test_greedy_tokens_equal_transformers(sharp_export, tmp_path, name, cache):
     manifest = check_greedy_tokens(sharp_export, tmp_path, name, cache)
@@ -110,16 +117,16 @@ def test_a_model_that_bypasses_the_hook_is_refused_with_the_reason(sharp_export,
 
 
 def test_attention_that_the_op_lacks_is_refused_with_the_reason(sharp_export, tmp_path, monkeypatch):
-    def with_sinks(module, *arguments, **options):
-        return hooked_attention(module, *arguments, **options, s_aux=torch.zeros(6))
+    def with_bias(module, *arguments, **options):
+        return hooked_attention(module, *arguments, **options, position_bias=torch.zeros(6))
 
-    transformers.AttentionInterface.register(HOOK, with_sinks)
+    transformers.AttentionInterface.register(HOOK, with_bias)
     try:
-        result = sharp_export(save(tiny("llama"), tmp_path / "sinks"), "--norm", "softmax", "-o", tmp_path / "out")
+        result = sharp_export(save(tiny("llama"), tmp_path / "llama"), "--norm", "softmax", "-o", tmp_path / "out")
     finally:
         transformers.AttentionInterface.register(HOOK, hooked_attention)
     assert result.exit_code == 2, result.output
-    assert "uses s_aux, which Sharp's attention op does not have" in result.output
+    assert "uses position_bias, which Sharp's attention op does not have" in result.output
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import entmax
 import pytest
@@ -75,6 +76,27 @@ def test_a_call_by_name_needs_no_pattern_and_brings_its_norm() -> None:
     assert source.trained
     assert isinstance(source.model, ProgramDecoder)
     assert source.model.attention.first.logits.window == 20
+
+
+@pytest.mark.parametrize("norm", ["entmax", full("softmax"), full("ssa")])
+def test_a_call_by_name_brings_its_sinks(norm: str) -> None:
+    parameters = nn.Parameter(torch.tensor([[1.0, 1.5]] * gpt.HEADS))
+    sinks = nn.Parameter(torch.tensor([-9.0, 0.0, 2.0, 5.0]))
+
+    def named(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        given = parameters if norm == "ssa" else None
+        return normalized_attention(query, key, value, norm=norm, head_params=given, sinks=sinks, causal=True)
+
+    source = read(gpt.GPT(named), TOKENS, norm=norm)  # refuses a program whose logits differ
+    assert isinstance(source.model, ProgramDecoder)
+    seen: list[Tensor | None] = []
+
+    def attention(layer: int, query: Tensor, *rest: Any) -> Tensor:
+        seen.append(rest[-1].sinks)
+        return query
+
+    source.model.hidden_states(TOKENS, torch.arange(TOKENS.shape[1])[None], attention)
+    assert [one.tolist() for one in seen if one is not None] == [sinks.tolist()] * len(seen)
 
 
 def test_parameters_that_the_user_gives_make_a_norm_trained() -> None:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.ops.schema import ATTENTION, PAGED_ATTENTION, OpDefinition
 from tests.full.cuda.native import ROOT
 
@@ -43,11 +44,12 @@ class Call:
     def inputs(self) -> Described:
         """Every input that is given."""
         usual = self.usual_inputs() | {
-            "head_params": ("float32", [HEADS, 2]),
+            "head_params": ("float32", [HEADS, 2 if self.normalizer == "ssa" else 1]),  # b and n, or a sink
             "alibi_slopes": ("float32", [HEADS]),
             "collect_stats": ("bool", []),
         }
-        given = {name: described for name, described in usual.items() if name not in self.absent}
+        absent = [*self.absent, *(["head_params"] if self.normalizer in WITHOUT_SINK else [])]
+        given = {name: described for name, described in usual.items() if name not in absent}
         return {n: (self.dtypes.get(n, dtype), self.shapes.get(n, shape)) for n, (dtype, shape) in given.items()}
 
     def outputs(self) -> Described:

@@ -186,7 +186,7 @@ int main(int, char** arguments) {
   enqueue("unread", running, call(kConcatenating), library, {false, false});
   enqueue("token", running, call(kConcatenating, DataType::kFLOAT, 100, 1), library);
   auto given = with(call(kShared), 6, DataType::kINT32, dims({3}));
-  given = with(with(given, 7, DataType::kFLOAT, dims({8, 2})), 8, DataType::kFLOAT, dims({8}));
+  given = with(with(given, 7, DataType::kFLOAT, dims({8, 1})), 8, DataType::kFLOAT, dims({8}));
   enqueue("given", running, given, library);
   const auto all = call(kNone);
   enqueue("short", running, {all.begin(), all.begin() + 3}, library);
@@ -205,6 +205,7 @@ int main(int, char** arguments) {
       {"places", with(call(kShared), 4, DataType::kHALF, dims({3, 2, 99, 64})), kInputs},
       {"buffer", with(call(kNone), 5, DataType::kINT32, dims({3})), kInputs},
       {"lens", with(call(kNone), 6, DataType::kINT32, dims({4})), kInputs},
+      {"columns", with(call(kNone), 7, DataType::kFLOAT, dims({8, 2})), kInputs},
       {"slopes", with(call(kNone), 8, DataType::kFLOAT, dims({2})), kInputs},
       {"few", call(kNone), 2},
   };

@@ -154,7 +154,7 @@ int main(int, char** arguments) {
   const Plugin running = deserialized(creator, plugin);
   enqueue("aliased", running, inputs, true, library);
   enqueue("copied", running, inputs, false, library);
-  enqueue("given", running, step(DataType::kHALF, 2, 8), true, library);
+  enqueue("given", running, step(DataType::kHALF, 1, 8), true, library);
   enqueue("short", running, {inputs.begin(), inputs.begin() + 9}, true, library);
   auto longer = inputs;
   longer[6].dims = dims({4, 5000});
@@ -173,8 +173,8 @@ int main(int, char** arguments) {
   other.fields.resize(2);
   Plugin smallest(create(other));
   std::printf("defaults %s\n", smallest.build->getMetadataString());
-  for (const char* wrong : {"heads", "ranks", "blocks", "few"}) {
-    auto bad = dynamic(step());
+  for (const char* wrong : {"heads", "ranks", "blocks", "columns", "few"}) {
+    auto bad = dynamic(step(DataType::kHALF, std::strcmp(wrong, "columns") ? 0 : 2));
     if (!std::strcmp(wrong, "heads")) bad[0].desc.dims.d[1] = 7;
     if (!std::strcmp(wrong, "ranks")) bad[3].desc.dims.nbDims = 3;
     if (!std::strcmp(wrong, "blocks")) bad[4].desc.dims.d[2] = 8;

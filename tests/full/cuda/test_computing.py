@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.ops.attributes import NORMALIZERS, WITHOUT_SINK
 from tests.exporter.conftest import tiny_model
 from tests.full.cuda.native import ROOT
 
@@ -29,8 +29,8 @@ def paged(normalizer, dtype="float32", sequences=SEQUENCES, **options):
     return ["PagedAttention", {"normalizer": normalizer, **options}]
 
 
-def attention(normalizer, form, queries, new_keys, dtype="float32"):
-    shape = {"form": form, "queries": queries, "new_keys": new_keys, "past": 60}
+def attention(normalizer, form, queries, new_keys, dtype="float32", sinks=False):
+    shape = {"form": form, "queries": queries, "new_keys": new_keys, "past": 60, "sinks": sinks}
     return ["Attention", {"normalizer": normalizer, "dtype": dtype, **shape}]
 
 
@@ -44,6 +44,8 @@ CASES = {
     ]
     for name in NORMALIZERS
 }
+for name in set(NORMALIZERS) - {*WITHOUT_SINK}:
+    CASES[name] += [paged(name, sinks=True), attention(name, "shared", 20, 20, sinks=True)]
 CASES["softmax"] += [attention("softmax", "none", 4, 120), attention("softmax", "shared", 1, 1)]
 CASES["ssa"] += [paged("ssa", "float16", QUESTION, q_heads=2, kv_heads=1, statistics=None)]
 CASES["entmax"] += [paged("entmax", alpha=alpha, sequences=[[30, 1], [0, 20]]) for alpha in (1.25, 2.0)]

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.variants import Shapes, kernels, prompt_options, scratch
 from tests.full.cuda.native import OTHER_SHARED, PREFILL_SHARED
@@ -56,6 +57,8 @@ def random_calls(count: int) -> list[Call]:
         normalizer = draw.choice(["softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"])
         kv_heads = draw.choice([1, 2, 8])
         absent = [name for name in ("alibi_slopes", "collect_stats") if draw.random() < 0.5]
+        sinks = draw.random() < 0.3 and normalizer not in WITHOUT_SINK
+        parameters = (2 if normalizer == "ssa" else 0) + sinks
         calls.append(
             Call(
                 normalizer,
@@ -69,8 +72,8 @@ def random_calls(count: int) -> list[Call]:
                 q_heads=kv_heads * draw.choice([1, 4, 20]),
                 kv_heads=kv_heads,
                 head_dim=draw.choice([64, 128]),
-                parameters=2 if normalizer == "ssa" else 0,
-                absent=absent + ([] if normalizer == "ssa" else ["head_params"]),
+                parameters=parameters,
+                absent=absent + ([] if parameters else ["head_params"]),
             )
         )
     return calls
@@ -119,12 +122,12 @@ def test_every_call_launches_what_the_variants_say(launch, capability):
 
 
 def test_arguments_are_those_of_the_problem(launch):
-    present = Call("adaptive_softmax", "float32", "int8", softcap=20.0, window=9, parameters=3, absent=[])
+    present = Call("adaptive_softmax", "float32", "int8", softcap=20.0, window=9, parameters=1, absent=[])
     [result] = launch([present])
     for _, values in launches(result):
         for name in set(values) & set(ADDRESSES):
             assert values[name] == str(ADDRESSES[name]), name
-        numbers = {"tokens": 5, "sequences": 2, "q_heads": 8, "kv_heads": 2, "max_blocks": 20, "parameters": 3}
+        numbers = {"tokens": 5, "sequences": 2, "q_heads": 8, "kv_heads": 2, "max_blocks": 20, "parameters": 1}
         numbers |= {"window": 9, "causal": 1, "scale": 0.125, "softcap": 20, "entropy_threshold": 0.5}
         # Two coefficients, highest power first: the polynomial's last two terms.
         numbers |= dict.fromkeys(("t0", "t1", "t2", "t3", "t4", "t5"), 0) | {"t6": 0.5, "t7": 0.25}
@@ -300,6 +303,9 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(dtype="float32", cache_dtype="float16"), "`sharp build FOLDER --backend cuda`"),
         (Call(q_heads=7), "kv_heads must divide q_heads"),
         (Call("ssa"), "ssa needs head_params"),
+        (Call("ssa", parameters=4, absent=[]), "head_params of ssa must have 2 columns (b, n), or 3 with the sinks"),
+        (Call(parameters=2, absent=[]), "head_params must have one column, the sinks"),
+        (Call("relu", parameters=1, absent=[]), "have no parameters, and no sinks: leave out head_params"),
         (Call(scale=-1.0), "scale must be positive and finite on a GPU"),
         (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
         (Call(absent=["output"]), "a buffer is null that every call needs"),

@@ -155,7 +155,7 @@ def test_optional_inputs_reach_the_kernels(said):
     assert (prefill["head_params"], prefill["alibi_slopes"], prefill["parameters"]) == (
         str(HEAD_PARAMS),
         str(SLOPES),
-        "2",
+        "1",
     )
 
 
@@ -179,6 +179,7 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
         "1 Attention: past_value must be [batch, kv_heads, past, value_dim]",
         "1 Attention: past_lens needs past_key and past_value, the buffer that it is of",
         "1 Attention: total_lens must be [batch]",
+        "1 Attention: head_params must have one column, the sinks; only ssa has parameters of its own",
         "1 Attention: alibi_slopes must be [q_heads]",
         "1 Attention: it has 2 inputs, but must have 3 to 10",
         "1 Attention: ssa needs head_params [q_heads, 2]: b and n of every head",

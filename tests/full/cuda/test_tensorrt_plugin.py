@@ -124,7 +124,7 @@ def test_optional_inputs_reach_the_kernels(said):
     assert (prefill["head_params"], prefill["alibi_slopes"], prefill["parameters"]) == (
         str(4096 * 10),
         str(4096 * 11),
-        "2",
+        "1",
     )
 
 
@@ -136,12 +136,13 @@ def test_a_node_may_end_before_its_optional_inputs(said):
 
 
 def test_what_is_wrong_is_logged_in_a_sentence(said):
-    assert said["refused"] == ["heads 1", "ranks 1", "blocks 1", "few 1"]
+    assert said["refused"] == ["heads 1", "ranks 1", "blocks 1", "columns 1", "few 1"]
     assert said["created"] == ["0"] * 5
     assert said["log"][1:] == [
         "1 PagedAttention: kv_heads must divide q_heads",
         "1 PagedAttention: key_cache has 3 dimensions, but must have 4",
         "1 PagedAttention: value_cache must be [blocks, kv_heads, block_size, value_dim]",
+        "1 PagedAttention: head_params must have one column, the sinks; only ssa has parameters of its own",
         "1 PagedAttention: it has 5 inputs, but must have 9 to 12",
         "1 PagedAttention: attribute normalizer is 'softmin'; it must be one of softmax, ssa, adaptive_softmax, "
         "entmax, sigmoid, relu, relu2",

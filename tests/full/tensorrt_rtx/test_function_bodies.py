@@ -3,6 +3,7 @@
 import pytest
 from onnx import inliner
 
+from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.ops.schema import NORMALIZERS
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Shape, make_case, make_model
@@ -13,6 +14,13 @@ from tests.tensorrt_rtx import build_engine
 def test_engine_build(normalizer: str) -> None:
     case = make_case(normalizer, Shape(sequences=((3, 2),), head_dim=8, value_dim=8), alibi=normalizer == "softmax")
     engine = build_engine(make_model(case))
+    assert engine is not None and engine.nbytes > 0
+
+
+@pytest.mark.parametrize("normalizer", [name for name in NORMALIZERS if name not in WITHOUT_SINK])
+def test_engine_build_with_sinks(normalizer: str) -> None:
+    shape = Shape(sequences=((3, 2),), head_dim=8, value_dim=8)
+    engine = build_engine(make_model(make_case(normalizer, shape, sinks=True)))
     assert engine is not None and engine.nbytes > 0
 
 

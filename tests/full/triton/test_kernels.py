@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.ops.schema import NORMALIZERS
 from tests.full.triton import interpreted
 from tests.full.triton.interpreted import CACHES, DATA, Run
@@ -46,8 +47,9 @@ def cases(draw: st.DrawFn) -> Case:
     }
     if shape.integers:
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
-    seed, alibi = draw(st.integers(0, 2**20)), draw(st.booleans())
-    return make_case(draw(st.sampled_from(NORMALIZERS)), shape, seed, alibi, **attributes)
+    normalizer = draw(st.sampled_from(NORMALIZERS))
+    sinks = draw(st.booleans()) and normalizer not in WITHOUT_SINK
+    return make_case(normalizer, shape, draw(st.integers(0, 2**20)), draw(st.booleans()), sinks, **attributes)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

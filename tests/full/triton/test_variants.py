@@ -193,15 +193,15 @@ def test_splits_and_scratch_memory() -> None:
         "sums": 32 * 66 * 8,
         "outputs": 32 * 66 * 128,
         "logits": 32 * 2048 * 16,
-        "solution": 32 * 2,
+        "solution": 32 * 3,
         "tiles": 8 * 1 * (2048 * 16 // 128 + 1),
     }
     short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, short) == 4  # 1,024 keys, 256 and more a split
     checked = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert scratch(options, checked, prompt)["solution"] == 2 * 4 * 32 * 2  # up to 4 tokens of each sequence
+    assert scratch(options, checked, prompt)["solution"] == 2 * 4 * 32 * 3  # up to 4 tokens of each sequence
     mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
-    assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 2  # beside a prompt one token of each
+    assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 3  # beside a prompt one token of each
     assert prompt_parts(prompt, mixed) == 1  # entmax reads its keys several times
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert splits(options, many) == 2
@@ -249,13 +249,22 @@ def test_what_the_kernels_lack_is_refused(
         paged_attention(**tensors(case, "meta"), normalizer=normalizer, **({"scale": 1.0} | attributes))
 
 
-@pytest.mark.parametrize("width", [None, 1])
-def test_ssa_needs_its_parameters(width: int | None) -> None:
+@pytest.mark.parametrize(
+    ("normalizer", "width", "message"),
+    [
+        ("ssa", None, "ssa needs head_params"),
+        ("ssa", 1, r"head_params has 1 columns; ssa takes 2 \(b, n\) or 3 \(the sink behind them\)"),
+        ("ssa", 4, "head_params has 4 columns"),
+        ("softmax", 2, r"head_params has 2 columns; softmax takes 1 \(the sink\)"),
+        ("relu", 1, "head_params has 1 columns; relu has no parameters, and no sink: leave it out"),
+    ],
+)
+def test_head_params_have_the_columns_of_the_normalizer(normalizer: str, width: int | None, message: str) -> None:
     inputs = tensors(make_case("softmax"), "meta")
     if width is not None:
         inputs["head_params"] = torch.ones(6, width, device="meta")
-    with pytest.raises(InputError, match="ssa needs head_params"):
-        paged_attention(**inputs, normalizer="ssa", scale=1.0)
+    with pytest.raises(InputError, match=message):
+        paged_attention(**inputs, normalizer=normalizer, scale=1.0)
 
 
 @pytest.mark.parametrize(

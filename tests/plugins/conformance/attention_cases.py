@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from sharp.plugins.ops.attention_reference import ContiguousOutput, attention
+from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.schema import ATTENTION, DOMAIN, NORMALIZERS, VERSION
-from tests.plugins.conformance.cases import Case, assert_statistics_agree, random_numbers, session
+from tests.plugins.conformance.cases import (
+    Case,
+    assert_statistics_agree,
+    beside_sinks,
+    random_head_params,
+    random_numbers,
+    session,
+)
 
 FORMS = ("none", "concatenating", "shared")
 OUTPUTS = ATTENTION.output_names
@@ -52,7 +60,14 @@ class Shape:
     padded: bool = False
 
 
-def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: bool = False, **attributes: Any) -> Case:
+def make_case(
+    normalizer: str,
+    shape: Shape = Shape(),
+    seed: int = 0,
+    alibi: bool = False,
+    sinks: bool = False,
+    **attributes: Any,
+) -> Case:
     """A case; what no query may see (padding, unfilled places of a buffer) is NaN."""
     rng = np.random.default_rng(seed)
     q_heads, kv = shape.kv_heads * shape.group, (shape.batch, shape.kv_heads)
@@ -81,14 +96,15 @@ def make_case(normalizer: str, shape: Shape = Shape(), seed: int = 0, alibi: boo
         for sequence, (first, end) in enumerate(zip(filled, total, strict=True)):
             for name in ("key", "value"):
                 inputs[name][sequence, :, max(end - first, 0) :] = np.nan
-    if normalizer == "ssa":
-        inputs["head_params"] = rng.uniform((0.3, 1.0), (2.0, 2.5), (q_heads, 2)).astype(np.float32)
+    head_params = random_head_params(rng, normalizer, q_heads, sinks)
+    if head_params is not None:
+        inputs["head_params"] = head_params
     if alibi:
         # Eighths keep whole-number logits exact.
         inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
     attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **attributes}
-    made_by = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, **{attributes})"
+    made_by = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, {sinks}, **{attributes})"
     return Case(normalizer, inputs, attributes, made_by, ties=shape.integers)
 
 
@@ -119,9 +135,9 @@ def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
     if shape.integers:
         # Whole numbers times a power of two have exact logits in float32, however large.
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
-    return make_case(
-        draw(st.sampled_from(normalizers)), shape, draw(st.integers(0, 2**20)), draw(st.booleans()), **attributes
-    )
+    normalizer = draw(st.sampled_from(normalizers))
+    sinks = draw(st.booleans()) and normalizer not in WITHOUT_SINK
+    return make_case(normalizer, shape, draw(st.integers(0, 2**20)), draw(st.booleans()), sinks, **attributes)
 
 
 def run_reference(case: Case) -> ContiguousOutput:
@@ -165,7 +181,8 @@ def run(case: Case, kernel: bool, threads: int = 2) -> ContiguousOutput:
 def assert_agrees(actual: ContiguousOutput, expected: ContiguousOutput, case: Case, tolerance: float = 1e-5) -> None:
     """Output relative to its largest value; presents exactly; statistics column by column."""
     scale = max(np.abs(expected.output).max(initial=0.0), 1e-3)
-    np.testing.assert_allclose(actual.output, expected.output, rtol=tolerance, atol=tolerance * scale)
+    slack = tolerance * beside_sinks(case)
+    np.testing.assert_allclose(actual.output, expected.output, rtol=slack, atol=slack * scale)
     np.testing.assert_array_equal(actual.present_key, expected.present_key.astype(np.float32))
     np.testing.assert_array_equal(actual.present_value, expected.present_value.astype(np.float32))
     assert_statistics_agree(actual.stats, expected.stats, case.normalizer, case.ties, tolerance)

@@ -32,6 +32,10 @@ def data() -> Iterator[tuple[str, onnx.ModelProto, list[np.ndarray], list[np.nda
         yield _paged(
             f"paged_attention_{normalizer}_alibi_softcap_window", cases.make_case(normalizer, PAGED, **OPTIONS)
         )
+    for normalizer in ("softmax", "ssa", "adaptive_softmax", "entmax"):
+        yield _paged(f"paged_attention_{normalizer}_sinks", cases.make_case(normalizer, PAGED, sinks=True))
+    sinks = attention_cases.make_case("softmax", CONCATENATING, sinks=True)
+    yield _attention("attention_softmax_sinks", sinks)
     yield _paged("paged_attention_sparsemax", cases.make_case("entmax", PAGED, alpha=2.0))
     for form in ("none", "shared"):
         shape = attention_cases.Shape(form, queries=4, new_keys=4, past=12, padded=True, **SMALL)  # type: ignore[arg-type]

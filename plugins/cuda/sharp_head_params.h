@@ -1,0 +1,19 @@
+/* What head_params may be, for libsharp_cuda.so and the TensorRT plugins. */
+#pragma once
+
+#include "sharp_cuda.h"
+
+/* What is wrong with head_params of so many columns (0: there is none) for a normalizer, in one sentence; or null. */
+inline const char* sharp_head_params_mistake(SharpNormalizer normalizer, int64_t columns) {
+  switch (normalizer) {
+    case SHARP_SSA:
+      if (columns < 2) return "ssa needs head_params [q_heads, 2]: b and n of every head";
+      return columns <= 3 ? nullptr : "head_params of ssa must have 2 columns (b, n), or 3 with the sinks";
+    case SHARP_SIGMOID:
+    case SHARP_RELU:
+    case SHARP_RELU2:
+      return columns == 0 ? nullptr : "sigmoid, relu and relu2 have no parameters, and no sinks: leave out head_params";
+    default:
+      return columns <= 1 ? nullptr : "head_params must have one column, the sinks; only ssa has parameters of its own";
+  }
+}
