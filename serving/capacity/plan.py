@@ -11,7 +11,7 @@ from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.capacity.speed import Speed
 
 MEMORY_SHARE = 0.9  # the rest is for activations and the runtime
-UTILIZATION = 0.7  # of a server: above it, requests that arrive by chance wait long
+UTILIZATION = 0.7  # of a server: above it, requests with Poisson arrivals wait long
 MOST_REQUESTS = 1e9  # a second
 # What the engine itself takes in a greedy step of so many streams (bench/results/engine_step.json).
 ENGINE_SECONDS = 1.21e-3
