@@ -57,9 +57,11 @@ def loading_options(head: Head, facts: PreTrainedConfig) -> dict[str, Any]:
 
 def longest_text(path: Path, head: Head) -> int | None:
     """The tokens to which sentence-transformers cuts a text; None where the folder says nothing of it."""
+    if head == "masked-lm":  # also every decoder's, which may be a .gguf file
+        return None
     stated = [_read(path / TRANSFORMER_SETTINGS).get("max_seq_length"), _read(path / TOKENIZER_SETTINGS).get(LONGEST)]
     lengths = [int(one) for one in stated if isinstance(one, int | float) and 1 <= one < UNLIMITED]
-    return lengths[0] if lengths and head != "masked-lm" else None
+    return lengths[0] if lengths else None
 
 
 def read_embedding(path: Path, facts: PreTrainedConfig) -> Embedding:

@@ -100,6 +100,12 @@ def test_scores_of_one_label_and_of_others(tmp_path):
         read_classification(tmp_path, one)
 
 
+def test_a_gguf_file_has_none_of_their_files(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    assert longest_text(file, "masked-lm") is None
+
+
 def test_the_longest_text(tmp_path):
     assert longest_text(tmp_path, "embedding") is None
     write(tmp_path, "tokenizer_config.json", {"model_max_length": 1e30})
