@@ -164,8 +164,14 @@ class Program(nn.Module):
                 values[node] = replaced[node].compute(*(values[one] for one in dependencies))
             elif node in self.tensors:
                 values[node] = getattr(self, self.tensors[node])
+            elif node.op == "get_attr":
+                values[node] = self.attributes[str(node.target)]
             else:
-                values[node] = self.attributes[str(node.target)] if node.op == "get_attr" else _call(node, values, wide)
+                try:
+                    values[node] = _call(node, values, wide)
+                except Exception as error:
+                    error.add_note(where(node))  # for the message, where nobody expects it
+                    raise
             if record:
                 continue
             for one in dependencies:

@@ -18,6 +18,7 @@ from sharp.exporter.programs.archive import load_program
 from sharp.exporter.programs.calls import OwnNorm
 from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_a_decoder
 from sharp.exporter.programs.heads import Attention, find_layers
+from sharp.exporter.programs.memory import memory_of_program
 from sharp.exporter.programs.model import ProgramModel
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, longest_sequence
@@ -83,18 +84,31 @@ def read_program(
     """
     if norm is not None:
         options.check(norm)
-    exported = given.exported
-    digest = None
-    if exported is None:
-        exported, digest = load_program(path), sha256([path])
+    if given.exported is not None:
+        return _read_any(path, given.exported, norm, options, given, None)
+    with memory_of_program(path.stat().st_size):
+        return _read_any(path, load_program(path), norm, options, given, sha256([path]))
+
+
+def _read_any(
+    path: Path,
+    exported: ExportedProgram,
+    norm: str | None,
+    options: NormOptions,
+    given: ProgramOptions,
+    digest: str | None,
+) -> Source:
     try:
         with torch.no_grad():
             return _read(path, Program(exported), norm, options, given, digest)
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
-    except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:
+    except Exception as error:  # whatever the program's operators raise
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        raise InputError(f"{path} cannot be exported, as its program does not run: {reason}") from error
+        if isinstance(error, MemoryError) or "allocate memory" in reason:
+            reason = "it takes more memory than there is, or than a program of its size has a use for"
+        at = next((f" at {note}" for note in getattr(error, "__notes__", ())), "")
+        raise InputError(f"{path} cannot be exported, as its program does not run{at}: {reason}") from error
 
 
 def _read(
