@@ -89,7 +89,10 @@ def check_adaptable(path: Path) -> None:
     if not path.exists():
         raise NotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
     if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
-        raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
+        raise InputError(
+            f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes; a model of your own "
+            "is trained with sharp.models.normalized_attention in it, see docs/your-own-model.md"
+        )
 
 
 def sha256(files: Iterable[Path]) -> str:

@@ -167,10 +167,19 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
         query, key, value = (one.arrange(values[one.node]) for one in (call.query, call.key, call.value))
         logits = examine(program, roles, call, longest)
         layers.append(_layer(call, logits, query, key, value, given, roles, program))
-    shapes = {(one.q_heads, one.kv_heads, one.head_dim) for one in layers}
-    if len(shapes) > 1:
-        raise InputError("its layers differ in the number or size of their heads, which the exporter does not support")
+    _check_alike(layers)
     return roles, Attention(tuple(layers))
+
+
+def _check_alike(layers: list[Layer]) -> None:
+    shapes = [(one.q_heads, one.kv_heads, one.head_dim) for one in layers]
+    for layer, shape in zip(layers, shapes, strict=True):
+        if shape != shapes[0]:
+            here, first = (f"{q} query and {kv} KV heads of {size}" for q, kv, size in (shape, shapes[0]))
+            raise InputError(
+                "its layers differ in their heads, which the exporter does not support: attention at "
+                f"{layer.call.where} has {here}, the first {first}"
+            )
 
 
 def _layer(

@@ -22,7 +22,7 @@ from sharp.exporter.programs.reading import ProgramOptions
 from sharp.plugins.errors import InputError, VerificationError
 from sharp.plugins.manifest import Target
 
-GRAPH = ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "opset")
+GRAPH = ("dtype", "kv_dtype", "quantize", "block_size", "max_context", "key_screen", "opset")
 NORM = ("alpha", "ssa_b", "ssa_n", "temperature", "temperature_coefficients", "log_length_offset")
 MOST_DIFFERENCE = 1e-3
 
@@ -65,8 +65,8 @@ def export(
         text: the text to measure perplexity on.
         name: of the model; by default that of its class.
         dynamic_shapes: for torch.export; by default every dimension varies that can.
-        options: dtype, kv_dtype, quantize, block_size, max_context, opset; alpha, ssa_b, ssa_n, temperature,
-            temperature_coefficients, log_length_offset. As the options of `sharp-export`.
+        options: dtype, kv_dtype, quantize, block_size, max_context, key_screen, opset; alpha, ssa_b, ssa_n,
+            temperature, temperature_coefficients, log_length_offset. As the options of `sharp-export`.
 
     Returns:
         What was written and what verification found.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.nodes import is_size, where
+from sharp.exporter.programs.nodes import contents, where
 from sharp.exporter.programs.program import Program, Replacement
 from sharp.plugins.errors import InputError
 
@@ -40,7 +40,7 @@ def after(program: Program, source: Node) -> set[Node]:
     """What depends on what is in `source`."""
     found = {source}
     for node in program.graph.nodes:
-        if not is_size(node) and any(one in found for one in node.all_input_nodes):
+        if any(one in found for one in contents(node)):
             found.add(node)
     return found
 

@@ -12,8 +12,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
+from sharp.exporter.programs.archive import quiet
 from sharp.exporter.programs.flat_graph import calls_flexible, flattened, writes
-from sharp.exporter.programs.nodes import is_size, name_of, where
+from sharp.exporter.programs.nodes import contents, name_of, where
 from sharp.plugins.errors import InputError
 
 MOST_LENGTH = 2**24
@@ -56,7 +57,8 @@ class Program(nn.Module):
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
         if writes(exported) or calls_flexible(exported):
-            exported = exported.run_decompositions({})  # nothing is left that writes in place
+            with quiet():
+                exported = exported.run_decompositions({})  # nothing is left that writes in place
         self.graph, self.attributes = flattened(exported)
         self.tensors: dict[Node, str] = {}  # placeholder -> attribute that holds its tensor
         self.names: dict[str, str] = {}  # name in the module -> attribute
@@ -111,7 +113,7 @@ class Program(nn.Module):
         """What depends on what is in an input that holds no positions, and not only on its size."""
         found = {port.node for port in self.inputs if not port.holds_positions}
         for node in self.graph.nodes:
-            if not is_size(node) and any(one in found for one in node.all_input_nodes):
+            if any(one in found for one in contents(node)):
                 found.add(node)
         return found
 
@@ -119,7 +121,9 @@ class Program(nn.Module):
         if tensor.is_floating_point():
             if parameter and tensor.dtype != torch.float32:
                 dtype = str(tensor.dtype).rpartition(".")[2]
-                raise InputError(f"its weights are {dtype}; call float() on the module, --dtype says what is written")
+                raise InputError(
+                    f"its weights {target} are {dtype}; call float() on the module, --dtype says what is written"
+                )
             if parameter and not tensor.isfinite().all():
                 raise InputError(f"the weights of {target} are not all finite")
         name = re.sub(r"\W", "_", target)

@@ -292,7 +292,29 @@ def _check_own_attention(original: Decoder | UncachedModel, program: Program, ou
             own = program.output(inputs, output)
         error = float((found - own).abs().max() / own.abs().max().clamp(min=1e-6))
         if not error <= MOST_DIFFERENCE:
+            at = _first_different(original, program, output)
             raise InputError(
-                f"with the attention that was recognised its output differs by {error:.0e} of the largest from its "
+                f"with the attention that was recognised{at} its output differs by {error:.0e} of the largest from its "
                 "own; call sharp.models.normalized_attention where it attends"
             )
+
+
+def _first_different(original: Decoder | UncachedModel, program: Program, output: Node) -> str:
+    """Where the first attention is that makes another output in the place of the program's own."""
+    assert isinstance(original, ProgramDecoder | ProgramModel)
+    whole = ProgramModel(
+        program,
+        original.roles,
+        original.attention,
+        output,
+        original.config,
+        original.parameters_of_norm,
+        own=True,
+    )
+    inputs = whole.draw(*SIZES[0], torch.Generator().manual_seed(0))
+    right = program.output(inputs, output)
+    for number, layer in enumerate(original.attention.layers):
+        found = whole.compute(EagerAttention(original.config), *inputs, only=number)
+        if not (found - right).abs().max() <= MOST_DIFFERENCE * right.abs().max():
+            return f" ({layer.call.where})"
+    return ""

@@ -138,6 +138,13 @@ def test_a_mask_that_is_no_padding_is_refused(tmp_path: Path, mask: Tensor, mess
         ({"transformer.h.0.attn.qkv.weight": torch.zeros(1)}, "litgpt"),
         ({"net.attn_layers.layers.0.1.to_q.weight": torch.zeros(1)}, "x-transformers"),
         ({"encoder.weight": torch.zeros(1)}, "holds weights and not its code"),
+        (
+            {
+                f"module.decoder.layers.0.self_attention.{name}": torch.zeros(1)
+                for name in ("core_attention.ssa_n_raw", "linear_qkv.weight")
+            },
+            "SSATritonV4Attention",
+        ),
         # The names in github.com/omyokun/SSA, GPT2SSA/model.py, and in what Lightning saves of deep-spin/asentmax.
         (
             {
@@ -170,3 +177,21 @@ def test_weights_alone_are_told_whose_they_are_and_what_to_do(
     assert result.exit_code == 2
     assert owner in result.output.replace("\n", " ")
     assert "sharp.export" in result.output
+
+
+def test_a_folder_of_megatron_is_told_what_to_do(tmp_path: Path, sharp_export) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "__0_0.distcp").write_bytes(b"")
+    result = sharp_export(tmp_path, "--norm", "ssa", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "holds weights and not its code" in result.output.replace("\n", " ")
+
+
+def test_what_sharp_adapt_cannot_train_is_told_what_to_do(tmp_path: Path) -> None:
+    settings = sharp.AdaptSettings("entmax")
+    with pytest.raises(InputError, match=r"not GPT; a module of your own is trained with sharp\.models"):
+        sharp.adapt(gpt.GPT(), settings, tmp_path / "out")  # type: ignore[arg-type]
+    path = tmp_path / "model.pt2"
+    path.touch()
+    with pytest.raises(InputError, match=r"a model of your own is trained with sharp\.models"):
+        sharp.adapt(path, settings, tmp_path / "out")

@@ -49,6 +49,7 @@ def flexible_alibi(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         full(gpt.capped_in_a_window, 5, 20, None),
         (gpt.einsums, 0, -1, None),
         (gpt.expanded, 0, -1, None),
+        (gpt.of_a_type, 0, -1, None),
         full(flexible_alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
     ],
 )
@@ -226,3 +227,50 @@ def none_at_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_attention_that_the_op_has_not_is_refused_in_one_sentence(attend: gpt.Attend, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         read(gpt.GPT(attend), TOKENS)
+
+
+def clamped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return gpt.weighted(gpt.logits(query, key).clamp(max=20.0), value)
+
+
+def test_attention_that_only_seems_to_be_the_ops_is_named() -> None:
+    module = gpt.GPT(clamped, layers=2)
+    with torch.no_grad():
+        module.attention[1].query.weight *= 500.0
+    with pytest.raises(InputError, match=r"recognised \(node matmul_3, gpt.py line \d+: .*\) its output differs by"):
+        read(module, TOKENS)
+
+
+class Uneven(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = gpt.GPT(), gpt.GPT(kv_heads=4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.first(ids) + self.second(ids)
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = gpt.GPT()
+        self.model.head.half()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.model.tokens(ids) + self.model.places(torch.arange(ids.shape[1]))
+        return self.model.head(self.model.attention[0](x).half()).float()
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (
+            Uneven,
+            r"differ in their heads.* at node scaled_dot.*line \d+: .*4 query and 4 KV heads of 8, the first 4 .* 2",
+        ),
+        (Half, r"its weights model\.head\.weight are float16"),
+    ],
+)
+def test_what_differs_in_a_module_is_named(module: type, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read(module(), TOKENS)
