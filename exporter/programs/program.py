@@ -253,7 +253,20 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
     target: Any = node.target
     if name_of(node) in ("view", "_unsafe_view"):  # another attention may have laid its output out otherwise
         target = torch.ops.aten.reshape.default
+    if name_of(node) == "slice_scatter":
+        target = _slice_scatter
     return target(*value_of(node.args), **value_of(node.kwargs))
+
+
+def _slice_scatter(
+    tensor: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """aten.slice_scatter; its form in ONNX (onnxscript 0.7: Range and ScatterND) fails in ONNX Runtime."""
+    size = tensor.shape[dim]
+    if step != 1 or not isinstance(size, int):
+        return torch.ops.aten.slice_scatter.default(tensor, source, dim, start, end, step)  # type: ignore[no-any-return]
+    first, last, _ = slice(start, end).indices(size)
+    return torch.cat([tensor.narrow(dim, 0, first), source, tensor.narrow(dim, last, size - last)], dim)
 
 
 def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:

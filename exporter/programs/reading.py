@@ -173,6 +173,12 @@ def _chosen(
     scheme = get_norm(norm)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
+    capped = next((one for one in attention.layers if one.logits.softcap), None)
+    if capped is not None and scheme.scale_kind != "none":
+        raise InputError(
+            f"attention at {capped.call.where} caps its logits at {capped.logits.softcap:g}, and norm {norm} would "
+            "scale them before that; choose another --norm"
+        )
     if scheme.normalizer not in SHIFT_INVARIANT and (
         layer := next((one for one in attention.layers if one.logits.shifted), None)
     ):

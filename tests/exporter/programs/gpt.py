@@ -66,6 +66,13 @@ def of_a_type(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
 
 
+def written_into(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Some heads are scaled in place, as in github.com/deep-spin/asentmax."""
+    query = query.clone()
+    query[:, -2:] = query[:, -2:].clone() * torch.arange(2, query.shape[2] + 2).log()[:, None]
+    return fused(query, key, value)
+
+
 def with_weights(normalize: Callable[[Tensor], Tensor]) -> Attend:
     """Attention with another function in the place of softmax."""
 

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sharp
+from sharp.exporter.forms.paged.session import PagedSession
 from sharp.exporter.inspection.inspection import choose_text, open_model
 from sharp.exporter.inspection.prompt import Prompt
 from sharp.exporter.programs.module import evaluated, trace
-from sharp.plugins.errors import InputError
+from sharp.plugins.errors import InputError, VerificationError
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.programs import gpt
 
@@ -41,6 +43,23 @@ def test_a_module_is_exported_paged_and_left_as_it_was(tmp_path: Path) -> None:
     )
     assert module.training
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_heads_that_are_written_in_place_are_exported(tmp_path: Path) -> None:
+    result = sharp.export(
+        gpt.GPT(gpt.written_into, layers=2), (torch.zeros(1, 9).long(),), norm="softmax", output=tmp_path / "one"
+    )
+    assert result.verification.passed
+
+
+def test_a_model_that_onnx_runtime_cannot_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*_: object) -> None:
+        raise Fail("node_Range_264 has another shape")
+
+    monkeypatch.setattr(PagedSession, "step", step)
+    with pytest.raises(VerificationError, match=r"ONNX Runtime cannot run the model, .* node_Range_264"):
+        sharp.export(gpt.GPT(), (torch.zeros(1, 9).long(),), norm="softmax", output=tmp_path / "one")
+    assert not (tmp_path / "one").exists()
 
 
 def test_a_saved_program_is_exported_from_the_command_line(tmp_path: Path, sharp_export) -> None:

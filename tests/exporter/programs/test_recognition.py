@@ -14,6 +14,7 @@ from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.programs.decoder import ProgramDecoder
 from sharp.exporter.programs.module import check_traced, evaluated, trace
 from sharp.exporter.programs.reading import ProgramOptions, read_program
+from sharp.models.attention import EagerAttention
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
@@ -239,6 +240,40 @@ def test_attention_that_only_seems_to_be_the_ops_is_named() -> None:
         module.attention[1].query.weight *= 500.0
     with pytest.raises(InputError, match=r"recognised \(node matmul_3, gpt.py line \d+: .*\) its output differs by"):
         read(module, TOKENS)
+
+
+def test_capped_logits_have_no_norm_that_grows_with_the_length() -> None:
+    with pytest.raises(InputError, match=r"attention at node .* caps its logits at 5, and norm asentmax would scale"):
+        read(gpt.GPT(gpt.capped_in_a_window), TOKENS, norm="asentmax", norm_parameters={"w_beta": 0.1, "w_gamma": 0.1})
+
+
+class TokensFirst(gpt.GPT):
+    """Attention over [tokens, batch, size], as in torch.nn.MultiheadAttention."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = (self.tokens(ids) + self.places(torch.arange(ids.shape[1]))).transpose(0, 1)
+        own = self.attention[0]
+        heads = (part(x).unflatten(-1, (-1, own.dim)).permute(1, 2, 0, 3) for part in (own.query, own.key, own.value))
+        return self.head(self.norm(own.out(own.attend(*heads).transpose(1, 2).flatten(2))))
+
+
+class TokensSecond(gpt.GPT):
+    """The same, batch first."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.attention[0](self.tokens(ids) + self.places(torch.arange(ids.shape[1])))))
+
+
+def test_the_scale_of_a_query_is_of_its_own_token_in_either_layout() -> None:
+    parameters = {"w_beta": torch.randn(gpt.HEADS, gpt.WIDTH), "w_gamma": 0.1}
+    ids = torch.arange(27).reshape(3, 9)
+    found: list[Tensor] = []
+    for module in (TokensFirst(), TokensSecond()):
+        model = read(module, TOKENS, norm="asentmax", norm_parameters=parameters).model
+        assert isinstance(model, ProgramDecoder)
+        hidden = model.hidden_states(ids, torch.arange(9).expand(3, 9), EagerAttention(model.config))
+        found.append(model.logits(hidden))
+    assert torch.allclose(*found, atol=1e-5)
 
 
 class Uneven(nn.Module):
