@@ -123,6 +123,7 @@ class Attention:
                 one.arrange(tensor)
                 for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
             ]
+            heads = [one.to(heads[2].dtype) for one in heads]  # angles of RoPE are float32 where weights are not
             scale = logits.scale
             if isinstance(scale, Tensor):
                 heads[0] = heads[0] * scale.to(heads[0].dtype)[:, None, None]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sharp.exporter.programs.archive import quiet
 from sharp.exporter.programs.flat_graph import calls_flexible, flattened, writes
@@ -18,6 +19,10 @@ from sharp.exporter.programs.nodes import contents, name_of, where
 from sharp.plugins.errors import InputError
 
 MOST_LENGTH = 2**24
+OF_ONE_TYPE = (
+    *("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "convolution"),
+    *("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "group_norm", "scaled_dot_product_attention"),
+)
 POSITIONS = ("position_ids", "positions", "input_pos", "position", "pos", "cache_position")  # names of inputs
 
 
@@ -255,7 +260,24 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
         target = torch.ops.aten.reshape.default
     if name_of(node) == "slice_scatter":
         target = _slice_scatter
-    return target(*value_of(node.args), **value_of(node.kwargs))
+    arguments, named = value_of(node.args), value_of(node.kwargs)
+    if name_of(node) in OF_ONE_TYPE:
+        arguments, named = _of_one_type((arguments, named))
+    return target(*arguments, **named)
+
+
+def _of_one_type(arguments: Any) -> Any:
+    """In half precision a graph casts to what was float32 when it was made, and meets weights that are not any more."""
+    types = {one.dtype for one in tree_leaves(arguments) if isinstance(one, Tensor) and one.is_floating_point()}
+    if len(types) < 2:
+        return arguments
+    narrow = min(types, key=lambda one: one.itemsize)
+    dtype = narrow if narrow.itemsize == 2 else max(types, key=lambda one: one.itemsize)
+
+    def cast(one: Any) -> Any:
+        return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+
+    return tree_map(cast, arguments)
 
 
 def _slice_scatter(

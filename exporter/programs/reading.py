@@ -28,7 +28,7 @@ from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import get_norm
-from sharp.plugins.errors import InputError
+from sharp.plugins.errors import InputError, SharpError
 
 DEFAULT_LONGEST = 4096  # tokens, where neither the program nor the user says a number
 SIZES = ((2, 7), (1, 12), (3, 33))  # batch and tokens that attention is compared at
@@ -103,6 +103,8 @@ def _read_any(
             return _read(path, Program(exported), norm, options, given, digest)
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
+    except SharpError:  # a tokenizer that is not there
+        raise
     except Exception as error:  # whatever the program's operators raise
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         if isinstance(error, MemoryError) or "allocate memory" in reason:

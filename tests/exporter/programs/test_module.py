@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
@@ -14,7 +15,7 @@ from sharp.exporter.forms.paged.session import PagedSession
 from sharp.exporter.inspection.inspection import choose_text, open_model
 from sharp.exporter.inspection.prompt import Prompt
 from sharp.exporter.programs.module import evaluated, trace
-from sharp.plugins.errors import InputError, VerificationError
+from sharp.plugins.errors import InputError, NotFoundError, VerificationError
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.programs import gpt
 
@@ -50,6 +51,34 @@ def test_heads_that_are_written_in_place_are_exported(tmp_path: Path) -> None:
         gpt.GPT(gpt.written_into, layers=2), (torch.zeros(1, 9).long(),), norm="softmax", output=tmp_path / "one"
     )
     assert result.verification.passed
+
+
+class RootMeanSquare(nn.Module):
+    """Casts to float32 and back to the type that it was called with, which a graph keeps as float32: litgpt's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(gpt.WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * self.weight.to(x.dtype)
+
+
+def test_a_module_in_half_precision_has_learned_positions_and_casts_of_its_own(tmp_path: Path) -> None:
+    module = gpt.GPT()
+    module.norms[0] = RootMeanSquare()
+    inputs = (torch.zeros(1, 9, dtype=torch.int64),)
+    result = sharp.export(module, inputs, norm="softmax", dtype="float16", output=tmp_path / "half")
+    assert result.verification.passed
+    model = onnx.load(tmp_path / "half" / "model.onnx", load_external_data=False)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def test_a_tokenizer_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    inputs = (torch.zeros(1, 9, dtype=torch.int64),)
+    with pytest.raises(NotFoundError, match=r"^the tokenizer .*nowhere does not exist"):
+        sharp.export(gpt.GPT(), inputs, norm="softmax", tokenizer=tmp_path / "nowhere", output=tmp_path / "out")
 
 
 def test_a_model_that_onnx_runtime_cannot_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
