@@ -129,6 +129,11 @@ def adapt(
         InputError, NotFoundError: the checkpoint, the text or a setting cannot be used.
         SharpError: the loss is not finite any more, or the result cannot be written.
     """
+    if not isinstance(path, Path | str):
+        raise InputError(
+            f"sharp.adapt takes the path of a Hugging Face folder or a .gguf file, not {type(path).__name__}; a module "
+            "of your own is trained with sharp.models.normalized_attention in it, see docs/your-own-model.md"
+        )
     path, folder = Path(path), Path(folder)
     check_adaptable(path)
     check_norm(settings.norm, settings.norm_options)

@@ -10,10 +10,17 @@ KINDS = (
 )
 
 
-def check_exists(path: Path) -> None:
-    """Raises NotFoundError if nothing is at `path`."""
+def check_exists(path: Path, kinds: str = KINDS) -> None:
+    """What can be read at all; `kinds` says what to give.
+
+    Raises:
+        NotFoundError: nothing is at `path`.
+        InputError: it is a pipe, a device or a socket, which need not end.
+    """
     if not path.exists():
-        raise NotFoundError(f"{path} does not exist; give {KINDS}")
+        raise NotFoundError(f"{path} does not exist; give {kinds}")
+    if not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is no regular file and no folder; give {kinds}")
 
 
 def check_adaptable(path: Path) -> None:
@@ -25,5 +32,8 @@ def check_adaptable(path: Path) -> None:
     """
     if not path.exists():
         raise NotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
-    if path.is_file() and path.suffix != ".gguf":
-        raise InputError(f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes")
+    if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
+        raise InputError(
+            f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes; a model of your own "
+            "is trained with sharp.models.normalized_attention in it, see docs/your-own-model.md"
+        )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from sharp.exporter.checkpoints.path_checks import check_exists
 from sharp.exporter.inspection.attention_map import AttentionMap, attention_map
 from sharp.exporter.inspection.checkpoint import open_checkpoint
 from sharp.exporter.inspection.folder import open_folder
@@ -10,7 +11,7 @@ from sharp.exporter.inspection.heads import HeadStatistics, extreme_heads, head_
 from sharp.exporter.inspection.prompt import Prompt, TokenizedText, tokenize
 from sharp.exporter.inspection.recording import InspectedModel
 from sharp.exporter.programs.reading import ProgramOptions
-from sharp.plugins.errors import InputError, NotFoundError
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import MANIFEST_FILE
 
 KINDS = (
@@ -36,8 +37,7 @@ def open_model(path: Path, tokenizer: str | None = None) -> InspectedModel:
         NotFoundError: nothing is there.
         InputError: it cannot be read, or is no decoder, or has a tokenizer already.
     """
-    if not path.exists():
-        raise NotFoundError(f"{path} does not exist; give {KINDS}")
+    check_exists(path, KINDS)
     if path.is_dir() and not (path / "config.json").exists() and not (path / MANIFEST_FILE).exists():
         raise InputError(f"{path} has neither {MANIFEST_FILE} nor config.json; give {KINDS}")
     given = ProgramOptions(tokenizer=tokenizer)

@@ -91,6 +91,8 @@ class ProgramDecoder(Decoder):
         def reading(number: int, table: PositionTable) -> Replacement:
             def read() -> Tensor:
                 values: Tensor = getattr(self, f"positions_{number}")
+                if table.learned is not None:
+                    values = values.to(getattr(self.program, table.learned).dtype)
                 return PositionTable(table.node, table.axis, table.batch_axis, values).at(positions[0], batch)
 
             return Replacement((), read)

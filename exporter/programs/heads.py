@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.attention import find_attention
-from sharp.exporter.programs.calls import AttentionCall, rank
+from sharp.exporter.programs.calls import AttentionCall, Operand, rank, same
 from sharp.exporter.programs.masks import Logits, examine, find_masks
 from sharp.exporter.programs.nodes import name_of
 from sharp.exporter.programs.norm_parameters import ProgramAttention
@@ -39,7 +39,7 @@ class Layer:
     head_dim: int
     repeated: int
     own: bool
-    hidden: Node | None
+    hidden: Operand | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Attention:
                     "size], which the scale of this norm is computed from"
                 )
         assert self.first.hidden is not None
-        return int(self.first.hidden.meta["val"].shape[-1])
+        return int(self.first.hidden.node.meta["val"].shape[-1])
 
     def within(self, longest: int) -> "Attention":
         """The same for sequences of at most `longest` tokens, which a window of that many is none for."""
@@ -112,7 +112,7 @@ class Attention:
         extra = [one for one in named if isinstance(one, Node)]
         if hidden:
             assert layer.hidden is not None
-            extra.append(layer.hidden)
+            extra.append(layer.hidden.node)
 
         def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
             given = dict(zip(extra, rest, strict=True))
@@ -126,6 +126,7 @@ class Attention:
                 one.arrange(tensor)
                 for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
             ]
+            heads = [one.to(heads[2].dtype) for one in heads]  # angles of RoPE are float32 where weights are not
             scale = logits.scale
             if isinstance(scale, Tensor):
                 heads[0] = heads[0] * scale.to(heads[0].dtype)[:, None, None]
@@ -141,7 +142,7 @@ class Attention:
                 sinks=sinks,
             )
             queries, keys, values = (one.transpose(1, 2) for one in heads)
-            more = {"hidden": rest[-1]} if hidden else {}
+            more = {"hidden": layer.hidden.arrange(rest[-1])} if hidden and layer.hidden is not None else {}
             output = attention(number, queries, keys, values, head_params, slopes, options, **more)
             return call.restore(output.transpose(1, 2))
 
@@ -171,10 +172,19 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
         query, key, value = (one.arrange(values[one.node]) for one in (call.query, call.key, call.value))
         logits = examine(program, roles, call, longest)
         layers.append(_layer(call, logits, query, key, value, given, roles, program))
-    shapes = {(one.q_heads, one.kv_heads, one.head_dim) for one in layers}
-    if len(shapes) > 1:
-        raise InputError("its layers differ in the number or size of their heads, which the exporter does not support")
+    _check_alike(layers)
     return roles, Attention(tuple(layers))
+
+
+def _check_alike(layers: list[Layer]) -> None:
+    shapes = [(one.q_heads, one.kv_heads, one.head_dim) for one in layers]
+    for layer, shape in zip(layers, shapes, strict=True):
+        if shape != shapes[0]:
+            here, first = (f"{q} query and {kv} KV heads of {size}" for q, kv, size in (shape, shapes[0]))
+            raise InputError(
+                "its layers differ in their heads, which the exporter does not support: attention at "
+                f"{layer.call.where} has {here}, the first {first}"
+            )
 
 
 def _layer(
@@ -201,14 +211,14 @@ def _layer(
     first = given[program.inputs[0].node]
     tokens = first.shape[1] if first.dim() > 1 else first.shape[0]
     own = query.shape[2] == key.shape[2] == tokens and roles.length is not None
-    hidden = _projected_from(program, call.query.node)
+    hidden = _projected_from(program, call.query)
     return Layer(call, logits, query.shape[1], key.shape[1] // repeated, query.shape[-1], repeated, own, hidden)
 
 
-def _projected_from(program: Program, query: Node) -> Node | None:
-    """The one tensor [batch, tokens, size] that products with weights make the query of."""
+def _projected_from(program: Program, query: Operand) -> Operand | None:
+    """The one tensor [batch, tokens, size] that products with weights make the query of; or [tokens, batch, size]."""
     found: set[Node] = set()
-    waiting, seen = [query], set()
+    waiting, seen = [query.node], set()
     while waiting:
         node = waiting.pop()
         if node in seen or node not in program.data:
@@ -219,7 +229,16 @@ def _projected_from(program: Program, query: Node) -> Node | None:
             found.add(_unfolded(operands[0]))
         else:
             waiting.extend(operands)
-    return next(iter(found)) if len(found) == 1 and rank(next(iter(found))) == 3 else None
+    if len(found) != 1 or rank(hidden := found.pop()) != 3:
+        return None
+    batch, _, tokens, _ = (str(size) for size in query.arrange(query.node.meta["val"]).shape)
+    first, second, _ = (str(size) for size in hidden.meta["val"].shape)
+    return Operand(hidden, _batch_first if (first, second) == (tokens, batch) and batch != tokens else same)
+
+
+def _batch_first(tensor: Tensor) -> Tensor:
+    """[tokens, batch, size] -> [batch, tokens, size], as in torch.nn.MultiheadAttention."""
+    return tensor.transpose(0, 1)
 
 
 def _unfolded(node: Node) -> Node:

@@ -100,8 +100,8 @@ class ProgramModel(UncachedModel):
             return f"{self.roles.visible[name]:g} at what counts, then padding behind it"
         return "an input of the module"
 
-    def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
-        """See `UncachedModel`."""
+    def compute(self, attention: AttentionFunction, *inputs: Tensor, only: int | None = None) -> Tensor:
+        """See `UncachedModel`; `only` is the one layer whose attention is replaced."""
         given = {port.node: tensor for port, tensor in zip(self.program.inputs, inputs, strict=True)}
 
         def lengths(layer: Layer) -> Tensor | None:
@@ -115,6 +115,9 @@ class ProgramModel(UncachedModel):
 
         parameters = self.parameters_of_norm
         replaced = self.attention.replacements(parameters.around(attention), lengths, hidden=parameters.reads_hidden)
+        if only is not None:
+            result = self.attention.layers[only].call.result
+            replaced = {result: replaced[result]}
         output: Tensor = self.program.evaluate(given, [self.result], replaced)[self.result]
         return output
 

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+OF_TYPES = ("type_as", "expand_as", "view_as", "reshape_as")  # take only the size or the type of their second argument
+
 
 def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] = frozenset()) -> set[Node]:
-    """What `node` is computed from, itself included; not what only a size is taken of, unless `through_sizes`."""
+    """What `node` is computed from, itself included; not what only size or type is taken of, unless `through_sizes`."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -17,10 +19,16 @@ def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] 
         if one in found:
             continue
         found.add(one)
-        if one in until or (not through_sizes and is_size(one)):
-            continue
-        waiting.extend(one.all_input_nodes)
+        if one not in until:
+            waiting.extend(one.all_input_nodes if through_sizes else contents(one))
     return found
+
+
+def contents(node: Node) -> list[Node]:
+    """The nodes that a node is computed from, without those of which it only takes the size or the type."""
+    if is_size(node) or name_of(node).endswith("_like"):  # ones_like, full_like
+        return []
+    return node.all_input_nodes[:1] if name_of(node) in OF_TYPES else node.all_input_nodes
 
 
 def is_size(node: Node) -> bool:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 
-from sharp.exporter.programs.nodes import is_size, where
+from sharp.exporter.programs.nodes import ancestors, contents, where
 from sharp.exporter.programs.program import Program, Replacement
 from sharp.plugins.errors import InputError
 
@@ -21,12 +21,16 @@ SHORT, LONG = 7, 12
 
 @dataclass(frozen=True)
 class PositionTable:
-    """A node's value for all positions; its tokens are along `axis`, and along `batch_axis` all sequences are alike."""
+    """A node's value for all positions; its tokens are along `axis`, and along `batch_axis` all sequences are alike.
+
+    `learned` names the parameter that it is made of: where that is in half precision, so is the value. Angles are not.
+    """
 
     node: Node
     axis: int
     batch_axis: int | None
     values: Tensor
+    learned: str | None = None
 
     def at(self, positions: Tensor, batch: int) -> Tensor:
         """The value at positions int64 [tokens]."""
@@ -40,7 +44,7 @@ def after(program: Program, source: Node) -> set[Node]:
     """What depends on what is in `source`."""
     found = {source}
     for node in program.graph.nodes:
-        if not is_size(node) and any(one in found for one in node.all_input_nodes):
+        if any(one in found for one in contents(node)):
             found.add(node)
     return found
 
@@ -81,8 +85,16 @@ def find_tables(
     nodes = [node for node, _, _ in varying]
     longest = longest_sequence(program, given_at, nodes, longest)
     values = program.evaluate(given_at(1, longest), nodes)
-    tables = [PositionTable(node, axis, batch_axis, values[node].contiguous()) for node, axis, batch_axis in varying]
+    tables = [
+        PositionTable(node, axis, batch_axis, values[node].contiguous(), _parameter_of(program, node))
+        for node, axis, batch_axis in varying
+    ]
     return tables, longest
+
+
+def _parameter_of(program: Program, node: Node) -> str | None:
+    names = sorted(program.tensors[one] for one in ancestors(node, through_sizes=False) if one in program.tensors)
+    return next((one for one in names if isinstance(getattr(program, one), nn.Parameter)), None)
 
 
 def _axes(node: Node, short: Tensor, long: Tensor) -> tuple[int, int | None] | None:

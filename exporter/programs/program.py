@@ -11,12 +11,18 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
 
+from sharp.exporter.programs.archive import quiet
 from sharp.exporter.programs.flat_graph import calls_flexible, flattened, writes
-from sharp.exporter.programs.nodes import is_size, name_of, where
+from sharp.exporter.programs.nodes import contents, name_of, where
 from sharp.plugins.errors import InputError
 
 MOST_LENGTH = 2**24
+OF_ONE_TYPE = (
+    *("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "convolution"),
+    *("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "group_norm", "scaled_dot_product_attention"),
+)
 POSITIONS = ("position_ids", "positions", "input_pos", "position", "pos", "cache_position")  # names of inputs
 
 
@@ -56,7 +62,8 @@ class Program(nn.Module):
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__()
         if writes(exported) or calls_flexible(exported):
-            exported = exported.run_decompositions({})  # nothing is left that writes in place
+            with quiet():
+                exported = exported.run_decompositions({})  # nothing is left that writes in place
         self.graph, self.attributes = flattened(exported)
         self.tensors: dict[Node, str] = {}  # placeholder -> attribute that holds its tensor
         self.names: dict[str, str] = {}  # name in the module -> attribute
@@ -111,7 +118,7 @@ class Program(nn.Module):
         """What depends on what is in an input that holds no positions, and not only on its size."""
         found = {port.node for port in self.inputs if not port.holds_positions}
         for node in self.graph.nodes:
-            if not is_size(node) and any(one in found for one in node.all_input_nodes):
+            if any(one in found for one in contents(node)):
                 found.add(node)
         return found
 
@@ -119,7 +126,9 @@ class Program(nn.Module):
         if tensor.is_floating_point():
             if parameter and tensor.dtype != torch.float32:
                 dtype = str(tensor.dtype).rpartition(".")[2]
-                raise InputError(f"its weights are {dtype}; call float() on the module, --dtype says what is written")
+                raise InputError(
+                    f"its weights {target} are {dtype}; call float() on the module, --dtype says what is written"
+                )
             if parameter and not tensor.isfinite().all():
                 raise InputError(f"the weights of {target} are not all finite")
         name = re.sub(r"\W", "_", target)
@@ -164,8 +173,14 @@ class Program(nn.Module):
                 values[node] = replaced[node].compute(*(values[one] for one in dependencies))
             elif node in self.tensors:
                 values[node] = getattr(self, self.tensors[node])
+            elif node.op == "get_attr":
+                values[node] = self.attributes[str(node.target)]
             else:
-                values[node] = self.attributes[str(node.target)] if node.op == "get_attr" else _call(node, values, wide)
+                try:
+                    values[node] = _call(node, values, wide)
+                except Exception as error:
+                    error.add_note(where(node))  # for the message, where nobody expects it
+                    raise
             if record:
                 continue
             for one in dependencies:
@@ -243,7 +258,37 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
     target: Any = node.target
     if name_of(node) in ("view", "_unsafe_view"):  # another attention may have laid its output out otherwise
         target = torch.ops.aten.reshape.default
-    return target(*value_of(node.args), **value_of(node.kwargs))
+    if name_of(node) == "slice_scatter":
+        target = _slice_scatter
+    arguments, named = value_of(node.args), value_of(node.kwargs)
+    if name_of(node) in OF_ONE_TYPE:
+        arguments, named = _of_one_type((arguments, named))
+    return target(*arguments, **named)
+
+
+def _of_one_type(arguments: Any) -> Any:
+    """In half precision a graph casts to what was float32 when it was made, and meets weights that are not any more."""
+    types = {one.dtype for one in tree_leaves(arguments) if isinstance(one, Tensor) and one.is_floating_point()}
+    if len(types) < 2:
+        return arguments
+    narrow = min(types, key=lambda one: one.itemsize)
+    dtype = narrow if narrow.itemsize == 2 else max(types, key=lambda one: one.itemsize)
+
+    def cast(one: Any) -> Any:
+        return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+
+    return tree_map(cast, arguments)
+
+
+def _slice_scatter(
+    tensor: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """aten.slice_scatter; its form in ONNX (onnxscript 0.7: Range and ScatterND) fails in ONNX Runtime."""
+    size = tensor.shape[dim]
+    if step != 1 or not isinstance(size, int):
+        return torch.ops.aten.slice_scatter.default(tensor, source, dim, start, end, step)  # type: ignore[no-any-return]
+    first, last, _ = slice(start, end).indices(size)
+    return torch.cat([tensor.narrow(dim, 0, first), source, tensor.narrow(dim, last, size - last)], dim)
 
 
 def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:

@@ -18,6 +18,7 @@ from sharp.exporter.programs.archive import load_program
 from sharp.exporter.programs.calls import OwnNorm
 from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_a_decoder
 from sharp.exporter.programs.heads import Attention, find_layers
+from sharp.exporter.programs.memory import memory_of_program
 from sharp.exporter.programs.model import ProgramModel
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, longest_sequence
@@ -27,7 +28,7 @@ from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
 from sharp.models.normalizers import get_norm
-from sharp.plugins.errors import InputError
+from sharp.plugins.errors import InputError, SharpError
 
 DEFAULT_LONGEST = 4096  # tokens, where neither the program nor the user says a number
 SIZES = ((2, 7), (1, 12), (3, 33))  # batch and tokens that attention is compared at
@@ -83,18 +84,33 @@ def read_program(
     """
     if norm is not None:
         options.check(norm)
-    exported = given.exported
-    digest = None
-    if exported is None:
-        exported, digest = load_program(path), sha256([path])
+    if given.exported is not None:
+        return _read_any(path, given.exported, norm, options, given, None)
+    with memory_of_program(path.stat().st_size):
+        return _read_any(path, load_program(path), norm, options, given, sha256([path]))
+
+
+def _read_any(
+    path: Path,
+    exported: ExportedProgram,
+    norm: str | None,
+    options: NormOptions,
+    given: ProgramOptions,
+    digest: str | None,
+) -> Source:
     try:
         with torch.no_grad():
             return _read(path, Program(exported), norm, options, given, digest)
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
-    except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:
+    except SharpError:  # a tokenizer that is not there
+        raise
+    except Exception as error:  # whatever the program's operators raise
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        raise InputError(f"{path} cannot be exported, as its program does not run: {reason}") from error
+        if isinstance(error, MemoryError) or "allocate memory" in reason:
+            reason = "it takes more memory than there is, or than a program of its size has a use for"
+        at = next((f" at {note}" for note in getattr(error, "__notes__", ())), "")
+        raise InputError(f"{path} cannot be exported, as its program does not run{at}: {reason}") from error
 
 
 def _read(
@@ -159,6 +175,12 @@ def _chosen(
     scheme = get_norm(norm)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
+    capped = next((one for one in attention.layers if one.logits.softcap), None)
+    if capped is not None and scheme.scale_kind != "none":
+        raise InputError(
+            f"attention at {capped.call.where} caps its logits at {capped.logits.softcap:g}, and norm {norm} would "
+            "scale them before that; choose another --norm"
+        )
     if scheme.normalizer not in SHIFT_INVARIANT and (
         layer := next((one for one in attention.layers if one.logits.shifted), None)
     ):
@@ -278,7 +300,29 @@ def _check_own_attention(original: Decoder | UncachedModel, program: Program, ou
             own = program.output(inputs, output)
         error = float((found - own).abs().max() / own.abs().max().clamp(min=1e-6))
         if not error <= MOST_DIFFERENCE:
+            at = _first_different(original, program, output)
             raise InputError(
-                f"with the attention that was recognised its output differs by {error:.0e} of the largest from its "
+                f"with the attention that was recognised{at} its output differs by {error:.0e} of the largest from its "
                 "own; call sharp.models.normalized_attention where it attends"
             )
+
+
+def _first_different(original: Decoder | UncachedModel, program: Program, output: Node) -> str:
+    """Where the first attention is that makes another output in the place of the program's own."""
+    assert isinstance(original, ProgramDecoder | ProgramModel)
+    whole = ProgramModel(
+        program,
+        original.roles,
+        original.attention,
+        output,
+        original.config,
+        original.parameters_of_norm,
+        own=True,
+    )
+    inputs = whole.draw(*SIZES[0], torch.Generator().manual_seed(0))
+    right = program.output(inputs, output)
+    for number, layer in enumerate(original.attention.layers):
+        found = whole.compute(EagerAttention(original.config), *inputs, only=number)
+        if not (found - right).abs().max() <= MOST_DIFFERENCE * right.abs().max():
+            return f" ({layer.call.where})"
+    return ""

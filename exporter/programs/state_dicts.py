@@ -12,6 +12,7 @@ LITGPT_FILES = ("lit_model.pth", "model_config.yaml")
 # What names in a state dict contain -> whose model it is. The first that fits.
 NAMES = (
     (("attn_layers.layers.",), "x-transformers"),
+    (("self_attention.core_attention.ssa_n",), "Nemotron-SSA"),
     (("transformer.h.0.attn.c_attn.", "transformer.h.0.attn.a", "transformer.h.0.attn.n"), "SSA"),
     (("self_attn.attn_scale_beta",), "ASEntmax"),
     (("transformer.h.0.attn.c_attn.",), "nanoGPT"),
@@ -22,6 +23,8 @@ NAMES = (
 BUILD = {
     "x-transformers": "TransformerWrapper with the arguments that it was trained with",
     "SSA": "GPT(GPTConfig(**checkpoint['model_args'])) of omyokun/SSA's GPT2SSA/model.py, with attn.flash = False",
+    "Nemotron-SSA": "its layers in PyTorch, with sharp.models.normalized_attention(norm='ssa') and ssa_n_raw and ssa_b "
+    "of every layer in the place of omyokun/SSA's SSATritonV4Attention, whose kernels need a GPU",
     "ASEntmax": "SparseGemma2ForCausalLM of deep-spin/asentmax, with use_fast_attn=False",
     "nanoGPT": "GPT(GPTConfig(**checkpoint['model_args']))",
     "litgpt": "litgpt.GPT(litgpt.Config.from_file('model_config.yaml'))",
@@ -31,6 +34,8 @@ BUILD = {
 def whose(path: Path) -> str | None:
     """One sentence about a file of weights that are not Sharp's: what it is and how it is exported; None for others."""
     if path.is_dir():
+        if any((*path.glob("*.distcp"), *path.glob("weights/*.distcp"))):  # of Megatron and NeMo
+            return _sentence(path, None)
         return _sentence(path, "litgpt") if (path / LITGPT_FILES[0]).is_file() else None
     if path.suffix not in SUFFIXES:
         return None

@@ -34,6 +34,7 @@ from sharp.exporter.verification.parked_weights import parked
 from sharp.exporter.verification.perplexity import TextPrediction, perplexity, runtime_losses, window_of
 from sharp.exporter.verification.tolerance import PLAIN, Tolerance
 from sharp.models.config import SharpConfig
+from sharp.plugins.errors import VerificationError
 
 CONTINUATION_TOKENS = 64
 PROMPT_TOKENS = 32
@@ -221,9 +222,12 @@ def verify(
     with parked(verifier.model, folder) as large, ThreadPoolExecutor(1 if large else len(runtimes)) as pool:
         try:
             runs = dict(zip((name for name, _ in runtimes), pool.map(run_in, runtimes), strict=True))
-        except BaseException:  # Ctrl-C arrives here, and the pool waits for its threads
+        except BaseException as error:  # Ctrl-C arrives here, and the pool waits for its threads
             interrupted.set()
             draft.cancel()
+            if type(error).__module__.startswith("onnxruntime"):
+                reason = str(error).strip().split("\n")[0][:300]
+                raise VerificationError(f"ONNX Runtime cannot run the model, which is not written: {reason}") from error
             raise
     found = [comparison for run in runs.values() for comparison in run.found]
     failed = {index: runs[one.runtime].failed[one.case] for index, one in enumerate(found) if not one.passed}

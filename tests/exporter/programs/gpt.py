@@ -58,6 +58,21 @@ def expanded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+def of_a_type(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The query says the type of the weights, and the logits the size of the mask, as in torchtune's Gemma 2."""
+    scores = logits(query, key)
+    scores = scores + torch.full_like(scores, -1e9).triu(1)
+    weights = scores.float().softmax(-1).type_as(query)
+    return weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+
+
+def written_into(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Some heads are scaled in place, as in github.com/deep-spin/asentmax."""
+    query = query.clone()
+    query[:, -2:] = query[:, -2:].clone() * torch.arange(2, query.shape[2] + 2).log()[:, None]
+    return fused(query, key, value)
+
+
 def with_weights(normalize: Callable[[Tensor], Tensor]) -> Attend:
     """Attention with another function in the place of softmax."""
 

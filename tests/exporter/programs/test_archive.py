@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import pickle
+import resource
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from sharp.exporter.programs.archive import load_program
+from sharp.exporter.programs.memory import MASKS, memory_of_program
 from sharp.exporter.programs.module import evaluated, trace
+from sharp.exporter.programs.reading import read_program
 from sharp.plugins.errors import InputError
 from tests.exporter.programs import gpt
 
@@ -65,10 +70,13 @@ def test_an_honest_one_is_loaded(program: Path) -> None:
         ("model.json", "torch.ops.aten.layer_norm.default", "torch.os.system", "calls 'torch.os.system'"),
         ("model.json", "torch.ops.aten.layer_norm.default", "torch.ops.aten.from_file.default", "calls"),
         ("model.json", "torch.ops.aten.layer_norm.default", "torch.ops.load_library", "calls"),
+        ("model.json", "torch.ops.aten.layer_norm.default", "torch.ops.aten.save.default", "does not have"),
+        ("model.json", "torch.ops.aten.layer_norm.default", "torch.ops.aten.no_such.default", "does not have"),
         ("model.json", "positive=True", "positive=exit()", "no expression"),
         ("model.json", "Symbol('s", "Symbol('os.s", "no expression"),
         ("model.json", "builtins.tuple", "collections.defaultdict", "of type collections.defaultdict"),
         ("weights_config.json", '"use_pickle": false', '"use_pickle": true', "is pickled"),
+        ("weights_config.json", '"as_int": 257', '"as_int": 257000000000', "numbers more than its data"),
     ],
 )
 def test_what_torch_would_execute_is_refused(
@@ -107,3 +115,88 @@ def test_a_damaged_one_is_refused(program: Path, tmp_path: Path, cut: int) -> No
     path.write_bytes(program.read_bytes()[:cut])
     with pytest.raises(InputError, match="damaged"):
         load_program(path)
+
+
+def test_the_pickles_of_torch_2_7_are_never_read(program: Path, tmp_path: Path) -> None:
+    """What torch falls back to where a program of today's format has an error."""
+    made = tmp_path / "made"
+    path = rewrite(program, tmp_path, "archive_version", lambda _: b"1000")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("version", "8.20")
+        for name in ("exported_program.json", "state_dict.pt", "constants.pt", "example_inputs.pt"):
+            archive.writestr(f"serialized_{name}", pickle.dumps(Evil(str(made))))
+    with pytest.raises(InputError):
+        load_program(path)
+    assert not made.exists()
+
+
+def test_an_archive_of_which_two_readers_see_two_is_refused(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prefixed.pt2"
+    path.write_bytes(b"#!/bin/sh\n" + program.read_bytes())
+    assert zipfile.ZipFile(path).namelist()
+    with pytest.raises(InputError, match="damaged"):
+        load_program(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[" * 10**6, "damaged"),
+        (b"null", "damaged"),
+        (b"", "is empty"),
+        (b"[" + b"[]," * 5_000_000 + b"[]]", "too large"),
+    ],
+    ids=["deep", "nothing", "empty", "long"],
+)
+def test_json_that_takes_time_or_memory_is_refused(program: Path, tmp_path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        load_program(rewrite(program, tmp_path, "models/model.json", lambda _: content))
+
+
+def test_a_compressed_part_is_refused(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pt2"
+    path.write_bytes(program.read_bytes())
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("program/data/weights/weight_99", bytes(2**26))
+    with pytest.raises(InputError, match="compressed"):
+        load_program(path)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, sharp_export) -> None:
+    pipe = tmp_path / "pipe.pt2"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path, Path("/dev/zero")):
+        with pytest.raises(InputError, match=r"is (no regular file|a folder), but must be a program"):
+            load_program(path)
+    refused = sharp_export(pipe, "--norm", "softmax", "-o", tmp_path / "out")
+    assert refused.exit_code == 2
+    assert "is no regular file and no folder" in refused.output
+
+
+class Doubled(nn.Module):
+    """2^39 numbers, of a file of some kilobytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = gpt.GPT()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = torch.ones(2**39)
+        return self.model(ids) + x[0]
+
+
+def test_a_program_that_takes_all_memory_is_stopped_and_its_line_named(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt2"
+    module = Doubled()
+    with evaluated(module):
+        torch.export.save(trace(module, (torch.zeros(2, 9, dtype=torch.int64),)), path)
+    limit = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(InputError, match=r"line \d+: x = torch.ones\(2\*\*39\): it takes more memory"):
+        read_program(path, "softmax")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limit
+
+
+def test_inside_no_more_memory_than_that_is_given() -> None:
+    with memory_of_program(0), pytest.raises(RuntimeError, match="allocate memory"):
+        torch.empty(MASKS + 2**30, dtype=torch.uint8)
+    torch.empty(MASKS + 2**30, dtype=torch.uint8)  # never touched

@@ -3,16 +3,19 @@
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sharp
+from sharp.exporter.forms.paged.session import PagedSession
 from sharp.exporter.inspection.inspection import choose_text, open_model
 from sharp.exporter.inspection.prompt import Prompt
 from sharp.exporter.programs.module import evaluated, trace
-from sharp.plugins.errors import InputError
+from sharp.plugins.errors import InputError, NotFoundError, VerificationError
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.programs import gpt
 
@@ -41,6 +44,51 @@ def test_a_module_is_exported_paged_and_left_as_it_was(tmp_path: Path) -> None:
     )
     assert module.training
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_heads_that_are_written_in_place_are_exported(tmp_path: Path) -> None:
+    result = sharp.export(
+        gpt.GPT(gpt.written_into, layers=2), (torch.zeros(1, 9).long(),), norm="softmax", output=tmp_path / "one"
+    )
+    assert result.verification.passed
+
+
+class RootMeanSquare(nn.Module):
+    """Casts to float32 and back to the type that it was called with, which a graph keeps as float32: litgpt's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(gpt.WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * self.weight.to(x.dtype)
+
+
+def test_a_module_in_half_precision_has_learned_positions_and_casts_of_its_own(tmp_path: Path) -> None:
+    module = gpt.GPT()
+    module.norms[0] = RootMeanSquare()
+    inputs = (torch.zeros(1, 9, dtype=torch.int64),)
+    result = sharp.export(module, inputs, norm="softmax", dtype="float16", output=tmp_path / "half")
+    assert result.verification.passed
+    model = onnx.load(tmp_path / "half" / "model.onnx", load_external_data=False)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def test_a_tokenizer_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    inputs = (torch.zeros(1, 9, dtype=torch.int64),)
+    with pytest.raises(NotFoundError, match=r"^the tokenizer .*nowhere does not exist"):
+        sharp.export(gpt.GPT(), inputs, norm="softmax", tokenizer=tmp_path / "nowhere", output=tmp_path / "out")
+
+
+def test_a_model_that_onnx_runtime_cannot_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*_: object) -> None:
+        raise Fail("node_Range_264 has another shape")
+
+    monkeypatch.setattr(PagedSession, "step", step)
+    with pytest.raises(VerificationError, match=r"ONNX Runtime cannot run the model, .* node_Range_264"):
+        sharp.export(gpt.GPT(), (torch.zeros(1, 9).long(),), norm="softmax", output=tmp_path / "one")
+    assert not (tmp_path / "one").exists()
 
 
 def test_a_saved_program_is_exported_from_the_command_line(tmp_path: Path, sharp_export) -> None:
@@ -138,6 +186,13 @@ def test_a_mask_that_is_no_padding_is_refused(tmp_path: Path, mask: Tensor, mess
         ({"transformer.h.0.attn.qkv.weight": torch.zeros(1)}, "litgpt"),
         ({"net.attn_layers.layers.0.1.to_q.weight": torch.zeros(1)}, "x-transformers"),
         ({"encoder.weight": torch.zeros(1)}, "holds weights and not its code"),
+        (
+            {
+                f"module.decoder.layers.0.self_attention.{name}": torch.zeros(1)
+                for name in ("core_attention.ssa_n_raw", "linear_qkv.weight")
+            },
+            "SSATritonV4Attention",
+        ),
         # The names in github.com/omyokun/SSA, GPT2SSA/model.py, and in what Lightning saves of deep-spin/asentmax.
         (
             {
@@ -170,3 +225,21 @@ def test_weights_alone_are_told_whose_they_are_and_what_to_do(
     assert result.exit_code == 2
     assert owner in result.output.replace("\n", " ")
     assert "sharp.export" in result.output
+
+
+def test_a_folder_of_megatron_is_told_what_to_do(tmp_path: Path, sharp_export) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "__0_0.distcp").write_bytes(b"")
+    result = sharp_export(tmp_path, "--norm", "ssa", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "holds weights and not its code" in result.output.replace("\n", " ")
+
+
+def test_what_sharp_adapt_cannot_train_is_told_what_to_do(tmp_path: Path) -> None:
+    settings = sharp.AdaptSettings("entmax")
+    with pytest.raises(InputError, match=r"not GPT; a module of your own is trained with sharp\.models"):
+        sharp.adapt(gpt.GPT(), settings, tmp_path / "out")  # type: ignore[arg-type]
+    path = tmp_path / "model.pt2"
+    path.touch()
+    with pytest.raises(InputError, match=r"a model of your own is trained with sharp\.models"):
+        sharp.adapt(path, settings, tmp_path / "out")

@@ -15,6 +15,7 @@ from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.programs.decoder import ProgramDecoder
 from sharp.exporter.programs.module import check_traced, evaluated, trace
 from sharp.exporter.programs.reading import ProgramOptions, read_program
+from sharp.models.attention import EagerAttention
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
@@ -50,6 +51,7 @@ def flexible_alibi(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         full(gpt.capped_in_a_window, 5, 20, None),
         (gpt.einsums, 0, -1, None),
         (gpt.expanded, 0, -1, None),
+        (gpt.of_a_type, 0, -1, None),
         full(flexible_alibi, 0, -1, [0.5, 0.25, 0.125, 0.0625]),
     ],
 )
@@ -248,3 +250,84 @@ def none_at_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_attention_that_the_op_has_not_is_refused_in_one_sentence(attend: gpt.Attend, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         read(gpt.GPT(attend), TOKENS)
+
+
+def clamped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return gpt.weighted(gpt.logits(query, key).clamp(max=20.0), value)
+
+
+def test_attention_that_only_seems_to_be_the_ops_is_named() -> None:
+    module = gpt.GPT(clamped, layers=2)
+    with torch.no_grad():
+        module.attention[1].query.weight *= 500.0
+    with pytest.raises(InputError, match=r"recognised \(node matmul_3, gpt.py line \d+: .*\) its output differs by"):
+        read(module, TOKENS)
+
+
+def test_capped_logits_have_no_norm_that_grows_with_the_length() -> None:
+    with pytest.raises(InputError, match=r"attention at node .* caps its logits at 5, and norm asentmax would scale"):
+        read(gpt.GPT(gpt.capped_in_a_window), TOKENS, norm="asentmax", norm_parameters={"w_beta": 0.1, "w_gamma": 0.1})
+
+
+class TokensFirst(gpt.GPT):
+    """Attention over [tokens, batch, size], as in torch.nn.MultiheadAttention."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = (self.tokens(ids) + self.places(torch.arange(ids.shape[1]))).transpose(0, 1)
+        own = self.attention[0]
+        heads = (part(x).unflatten(-1, (-1, own.dim)).permute(1, 2, 0, 3) for part in (own.query, own.key, own.value))
+        return self.head(self.norm(own.out(own.attend(*heads).transpose(1, 2).flatten(2))))
+
+
+class TokensSecond(gpt.GPT):
+    """The same, batch first."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.attention[0](self.tokens(ids) + self.places(torch.arange(ids.shape[1])))))
+
+
+def test_the_scale_of_a_query_is_of_its_own_token_in_either_layout() -> None:
+    parameters = {"w_beta": torch.randn(gpt.HEADS, gpt.WIDTH), "w_gamma": 0.1}
+    ids = torch.arange(27).reshape(3, 9)
+    found: list[Tensor] = []
+    for module in (TokensFirst(), TokensSecond()):
+        model = read(module, TOKENS, norm="asentmax", norm_parameters=parameters).model
+        assert isinstance(model, ProgramDecoder)
+        hidden = model.hidden_states(ids, torch.arange(9).expand(3, 9), EagerAttention(model.config))
+        found.append(model.logits(hidden))
+    assert torch.allclose(*found, atol=1e-5)
+
+
+class Uneven(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = gpt.GPT(), gpt.GPT(kv_heads=4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.first(ids) + self.second(ids)
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = gpt.GPT()
+        self.model.head.half()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.model.tokens(ids) + self.model.places(torch.arange(ids.shape[1]))
+        return self.model.head(self.model.attention[0](x).half()).float()
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (
+            Uneven,
+            r"differ in their heads.* at node scaled_dot.*line \d+: .*4 query and 4 KV heads of 8, the first 4 .* 2",
+        ),
+        (Half, r"its weights model\.head\.weight are float16"),
+    ],
+)
+def test_what_differs_in_a_module_is_named(module: type, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read(module(), TOKENS)

@@ -1,5 +1,6 @@
 """Modules that nobody here wrote: what is recognised in them, and what is written."""
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +37,14 @@ def litgpt(name: str, **changes: Any) -> Made:
     sizes = {"block_size": 64, "n_layer": 2, "n_embd": WIDTH, "n_head": HEADS, "intermediate_size": 64}
     vocabulary = {"vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY}
     return library.GPT(library.Config.from_name(name, **(sizes | vocabulary | changes))), (TOKENS,)
+
+
+def torchtune(name: str, **options: Any) -> Made:
+    pytest.importorskip("torchtune")
+    library = importlib.import_module(f"torchtune.models.{name}")
+    sizes = {"vocab_size": VOCABULARY, "num_layers": 2, "num_heads": HEADS, "embed_dim": WIDTH}
+    build = getattr(library, name)
+    return build(**sizes, max_seq_len=64, intermediate_dim=64, **{"num_kv_heads": 2} | options), (TOKENS,)
 
 
 def timm(name: str, **options: Any) -> Made:
@@ -106,6 +115,11 @@ DECODERS: dict[str, Callable[[], Made]] = {
     "litgpt phi": lambda: litgpt("phi-2"),
     "litgpt qwen3": lambda: litgpt("Qwen3-0.6B", n_query_groups=2, head_size=8),
     "torch": lambda: (TorchLanguageModel(), (TOKENS,)),
+    "torchtune llama3": lambda: torchtune("llama3"),
+    "torchtune qwen2": lambda: torchtune("qwen2"),
+    "torchtune phi3": lambda: torchtune("phi3"),
+    "torchtune gemma": lambda: torchtune("gemma", num_kv_heads=1, head_dim=8),
+    "torchtune gemma2": lambda: torchtune("gemma2", head_dim=8, sliding_window_size=16),
 }
 OTHERS: dict[str, Callable[[], Made]] = {
     "torch encoder": lambda: (TorchEncoder(batch_first=False), (HIDDEN,)),

@@ -1,0 +1,131 @@
+"""Every foreign module in every form with every norm, once: takes hours, so its outcome is archived.
+
+.venv/bin/python -m tests.full.modules.every_norm run PART PARTS
+.venv/bin/python -m tests.full.modules.every_norm write
+
+The first appends to build/every_norm.PART.jsonl, and goes on where it ended; the second writes the archive
+every_norm.json beside this, and the table of the page.
+"""
+
+import json
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sharp
+from sharp.exporter.programs.module import check_traced, evaluated, trace
+from sharp.plugins.errors import InputError, VerificationError
+from tests.full.modules.libraries import foreign_libraries
+from tests.full.modules.test_foreign import DECODERS, OTHERS
+
+ROOT = Path(__file__).parents[3]
+BUILD = ROOT / "build"
+ARCHIVE = Path(__file__).with_suffix(".json")
+PAGE = ROOT / "docs" / "your-own-model.md"
+BEGIN = "<!-- Written by tests/full/modules/every_norm.py from its archive; do not edit. -->\n"
+END = "<!-- End of the written part. -->\n"
+FORMS = ("paged", "contiguous", "none")
+LENGTH = {"w_beta": 0.02, "w_gamma": 0.01}
+NORMS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "fixed-temperature": {"temperature": 0.7},
+    "adaptive-temperature": {},
+    "ssmax": {"norm_parameters": {"s": 0.4}},
+    "ssmax-bias": {"norm_parameters": {"s": 0.4, "b": 0.1}},
+    "assmax": {"norm_parameters": LENGTH},
+    "entmax": {},
+    "sparsemax": {},
+    "sentmax": {"norm_parameters": {"beta": 0.3, "gamma": 0.5}},
+    "asentmax": {"norm_parameters": LENGTH | {"c_beta": 0.1}},
+    "ssa": {},
+    "sigmoid": {},
+    "relu": {},
+    "relu2": {},
+}
+VERIFIED, CAPPED = "verified", "caps its logits"
+
+
+def jobs() -> list[tuple[str, str, str]]:
+    """Module, form and norm; decoders with one form for each norm first, which meets every pair of two."""
+    cases = [(name, norm, at) for at, name in enumerate(DECODERS) for norm in NORMS]
+    first = [(name, FORMS[(at + list(NORMS).index(norm)) % 3], norm) for name, norm, at in cases]
+    others = [(name, "none", norm) for name in OTHERS for norm in NORMS]
+    rest = [(name, form, norm) for name, norm, _ in cases for form in FORMS if (name, form, norm) not in first]
+    return first + others + rest
+
+
+def run(part: int, parts: int) -> None:
+    """Export the modules of one part."""
+    path = BUILD / f"every_norm.{part}.jsonl"
+    done = {tuple(json.loads(line)[:3]) for line in path.read_text().splitlines()} if path.exists() else set()
+    names = list({**DECODERS, **OTHERS})
+    program, current = None, None
+    for name, form, norm in jobs():
+        if names.index(name) % parts != part or (name, form, norm) in done:
+            continue
+        if name != current:
+            torch.manual_seed(0)
+            module, inputs = {**DECODERS, **OTHERS}[name]()
+            with evaluated(module):
+                program = trace(module, inputs)
+                check_traced(module, program, inputs)
+            current = name
+        assert program is not None
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps((name, form, norm, outcome(program, form, norm))) + "\n")
+
+
+def outcome(program: torch.export.ExportedProgram, form: str, norm: str) -> str:
+    """What one export comes to: verified, or the sentence of a refusal."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "model"
+        try:
+            sharp.export(program, norm=norm, cache=form, untrained_norm=True, output=output, **NORMS[norm])
+        except (InputError, VerificationError) as error:
+            return str(error)
+    return VERIFIED
+
+
+def archived() -> dict[tuple[str, str, str], str]:
+    """The outcomes of the archive."""
+    return {(name, form, norm): found for name, form, norm, found in json.loads(ARCHIVE.read_text(encoding="utf-8"))}
+
+
+def table() -> str:
+    """The table in Markdown: how many norms of how many are verified, of those that were run."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for (name, form, _), found in archived().items():
+        kind = found if found == VERIFIED else "refused" if CAPPED in found else "failed"
+        counts[name, form][kind] += 1
+    rows = [f"| module | {' | '.join(f'`{form}`' for form in FORMS)} |", "| --- " * 4 + "|"]
+    for name in (*DECODERS, *OTHERS):
+        rows.append(f"| {name} | {' | '.join(cell(counts[name, form]) for form in FORMS)} |")
+    return "\n".join(" ".join(row.split()) for row in rows) + "\n"
+
+
+def cell(found: Counter[str]) -> str:
+    """What one form of one module came to."""
+    words = {VERIFIED: "norms", "refused": "refused", "failed": "failed"}
+    return ", ".join(f"{found[kind]} {word}" for kind, word in words.items() if found[kind])
+
+
+def write() -> None:
+    """Collect the parts into the archive, and put the table into the page."""
+    lines = [line for path in sorted(BUILD.glob("every_norm.*.jsonl")) for line in path.read_text().splitlines()]
+    outcomes = sorted({tuple(json.loads(line)[:3]): json.loads(line)[3] for line in lines}.items())
+    content = ",\n".join(json.dumps([*case, found]) for case, found in outcomes)
+    ARCHIVE.write_text(f"[\n{content}\n]\n", encoding="utf-8")
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["write"]:
+        write()
+    else:
+        with foreign_libraries():
+            run(int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,13 @@
+"""The table of docs/your-own-model.md is what the archive of `every_norm` says, and nothing of it failed."""
+
+from tests.full.modules.every_norm import BEGIN, CAPPED, END, PAGE, VERIFIED, archived, jobs, table
+
+
+def test_the_page_has_the_archived_table() -> None:
+    assert PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0] == table()
+
+
+def test_all_that_was_run_is_verified_or_refused_for_a_cap() -> None:
+    found = archived()
+    assert set(found) <= {*jobs()}
+    assert [case for case, one in found.items() if one != VERIFIED and CAPPED not in one] == []
