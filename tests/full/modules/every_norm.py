@@ -104,12 +104,13 @@ def table() -> str:
     rows = [f"| module | {' | '.join(f'`{form}`' for form in FORMS)} |", "| --- " * 4 + "|"]
     for name in (*DECODERS, *OTHERS):
         rows.append(f"| {name} | {' | '.join(cell(counts[name, form]) for form in FORMS)} |")
+    rows += ["", f"{len(archived())} of the {len(jobs())} exports were run."]
     return "\n".join(" ".join(row.split()) for row in rows) + "\n"
 
 
 def cell(found: Counter[str]) -> str:
     """What one form of one module came to."""
-    words = {VERIFIED: "norms", "refused": "refused", "failed": "failed"}
+    words = {VERIFIED: "verified", "refused": "refused", "failed": "failed"}
     return ", ".join(f"{found[kind]} {word}" for kind, word in words.items() if found[kind])
 
 
