@@ -23,8 +23,14 @@ class Call:
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def with_normalizer(self, normalizer: str) -> "Call":
-        """The same call under another normalizer."""
-        return replace(self, normalizer=normalizer)
+        """The same call with another normalizer, which shares the tensors; ssa gets head_params of its own."""
+        query = self.tensors["query"]
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name != "head_params"}
+        generator = torch.Generator(query.device).manual_seed(0)
+        options = {"device": query.device, "generator": generator}
+        if (head_params := random_head_params(normalizer, query.shape[1], False, options)) is not None:
+            tensors["head_params"] = head_params
+        return Call(normalizer, tensors, self.attributes)
 
     def with_tensors(self, **tensors: Tensor) -> "Call":
         """The call with some inputs changed."""
