@@ -147,9 +147,9 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
       const int8_t* integers = screen.integers + offset * 4;
       if (next == nullptr) next = integers;  // which costs nothing
       for (int64_t row = 0; row < count; row += kScreenRows, next = integers)
-        kScreenProducts[smaller<int64_t>(count - row, kScreenRows) - 1](
-            integers, next, 4 * problem.block_size, quads, scratch.query_integers + row * 4 * quads, 4 * quads,
-            products + row * kStripKeys);
+        kScreenProducts[smaller<int64_t>(count - row, kScreenRows) - 1](integers, next, 4 * problem.block_size, quads,
+                                                                        scratch.query_integers + row * 4 * quads,
+                                                                        4 * quads, products + row * kStripKeys);
       for (int v = 0; v < kVectors; ++v) {
         scales[v] = load(screen.scale + offset + v * kLanes);
         const Vec distance = load(screen.distance + offset + v * kLanes);
