@@ -72,6 +72,7 @@ def fit_temperature(
     For language models the paper defines no best temperature; here it is one for all heads, the target is the next
     token of a text, or of the output that a task expects.
     """
+    check_exists(checkpoint)  # before seconds of imports
     import torch
 
     from sharp.exporter.temperature_texts import find_texts
@@ -87,7 +88,6 @@ def fit_temperature(
     output = output or Path(f"{checkpoint.stem}.temperature.json")
     check_output(output, (".json",))
     torch.set_num_threads(threads)
-    check_exists(checkpoint)
     model: MaxRetrieval | LanguageModel
     if not (checkpoint.suffix == ".gguf" or (checkpoint.is_dir() and not is_sharp_folder(checkpoint))):
         model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)

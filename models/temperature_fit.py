@@ -14,7 +14,7 @@ point with this theta, unless its entropy is not above the threshold, as the pol
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,18 +47,9 @@ class EntropyRecorder:
         self._eager = EagerAttention(replace(config, norm="softmax"), record=True)
         self.entropies: list[Tensor] = []
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        head_params: Tensor | None,
-        alibi_slopes: Tensor | None,
-        options: LayerOptions = DEFAULT_OPTIONS,
-    ) -> Tensor:
+    def __call__(self, *arguments: Any, **options: Any) -> Tensor:
         """See `EagerAttention`."""
-        output = self._eager(layer, query, key, value, head_params, alibi_slopes, options)
+        output = self._eager(*arguments, **options)
         self.entropies.append(entropy(self._eager.weights.pop()))  # of one layer at a time: weights are large
         return output
 

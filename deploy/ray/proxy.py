@@ -181,6 +181,7 @@ class _Health(grpc.GenericRpcHandler):
 
     async def _status(self, context: Any) -> Any:
         inner = _InnerContext(context)
+        # Serve's base class sets it and does not declare it.
         await self._method_handlers[SERVE_HEALTH].unary_unary(serve_pb2.HealthzRequest(), inner)  # type: ignore[attr-defined]
         status = health_pb2.HealthCheckResponse
         return status.SERVING if inner.code() == grpc.StatusCode.OK else status.NOT_SERVING

@@ -286,6 +286,7 @@ def _slice_scatter(
     """aten.slice_scatter; its form in ONNX (onnxscript 0.7: Range and ScatterND) fails in ONNX Runtime."""
     size = tensor.shape[dim]
     if step != 1 or not isinstance(size, int):
+        # torch types its operators as Any.
         return torch.ops.aten.slice_scatter.default(tensor, source, dim, start, end, step)  # type: ignore[no-any-return]
     first, last, _ = slice(start, end).indices(size)
     return torch.cat([tensor.narrow(dim, 0, first), source, tensor.narrow(dim, last, size - last)], dim)

@@ -45,7 +45,7 @@ class EncoderFolder(ModelFolder):
         """The most tokens of one request."""
         return max(MOST_REQUEST_TOKENS, self.longest)
 
-    def prepare(self, request: GenerateRequest) -> GenerateRequest:  # noqa: ARG002
+    def prepare(self, request: GenerateRequest) -> GenerateRequest:  # noqa: ARG002 - of the interface
         """Refuse to generate.
 
         Raises:

@@ -26,7 +26,7 @@ class PairRequest(EncoderRequest):
     """A request for the scores of pairs, one first text for all second texts or one for each."""
 
     def pairs(self) -> tuple[list[str], list[str]]:
-        """The first texts and the second ones."""
+        """The first texts and the second ones; every route has its own fields for them."""
         raise NotImplementedError
 
     def encode_request(self, model: EncoderFolder, request_id: str) -> EncodeRequest:
@@ -48,7 +48,7 @@ class PairRequest(EncoderRequest):
 
     @property
     def names(self) -> tuple[str, str]:
-        """The fields of the first and the second texts."""
+        """The fields of the first and the second texts; every route has its own."""
         raise NotImplementedError
 
     def scores(self, model: EncoderFolder, values: NDArray[np.float32]) -> list[float]:

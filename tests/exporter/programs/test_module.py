@@ -238,6 +238,7 @@ def test_a_folder_of_megatron_is_told_what_to_do(tmp_path: Path, sharp_export) -
 def test_what_sharp_adapt_cannot_train_is_told_what_to_do(tmp_path: Path) -> None:
     settings = sharp.AdaptSettings("entmax")
     with pytest.raises(InputError, match=r"not GPT; a module of your own is trained with sharp\.models"):
+        # A module in the place of a path is what the test is about.
         sharp.adapt(gpt.GPT(), settings, tmp_path / "out")  # type: ignore[arg-type]
     path = tmp_path / "model.pt2"
     path.touch()
