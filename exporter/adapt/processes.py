@@ -56,6 +56,13 @@ class Processes:
 
             PartialState().wait_for_everyone()
 
+    def leave(self) -> None:
+        """Go on without the others: a process that ends while it is connected may be ended by its own threads."""
+        if self.count > 1:
+            from accelerate import PartialState
+
+            PartialState().destroy_process_group()
+
 
 ALONE = Processes()
 

@@ -28,7 +28,7 @@ from sharp.serving.api.errors import (
 from sharp.serving.client.channel import channel_options
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.engine import Engine
-from tests.serving.conftest import SETTINGS
+from tests.serving.conftest import SETTINGS, wait_for
 
 EVERYTHING = SamplingParams(
     temperature=0.7,
@@ -211,15 +211,16 @@ def test_a_full_queue_is_waited_for(connect, counting, steps):
     assert refused == []
 
 
-def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(connect, counting, steps):
+def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(connect, counting, monkeypatch):
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: (time.sleep(0.2), step(engine))[1])  # the first runs 20 s
     address = connect(counting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1)).address
     with Client(address, attempts=1) as client:
-        running = client.stream("a", SamplingParams(max_tokens=100))
+        running = client.stream("a", SamplingParams(max_tokens=100, ignore_eos=True))
         next(running)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.generate, "a", request_id="waiting")
-            while not client.load().requests_waiting:
-                time.sleep(0.01)
+            wait_for(lambda: client.load().requests_waiting)
             with pytest.raises(QueueFullError) as refused:
                 client.generate("a")
             assert refused.value.retry_after > 0
