@@ -9,7 +9,7 @@ from sharp.serving.text.chat_template import load_chat_template
 from sharp.serving.text.tokenizer import load_tokenizer
 
 HELP = pydoc.render_doc(json.dumps, renderer=pydoc.plaintext)[:1500]
-CODE = (Path(__file__).parents[1] / "serving" / "text" / "stop_strings.py").read_text()
+CODE = (Path(__file__).parents[1] / "serving" / "text" / "stop_condition.py").read_text()
 QUESTIONS = {
     "explain": "Explain how a refrigerator works.",
     "story": "Write a short story about a lighthouse keeper.",

@@ -28,14 +28,14 @@ from sharp.serving.backends import Backend
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.block_hashes import BlockHashes, first_hash
 from sharp.serving.engine.block_manager import BlockManager
-from sharp.serving.engine.logits_processors import SamplingRow, masks_all
 from sharp.serving.engine.queue_limit import QueueLimit
 from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
+from sharp.serving.engine.sampler import SamplingRow, masks_all
 from sharp.serving.engine.scheduler import Chunk, Plan, Scheduler
 from sharp.serving.engine.sequence import Ending, Sequence
 from sharp.serving.engine.speculation import speculative_tokens
 from sharp.serving.engine.step import StepResult, run_step
-from sharp.serving.engine.stop_condition import StopCondition
+from sharp.serving.text.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from sharp.plugins.sampling import NO_TOKEN, logprobs
 from sharp.serving.api.events import TokenLogprobs
-from sharp.serving.engine.batch import Outputs
 from sharp.serving.engine.scheduler import Chunk
 
 
@@ -23,15 +22,15 @@ def token_logprobs(
 
 
 def sampled_logprobs(
-    chunks: Rows[Chunk], outputs: Outputs, logits: NDArray[np.float32], tokens: dict[int, list[int]]
+    chunks: Rows[Chunk], sampling: Rows[tuple[int, int]], logits: NDArray[np.float32], tokens: dict[int, list[int]]
 ) -> dict[int, list[TokenLogprobs]]:
-    """Those of the new `tokens` of each chunk, by chunk, if requested."""
+    """Those of the new `tokens` of each chunk, by chunk, if requested; `sampling` has (chunk, rows of `logits`)."""
     positions: list[int] = []
     chosen: list[int] = []
     tops: list[int] = []
     of: list[int] = []
     start = 0
-    for row, rows in outputs.sampling:
+    for row, rows in sampling:
         top = chunks[row].sequence.request.params.logprobs
         if top is not None and NO_TOKEN not in tokens[row]:
             count = len(tokens[row])
@@ -48,12 +47,12 @@ def sampled_logprobs(
 
 
 def prompt_logprobs(
-    chunks: Rows[Chunk], outputs: Outputs, logits: NDArray[np.float32]
+    chunks: Rows[Chunk], prompt: Rows[tuple[int, int]], logits: NDArray[np.float32]
 ) -> dict[int, list[TokenLogprobs]]:
-    """Those of the prompts' tokens, by chunk, if requested."""
+    """Those of the prompts' tokens, by chunk, if requested; `prompt` has (chunk, rows of `logits`)."""
     found = {}
-    start = outputs.sampled_rows
-    for row, count in outputs.prompt:
+    start = 0
+    for row, count in prompt:
         sequence = chunks[row].sequence
         known = len(sequence.prompt.logprobs)
         following = sequence.request.prompt_ids[known + 1 : known + 1 + count]

@@ -7,9 +7,9 @@ from sharp.serving.api.attention import AttentionRows, AttentionTotals, add_up
 from sharp.serving.api.events import Finished, FinishReason, PromptChunk, Timing, TokenLogprobs, Usage
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.engine.block_hashes import BlockHashes
-from sharp.serving.engine.prompt_lookup import PromptLookup
 from sharp.serving.engine.sampling_state import SamplingState
-from sharp.serving.engine.stop_condition import StopCondition
+from sharp.serving.engine.speculation import PromptLookup
+from sharp.serving.text.stop_condition import StopCondition
 
 # Logits of a whole prompt would fill the memory: with `prompt_logprobs` it is computed in chunks of at most this, and
 # all such chunks of a step together have no more tokens than these.

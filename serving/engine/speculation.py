@@ -1,12 +1,56 @@
-"""Speculative decoding: how many draft tokens a step may have, and which of them are accepted."""
+"""Speculative decoding: draft tokens, found in the sequence itself, and how many a step may have."""
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
-from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.backends import Backend
 from sharp.serving.config import EngineConfig
-from sharp.serving.engine.scheduler import Chunk
 
 SPECULATIVE_TOKENS = 8
+
+
+class PromptLookup:
+    """Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding) over one sequence.
+
+    Prompt and generated tokens lie in one array, int32, which each step searches.
+    """
+
+    def __init__(self, token_ids: Rows[int]) -> None:
+        self._tokens = np.array(token_ids, np.int32)
+        self._count = len(token_ids)
+
+    def append(self, token_id: int) -> None:
+        """Add the token that came next."""
+        if self._count == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * self._count)
+        self._tokens[self._count] = token_id
+        self._count += 1
+
+    def draft(self, most: int) -> list[int]:
+        """At most `most` draft tokens: those that followed the longest earlier match of the last tokens.
+
+        Of equally long matches the latest counts. A match of m tokens gives m - 1 draft tokens: the longer a passage
+        is repeated, the likelier it goes on, and a match of one token means nothing.
+        """
+        tokens = self._tokens[: self._count]
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # last positions of the matches
+        length = 1
+        while length <= most and len(longer := _longer(tokens, ends, length)):
+            ends, length = longer, length + 1
+        if length == 1:
+            return []
+        # A match that overlaps the end is a loop: it goes on from where it began.
+        draft: list[int] = np.resize(tokens[ends[-1] + 1 :][: length - 1], length - 1).tolist()
+        return draft
+
+
+def _longer(tokens: NDArray[np.int32], ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """The `ends` of those matches of `length` tokens that are longer by one token."""
+    ends = ends[ends >= length]
+    return ends[tokens[ends - length] == tokens[-1 - length]] if len(ends) else ends
 
 
 def speculative_tokens(config: EngineConfig, backend: Backend, manifest: Manifest) -> int:
@@ -18,13 +62,3 @@ def speculative_tokens(config: EngineConfig, backend: Backend, manifest: Manifes
     if config.speculative_tokens is not None:
         return config.speculative_tokens
     return SPECULATIVE_TOKENS if backend.device == "cpu" and manifest.cache.dtype != "int8" else 0
-
-
-def accepted_tokens(chunk: Chunk, sampled: list[int]) -> list[int]:
-    """The tokens sampled after a chunk and its draft, up to the first that differs from the draft or ends the text."""
-    for position, (token, draft) in enumerate(zip(sampled, chunk.draft, strict=False)):
-        if token != draft or token in chunk.sequence.stop.token_ids:
-            return sampled[: position + 1]
-        if sampled[position + 1] == NO_TOKEN:  # the next step, without a draft, finds out why
-            return sampled[: position + 1]
-    return sampled

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sharp.serving.text.stop_strings import longest_start_at_end
+from sharp.serving.text.stop_condition import longest_start_at_end
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 import uuid
 from dataclasses import dataclass, field
 
-from sharp.serving.text.stop_strings import longest_start_at_end
+from sharp.serving.text.stop_condition import longest_start_at_end
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 

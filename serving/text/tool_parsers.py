@@ -4,7 +4,7 @@ import ast
 import json
 from typing import Any
 
-from sharp.serving.text.stop_strings import longest_start_at_end
+from sharp.serving.text.stop_condition import longest_start_at_end
 from sharp.serving.text.tool_calls import ToolCall, ToolCallParser
 
 MOST_PYTHON_CHARACTERS = 2**16  # Python's parser takes much more memory than the text

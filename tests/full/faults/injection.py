@@ -20,7 +20,7 @@ from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.scheduler import Scheduler
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.engine.stop_condition import StopCondition
+from sharp.serving.text.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import prepared
 

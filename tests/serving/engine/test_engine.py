@@ -15,8 +15,8 @@ from sharp.serving.backends.cache_size import bytes_per_block, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.prompt_lookup import PromptLookup
 from sharp.serving.engine.sequence import Sequence
+from sharp.serving.engine.speculation import PromptLookup
 from tests.serving.running_engine import prepared
 
 BLOCKS = 10  # of 4 tokens

@@ -8,11 +8,10 @@ from sharp.serving import SamplingParams
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
 from sharp.serving.engine.block_hashes import BlockHashes
-from sharp.serving.engine.logits_processors import SamplingRow, apply
 from sharp.serving.engine.logprobs import token_logprobs
-from sharp.serving.engine.sampler import sample
+from sharp.serving.engine.sampler import SamplingRow, apply, sample
 from sharp.serving.engine.sequence import Sequence
-from sharp.serving.engine.stop_condition import StopCondition
+from sharp.serving.text.stop_condition import StopCondition
 from tests.serving.running_engine import prepared
 
 LOGITS = np.log(np.array([0.4, 0.05, 0.3, 0.2, 0.05], np.float32))

@@ -13,7 +13,7 @@ from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.stop_condition import StopCondition
+from sharp.serving.text.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
 
 

@@ -12,7 +12,7 @@ from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.engine.prompt_lookup import PromptLookup
+from sharp.serving.engine.speculation import PromptLookup
 from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import GREEDY
 

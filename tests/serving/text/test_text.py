@@ -5,7 +5,7 @@ from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models, processors
 
 from sharp.serving.text.detokenizer import Detokenizer
-from sharp.serving.text.stop_strings import StopStrings
+from sharp.serving.text.stop_condition import StopStrings
 from sharp.serving.text.tokenizer import Tokenizer
 
 
