@@ -182,7 +182,6 @@ def adapt(
             on_step(progress, perplexity(token_losses(student, windows)) if measured else None)
 
         train(student, text.train, recipe, work, identity, after, stop_after, processes)
-        processes.leave()
         if not processes.first or (stop_after is not None and stop_after < recipe.steps):
             return None
         final = read_state(work)

@@ -1,5 +1,6 @@
 """The processes of torchrun: each has a device and a share of every batch, all have the same weights."""
 
+import atexit
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,13 +57,6 @@ class Processes:
 
             PartialState().wait_for_everyone()
 
-    def leave(self) -> None:
-        """Go on without the others: a process that ends while it is connected may be ended by its own threads."""
-        if self.count > 1:
-            from accelerate import PartialState
-
-            PartialState().destroy_process_group()
-
 
 ALONE = Processes()
 
@@ -75,4 +69,10 @@ def join(device: str) -> tuple[Processes, torch.device]:
     from accelerate import PartialState
 
     state = PartialState(cpu=chosen.type == "cpu", timeout=LONGEST_WAIT)
+    atexit.register(_leave)  # a process that ends while it is connected may be ended by the connection's threads
     return Processes(state.num_processes, state.process_index), state.device
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -38,7 +38,7 @@ def sample(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> NDArray[np.i
     sequence depend neither on the rest of the batch nor on its draft. A row whose highest logit is not finite has no
     next token: `sampling.NO_TOKEN`. Logits are changed in place, unless the model's own are needed for logprobs.
     """
-    changed = [row for row in rows if changes_logits(row)]
+    changed = [row for row in rows if _changes_logits(row)]
     if changed:
         if any(row.sequence.request.params.logprobs is not None for row in changed):
             logits = logits.copy()
@@ -56,11 +56,11 @@ def _parameters(row: SamplingRow) -> tuple[float, float, float, float, float]:
     return inverse_temperature, params.top_k, params.top_p, params.min_p, uniform
 
 
-def changes_logits(row: SamplingRow) -> bool:
+def _changes_logits(row: SamplingRow) -> bool:
     """Whether `apply` changes the logits of a row."""
-    sampling, params = row.sequence.sampling, row.sequence.request.params
-    masked = sampling.guide or sampling.allowed is not None or params.bad_words or row.below_min_tokens
-    return bool(masked or sampling.counts or params.logit_bias)
+    state, params = row.sequence.sampling, row.sequence.request.params
+    masked = state.guide or state.allowed is not None or params.bad_words or row.below_min_tokens
+    return bool(masked or state.counts or params.logit_bias)
 
 
 def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:

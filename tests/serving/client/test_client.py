@@ -213,7 +213,12 @@ def test_a_full_queue_is_waited_for(connect, counting, steps):
 
 def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(connect, counting, monkeypatch):
     step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: (time.sleep(0.2), step(engine))[1])  # the first runs 20 s
+
+    def slow(engine):
+        time.sleep(0.2)  # the first request runs 20 seconds
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", slow)
     address = connect(counting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1)).address
     with Client(address, attempts=1) as client:
         running = client.stream("a", SamplingParams(max_tokens=100, ignore_eos=True))
