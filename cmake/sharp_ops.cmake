@@ -22,16 +22,18 @@ set(sources
   plugins/onnxruntime/inputs.cc
   plugins/onnxruntime/paged_attention_op.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND sources ${cpu}/loops_avx2.cc ${cpu}/loops_avx512.cc)
+  list(APPEND sources ${cpu}/loops_avx2.cc ${cpu}/loops_avx512.cc ${cpu}/loops_avx512_vnni.cc)
   set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   set_source_files_properties(${cpu}/loops_avx512.cc PROPERTIES
     COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
+  set_source_files_properties(${cpu}/loops_avx512_vnni.cc PROPERTIES
+    COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mavx512vnni")
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag("-mamx-bf16 -mavx512bf16" SHARP_AMX)
   if(SHARP_AMX)
     list(APPEND sources ${cpu}/loops_amx.cc)
     set_source_files_properties(${cpu}/loops_amx.cc PROPERTIES COMPILE_OPTIONS
-      "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mavx512bf16;-mamx-tile;-mamx-bf16")
+      "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mavx512vnni;-mavx512bf16;-mamx-tile;-mamx-bf16")
     set_source_files_properties(${cpu}/isa.cc PROPERTIES COMPILE_DEFINITIONS SHARP_AMX)
   endif()
 endif()

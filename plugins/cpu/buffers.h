@@ -73,7 +73,7 @@ struct ThreadBuffers {
       packed_keys = aligned_array<float>(problem.head_dim * kChunkKeys);
     if (packs(problem)) packed_values = aligned_array<float>(kChunkKeys * problem.value_dim);
     if (problem.key_screen != nullptr)
-      query_integers = aligned_array<int16_t>(kScreenedRows * 4 * screen_quads(problem));
+      query_integers = aligned_array<int16_t>(kScreenedRows * screen_query_size(problem));
     if (problem.cache_type != CacheType::kBfloat16 && problem.cache_type != CacheType::kInt8) return;
     const int64_t channels = (problem.head_dim + kBfloatItems - 1) / kBfloatItems * kBfloatItems;
     query_parts = aligned_array<Bfloat16>(kQueryParts * kMaxTileRows * channels);

@@ -38,10 +38,12 @@ InstructionSet choose() {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   const InstructionSet sets[] = {
 #if defined(SHARP_AMX)
-      {"amx", has_avx512 && may_use_amx(), amx::find_loops, &avx512::vocabulary_loops},
+      {"amx", has_vnni && may_use_amx(), amx::find_loops, &avx512::vocabulary_loops},
 #endif
+      {"avx512_vnni", has_vnni, avx512_vnni::find_loops, &avx512::vocabulary_loops},
       {"avx512", has_avx512, avx512::find_loops, &avx512::vocabulary_loops},
       {"avx2", has_avx2, avx2::find_loops, &avx2::vocabulary_loops},
       {"baseline", true, baseline::find_loops, &baseline::vocabulary_loops}};

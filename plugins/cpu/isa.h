@@ -18,13 +18,16 @@ namespace avx512 {
 Loops find_loops(const Attributes& attributes);
 extern const VocabularyLoops vocabulary_loops;
 }  // namespace avx512
+namespace avx512_vnni {
+Loops find_loops(const Attributes& attributes);
+}
 namespace amx {
 Loops find_loops(const Attributes& attributes);  // only where the compiler knows AMX: SHARP_AMX
 }
 
 // The loops of the attributes' normalizer for the best instruction set of this processor, or for the one that the
-// environment variable SHARP_ISA names (baseline, avx2, avx512, amx; on Arm neon). Throws std::runtime_error when that
-// one is unknown or the processor lacks it.
+// environment variable SHARP_ISA names (baseline, avx2, avx512, avx512_vnni, amx; on Arm neon). Throws
+// std::runtime_error when that one is unknown or the processor lacks it.
 Loops find_loops(const Attributes& attributes);
 
 // The sampler's loops, chosen in the same way.

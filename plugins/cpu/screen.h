@@ -26,6 +26,11 @@ constexpr double kLongest = 0x1p60;
   return (4 * screen_quads(problem) + 8) * problem.block_size;
 }
 
+// Of the integers of one query row, in numbers of 16 bits; four are left over.
+[[gnu::always_inline]] inline int64_t screen_query_size(const Problem& problem) {
+  return 4 * screen_quads(problem) + 4;
+}
+
 struct ScreenBlock {
   int8_t* integers;
   float *scale, *distance;

@@ -6,25 +6,83 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
+// `arrange_integers` puts the integers of a query, [4 * quads] of 16 bits, in place into the order that
+// `screen_products` of this instruction set reads; behind them is room for four more.
+
+#if defined(__AVX512VNNI__)
+
+constexpr int kScreenRows = 6;          // rows that share each load
+constexpr int kLargestInteger = 16256;  // 128 * 127, for two bytes with a sign
+
+// An integer is 128 * high + low: of each quad 4 high and 4 low bytes. Bytes with a sign are multiplied by bytes
+// without one only, so 128 is added to those of the keys, and what that adds to a row's products stands behind the
+// quads.
+inline void arrange_integers(int16_t* query, int64_t quads) {
+  int32_t sum = 0;
+  for (int64_t quad = 0; quad < quads; ++quad) {
+    int8_t bytes[8];
+    for (int channel = 0; channel < 4; ++channel) {
+      const int16_t integer = query[quad * 4 + channel];
+      const auto high = static_cast<int8_t>((integer + 64) >> 7);
+      bytes[channel] = high;
+      bytes[4 + channel] = static_cast<int8_t>(integer - 128 * high);
+      sum += integer;
+    }
+    __builtin_memcpy(query + quad * 4, bytes, sizeof bytes);
+  }
+  const int32_t correction = -128 * sum;
+  __builtin_memcpy(query + quads * 4, &correction, sizeof correction);
+}
+
+inline __m512i broadcast_four(const int8_t* bytes) {
+  int32_t four;
+  __builtin_memcpy(&four, bytes, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+// integers: quads of channels `stride` bytes apart, 4 bytes for each key. query: `query_stride` from row to row.
+// products [kRows, 16]. `ahead` is laid out like integers and is fetched line by line, so that memory works meanwhile.
+template <int kRows>
+void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
+                     int64_t query_stride, float* products) {
+  __m512i high[kRows], low[kRows];
+  const int8_t* rows[kRows];
+  for (int row = 0; row < kRows; ++row) {
+    rows[row] = reinterpret_cast<const int8_t*>(query + row * query_stride);
+    high[row] = _mm512_setzero_si512();
+    low[row] = broadcast_four(rows[row] + 8 * quads);
+  }
+  const __m512i sign = _mm512_set1_epi8(INT8_MIN);
+  for (int64_t quad = 0; quad < quads; ++quad) {
+    __builtin_prefetch(ahead + quad * stride);
+    const __m512i keys = _mm512_xor_si512(sign, _mm512_loadu_si512(integers + quad * stride));
+    for (int row = 0; row < kRows; ++row) {
+      high[row] = _mm512_dpbusd_epi32(high[row], keys, broadcast_four(rows[row] + quad * 8));
+      low[row] = _mm512_dpbusd_epi32(low[row], keys, broadcast_four(rows[row] + quad * 8 + 4));
+    }
+  }
+  // The sum fits 32 bits where its terms do not.
+  for (int row = 0; row < kRows; ++row) {
+    const __m512i sums = _mm512_add_epi32(_mm512_slli_epi32(high[row], 7), low[row]);
+    _mm512_storeu_ps(products + row * kStripKeys, _mm512_cvtepi32_ps(sums));
+  }
+}
+
+#else
+
+constexpr int kLargestInteger = INT16_MAX;
+
+inline void arrange_integers(int16_t*, int64_t) {}
+
 #if defined(__AVX512BW__)
 
-constexpr int kScreenRows = 6;  // rows that share each load
-
-inline __m512i add_products(__m512i sums, __m512i keys, __m512i query) {
-#if defined(__AVX512VNNI__)
-  return _mm512_dpwssd_epi32(sums, keys, query);
-#else
-  return _mm512_add_epi32(sums, _mm512_madd_epi16(keys, query));
-#endif
-}
+constexpr int kScreenRows = 6;
 
 // One sum of each pair of neighbours, in 8 lanes.
 inline __m256i sum_pairs(__m512i sums) {
   return _mm512_cvtepi64_epi32(_mm512_add_epi32(sums, _mm512_srli_epi64(sums, 32)));
 }
 
-// integers: quads of channels `stride` bytes apart, 4 bytes for each key. query: `query_stride` from row to row.
-// products [kRows, 16]. `ahead` is laid out like integers and is fetched line by line, so that memory works meanwhile.
 template <int kRows>
 void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
                      int64_t query_stride, float* products) {
@@ -39,8 +97,8 @@ void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride
       int64_t four;
       __builtin_memcpy(&four, query + row * query_stride + quad * 4, sizeof four);
       const __m512i q = _mm512_set1_epi64(four);
-      sums[row][0] = add_products(sums[row][0], low, q);
-      sums[row][1] = add_products(sums[row][1], high, q);
+      sums[row][0] = _mm512_add_epi32(sums[row][0], _mm512_madd_epi16(low, q));
+      sums[row][1] = _mm512_add_epi32(sums[row][1], _mm512_madd_epi16(high, q));
     }
   }
   for (int row = 0; row < kRows; ++row) {
@@ -105,6 +163,7 @@ void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride
   }
 }
 
+#endif
 #endif
 
 using ScreenProducts = void (*)(const int8_t*, const int8_t*, int64_t, int64_t, const int16_t*, int64_t, float*);

@@ -14,10 +14,10 @@ struct BoundedRow {
   float factor, constant, of_distance, of_scale, always, slope;
 };
 
-// The interval of a query, `integers` [4 * quads] and the numbers of its row. `query` is scaled.
+// The interval of a query, `integers` [screen_query_size()] and the numbers of its row. `query` is scaled.
 inline BoundedRow bound_row(const Problem& problem, const Row& row, const float* query, int16_t* integers) {
   const int64_t channels = problem.head_dim, padded = 4 * screen_quads(problem);
-  for (int64_t channel = 0; channel < padded; ++channel) integers[channel] = 0;
+  for (int64_t index = 0; index < screen_query_size(problem); ++index) integers[index] = 0;
   const float slope = problem.alibi_slopes == nullptr ? 0.0f : problem.alibi_slopes[row.head];
   double square = 0, product = 0, shift_square = 0;
   float largest = 0;
@@ -33,7 +33,7 @@ inline BoundedRow bound_row(const Problem& problem, const Row& row, const float*
   // All keys are in doubt.
   if (!(square < kLongest * kLongest) || !(__builtin_fabsf(slope) < 0x1p60f)) return {0, 0, kInfinity, 0, 0, slope};
   // Sums of products of 16 and 8 bits must fit 32.
-  const double most = smaller(32767.0, (2147483647.0 - 1) / (127.0 * static_cast<double>(padded)));
+  const double most = smaller<double>(kLargestInteger, (2147483647.0 - 1) / (127.0 * static_cast<double>(padded)));
   const double length = __builtin_sqrt(square);
   const float step =
       largest < 0x1p-100f ? 0.0f : static_cast<float>(largest / static_cast<double>(static_cast<int>(most)));
@@ -46,6 +46,7 @@ inline BoundedRow bound_row(const Problem& problem, const Row& row, const float*
     const double rest = query[channel] - static_cast<double>(step) * integer;
     rest_square += rest * rest;
   }
+  arrange_integers(integers, screen_quads(problem));
   constexpr double kUp = 1 + 0x1p-20;
   // Of every product that is summed up, in the ordinary loop and here: roundings of its terms and of the sum.
   const double rounding = static_cast<double>(channels + 32) * 0x1p-24;
@@ -105,24 +106,35 @@ inline void shape_interval(const Problem& problem, const Row& row, float slope, 
   }
 }
 
+// Below it no key has a weight: less 1 / (alpha - 1) than a lower bound of the largest logit, and four times the slack
+// of `selection_floor`, which the largest logit itself gives.
+inline float screened_floor(const Problem& problem, float lower) {
+  const float width = 1.0f / (problem.attributes.alpha - 1.0f);
+  return lower - width - (__builtin_fabsf(lower) + width) * 0x1p-20f;
+}
+
+// What the first pass has found of a row so far.
+struct BoundsOfRow {
+  Vec highest_lower = splat(-kInfinity), lowest_upper = splat(kInfinity);
+  float floor = -kInfinity, ceiling = kInfinity;  // of this part's keys alone
+};
+
 // First pass: the ends of intervals into part.highest_bounds and lowest_bounds, and into the states; counts the keys.
+// Of a strip that is surely left out the ends are infinite, which needs no look at its single lanes.
 inline void bound_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   constexpr int kVectors = kStripKeys / kLanes, kAhead = 4;
-  const int64_t count = tile.rows(), quads = screen_quads(problem),
+  constexpr uint64_t kWhole = (1 << kStripKeys) - 1;
+  const int64_t count = tile.rows(), quads = screen_quads(problem), query_size = screen_query_size(problem),
                 strips = (part.keys.end - part.keys.begin + kStripKeys - 1) / kStripKeys;
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
   gather_query(problem, tile, rows, scratch.query);
   BoundedRow bounded[kScreenedRows];
   for (int64_t row = 0; row < count; ++row)
-    bounded[row] =
-        bound_row(problem, rows[row], scratch.query + row * problem.head_dim, scratch.query_integers + row * 4 * quads);
+    bounded[row] = bound_row(problem, rows[row], scratch.query + row * problem.head_dim,
+                             scratch.query_integers + row * query_size);
   const bool collect = part.lowest_bounds != nullptr, shaped = problem.attributes.softcap > 0;
-  Vec highest_lower[kScreenedRows], lowest_upper[kScreenedRows];
-  for (int64_t row = 0; row < count; ++row) {
-    highest_lower[row] = splat(-kInfinity);
-    lowest_upper[row] = splat(kInfinity);
-  }
+  BoundsOfRow found[kScreenedRows];
   StripWalk walk(problem, tile, part.keys.begin), ahead = walk;
   for (int64_t strip = 0; strip < kAhead && strip < strips; ++strip) ahead.advance();
   for (int64_t strip = 0; strip < strips; ++strip, walk.advance()) {
@@ -148,8 +160,8 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
       if (next == nullptr) next = integers;  // which costs nothing
       for (int64_t row = 0; row < count; row += kScreenRows, next = integers)
         kScreenProducts[smaller<int64_t>(count - row, kScreenRows) - 1](integers, next, 4 * problem.block_size, quads,
-                                                                        scratch.query_integers + row * 4 * quads,
-                                                                        4 * quads, products + row * kStripKeys);
+                                                                        scratch.query_integers + row * query_size,
+                                                                        query_size, products + row * kStripKeys);
       for (int v = 0; v < kVectors; ++v) {
         scales[v] = load(screen.scale + offset + v * kLanes);
         const Vec distance = load(screen.distance + offset + v * kLanes);
@@ -158,39 +170,45 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
     }
     for (int64_t row = 0; row < count; ++row) {
       const uint64_t visible = bits_in(rows[row].visible, begin) & mapped;
-      float& highest = part.highest_bounds[row * part.bounds_stride + strip];
-      if (visible == 0) {
-        highest = -kInfinity;
-        if (collect) part.lowest_bounds[row * part.bounds_stride + strip] = kInfinity;
-        continue;
-      }
-      part.states[row].visible += __builtin_popcountll(visible);
-      const BoundedRow& by = bounded[row];
-      Vec top = splat(-kInfinity), bottom = splat(kInfinity);
-      for (int v = 0; v < kVectors; ++v) {
-        const Vec z = load(products + row * kStripKeys + v * kLanes) * (scales[v] * by.factor) + by.constant;
-        const Vec width = distances[v] * by.of_distance + (scales[v] * by.of_scale + by.always);
-        Interval ends{z - width, z + width};
-        if (shaped || by.slope != 0) shape_interval(problem, rows[row], by.slope, begin + v * kLanes, width, ends);
-        if (visible != 0xffff) {
-          const VecInt seen = lanes_of(visible >> (v * kLanes));
-          ends = {select(seen, ends.lower, splat(-kInfinity)), select(seen, ends.upper, splat(-kInfinity))};
+      BoundsOfRow& bounds = found[row];
+      float highest = -kInfinity, lowest = kInfinity;
+      if (visible != 0) {
+        part.states[row].visible += __builtin_popcountll(visible);
+        const BoundedRow& by = bounded[row];
+        Vec top = splat(-kInfinity), bottom = splat(kInfinity);
+        for (int v = 0; v < kVectors; ++v) {
+          const Vec z = load(products + row * kStripKeys + v * kLanes) * (scales[v] * by.factor) + by.constant;
+          const Vec width = distances[v] * by.of_distance + (scales[v] * by.of_scale + by.always);
+          Interval ends{z - width, z + width};
+          if (shaped || by.slope != 0) shape_interval(problem, rows[row], by.slope, begin + v * kLanes, width, ends);
+          if (visible != kWhole) {
+            const VecInt seen = lanes_of(visible >> (v * kLanes));
+            ends = {select(seen, ends.lower, splat(-kInfinity)), select(seen, ends.upper, splat(-kInfinity))};
+          }
+          bounds.highest_lower = maximum(ends.lower, bounds.highest_lower);
+          top = maximum(ends.upper, top);
+          if (!collect) continue;
+          // A key that is not seen has the interval [-inf, -inf].
+          const VecInt seen = ends.upper > -kInfinity;
+          bounds.lowest_upper = minimum(select(seen, ends.upper, splat(kInfinity)), bounds.lowest_upper);
+          bottom = minimum(select(seen, ends.lower, splat(kInfinity)), bottom);
         }
-        highest_lower[row] = maximum(ends.lower, highest_lower[row]);
-        top = maximum(ends.upper, top);
-        if (!collect) continue;
-        // A key that is not seen has the interval [-inf, -inf].
-        const VecInt seen = ends.upper > -kInfinity;
-        lowest_upper[row] = minimum(select(seen, ends.upper, splat(kInfinity)), lowest_upper[row]);
-        bottom = minimum(select(seen, ends.lower, splat(kInfinity)), bottom);
+        if (any(~(top <= bounds.floor))) {
+          highest = maximum_of(top);
+          bounds.floor = screened_floor(problem, maximum_of(bounds.highest_lower));
+        }
+        if (collect && any(bottom <= bounds.ceiling)) {
+          lowest = minimum_of(bottom);
+          bounds.ceiling = minimum_of(bounds.lowest_upper);
+        }
       }
-      highest = maximum_of(top);
-      if (collect) part.lowest_bounds[row * part.bounds_stride + strip] = minimum_of(bottom);
+      part.highest_bounds[row * part.bounds_stride + strip] = highest;
+      if (collect) part.lowest_bounds[row * part.bounds_stride + strip] = lowest;
     }
   }
   for (int64_t row = 0; row < count; ++row) {
-    part.states[row].highest_lower = maximum_of(highest_lower[row]);
-    part.states[row].lowest_upper = minimum_of(lowest_upper[row]);
+    part.states[row].highest_lower = maximum_of(found[row].highest_lower);
+    part.states[row].lowest_upper = minimum_of(found[row].lowest_upper);
   }
 }
 
@@ -199,12 +217,7 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
 class Doubtful {
  public:
   Doubtful(const Problem& problem, const Tile& tile, const Part& part) : part_(part), rows_(tile.rows()) {
-    const float width = 1.0f / (problem.attributes.alpha - 1.0f);
-    for (int64_t row = 0; row < rows_; ++row) {
-      const float lower = part.states[row].highest_lower;
-      // Four times the slack of `selection_floor`, which the largest logit gives.
-      floors_[row] = lower - width - (__builtin_fabsf(lower) + width) * 0x1p-20f;
-    }
+    for (int64_t row = 0; row < rows_; ++row) floors_[row] = screened_floor(problem, part.states[row].highest_lower);
   }
   bool operator()(int64_t strip) const {
     bool found = false;

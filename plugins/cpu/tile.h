@@ -79,8 +79,8 @@ struct Part {
   float* logits;     // stored and selected form: row 0 at `keys.begin`
   int64_t logits_stride;
   int32_t* keys_of_logits;  // selected form: the key of each logit, laid out like `logits`
-  // Screened keys: of every 16 keys the largest upper end and, for statistics, the smallest lower end. Row 0 at
-  // `keys.begin`; null where the tile is not screened.
+  // Screened keys: of every 16 keys the largest upper end and, for statistics, the smallest lower end; -inf and inf of
+  // keys that are not in doubt. Row 0 at `keys.begin`; null where the tile is not screened.
   float *highest_bounds, *lowest_bounds;
   int64_t bounds_stride;
 };
@@ -96,7 +96,7 @@ struct Scratch {
   Bfloat16* weight_parts;   // [kWeightParts, kMaxTileRows, kChunkKeys]
   Bfloat16* key_tiles;      // [kChunkKeys / 16, head_dim / 32, 16, 16, 2]: 16 keys, 32 channels in pairs
   Bfloat16* value_tiles;    // [kChunkKeys / 32, value_dim / 16, 16, 16, 2]: 32 keys in pairs, 16 channels
-  int16_t* query_integers;  // [kScreenedRows, head_dim rounded up to 4]; null without a key screen
+  int16_t* query_integers;  // [kScreenedRows, screen_query_size()]; null without a key screen
 };
 
 // The attention loops of one normalizer, compiled for one instruction set, in one of three forms: `stream` alone;

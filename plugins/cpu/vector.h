@@ -92,6 +92,8 @@ inline uint64_t mask_of(VecInt comparison) {
 #endif
 }
 
+inline bool any(VecInt comparison) { return mask_of(comparison) != 0; }
+
 // Combine all lanes, by halves: a chain over 16 lanes would wait for 16 latencies.
 template <typename Combine>
 float reduce(Vec value, Combine combine) {

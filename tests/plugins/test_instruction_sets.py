@@ -37,7 +37,7 @@ def available() -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512_vnni"])
 def test_others_agree_too(isa: str) -> None:
     if isa not in available():
         pytest.skip(f"this processor has no {isa}")
