@@ -146,6 +146,6 @@ def check(
         yield compare(calls[number], references[number].result())
 
     for number, case in enumerate(listed):
-        named = {"op": "Attention", **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
+        named = {"op": "SharpAttention", **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
         compiled = started[options_of(calls[number])]
         yield from cases_done.run(named, partial(compared, number), compiled.result)

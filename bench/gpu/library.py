@@ -145,7 +145,7 @@ OPS = (
         Caller.paged_attention,
     ),
     Op(
-        "Attention",
+        "SharpAttention",
         attention.cases,
         attention.make_call,
         attention.expected,

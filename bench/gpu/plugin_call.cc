@@ -156,5 +156,5 @@ SHARP_EXPORT int sharp_call_attention(const char* library, const SharpAttention*
   outputs.add(p.present_key, type, {p.batch, p.kv_heads, places, p.head_dim});
   outputs.add(p.present_value, type, {p.batch, p.kv_heads, places, p.value_dim});
   outputs.add(p.stats, DataType::kFLOAT, {p.batch, p.q_heads, p.queries, 4});
-  return call(make(library, "Attention", p.attributes), inputs, outputs, workspace, workspace_bytes, stream);
+  return call(make(library, "SharpAttention", p.attributes), inputs, outputs, workspace, workspace_bytes, stream);
 }

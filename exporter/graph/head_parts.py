@@ -109,7 +109,7 @@ def attention_of_nodes(
 
 
 def batched_attention(parts_of: Callable[[int], Sequence[Part]], node: Node, stats: list[Tensor]) -> AttentionFunction:
-    """The same for the op Attention: float32 [batch, heads, tokens, dim]."""
+    """The same for the op SharpAttention: float32 [batch, heads, tokens, dim]."""
     return attention_of_nodes(
         parts_of, node, stats, lambda heads: heads.transpose(1, 2).float(), lambda output: output.transpose(1, 2)
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir
 import torch
@@ -247,6 +248,7 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     Nor of the initializers that nobody reads then: ONNX Runtime warns of each.
     """
     inlined = inliner.inline_local_functions(model)
+    _write_constants_as_tensors(inlined.graph)
     imports = [imported for imported in inlined.opset_import if imported.domain != schema.DOMAIN]
     del inlined.opset_import[:]
     inlined.opset_import.extend(imports)
@@ -255,6 +257,21 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     del inlined.graph.initializer[:]
     inlined.graph.initializer.extend(kept)
     return inlined
+
+
+def _write_constants_as_tensors(graph: onnx.GraphProto) -> None:
+    """Write numbers of nodes Constant as tensors, also in inner graphs: tools overlook the short form or read doubles.
+
+    The short form is what the inliner leaves where a body reads an attribute of its function.
+    """
+    types = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _write_constants_as_tensors(attribute.g)
+            elif node.op_type == "Constant" and attribute.name in types:
+                number = np.array(onnx.helper.get_attribute_value(attribute), types[attribute.name])
+                attribute.CopyFrom(onnx.helper.make_attribute("value", numpy_helper.from_array(number)))
 
 
 def _read_names(graph: onnx.GraphProto) -> set[str]:

@@ -50,13 +50,11 @@ def build_engine(
     configure: Callable[[Any], None],
     progress: Progress,
     plugin: str | None = None,
-    parser_flags: Sequence[Any] = (),
-    advice: str = "",
     compute_capability: int | None = None,
 ) -> Engine:
     """Parse `model`, whose weights lie in `folder`, and build.
 
-    `advice` ends the sentence about a model that cannot be read. `trt` is the Python package of `runtime`; `configure`
+    `trt` is the Python package of `runtime`; `configure`
     is given the builder's configuration. There is an optimization profile for each of `limits`, the last of which are
     the engine's. Each phase of the builder becomes a bar of `progress`.
 
@@ -71,10 +69,8 @@ def build_engine(
         raise SharpError(f"{runtime} could not be started; its messages are above")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, builder_logger)
-    for flag in parser_flags:
-        parser.set_flag(flag)
     if not parser.parse(model.SerializeToString(), str(path.resolve())):
-        raise InputError(f"{path} cannot be read by {runtime}: {parser.get_error(0).desc()}{advice}")
+        raise InputError(f"{path} cannot be read by {runtime}: {parser.get_error(0).desc()}")
     config = builder.create_builder_config()
     configure(config)
     config.progress_monitor = progress_monitor(trt, progress)

@@ -14,10 +14,10 @@ from sharp.plugins.engine_manifest import EngineLimits
 from sharp.plugins.errors import InputError, SharpError
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.ops import schema
+from sharp.plugins.ops.function_body import rename_old_attention
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 RUNTIME = "TensorRT"
-OVERRIDE = "ENABLE_PLUGIN_OVERRIDE"  # a flag of parsers from 10.15 on
 
 
 def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: Path, progress: Progress) -> Engine:
@@ -44,14 +44,14 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
     if manifest.cache.key_screens:
         leave_out_key_screens(model)
     paged = manifest.cache.form == "paged"
-    plugin, parser_flags = None, []
+    plugin = None
     if manifest.target != "portable":
-        obstacle = None if paged else _obstacle(trt, model)
+        rename_old_attention(model)  # the parser goes by names without domains: Attention is ONNX's own to it
+        obstacle = None if paged else _obstacle()
         if obstacle is None:
             leave_to_plugin(model)
             flag_as_int32(model)
             plugin = load_plugin(trt)
-            parser_flags = [] if paged else [getattr(trt.OnnxParserFlag, OVERRIDE)]
         elif model.functions:
             progress.console.print(f"attention becomes standard ops: {obstacle}", highlight=False, soft_wrap=True)
             model = inline(model)
@@ -84,31 +84,17 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
         configure,
         progress,
         plugin=name,
-        parser_flags=parser_flags,
-        # Some parsers check a node that becomes the plugin Attention as ONNX's own, too.
-        advice="; if it is a node Attention, export the model again with --target portable" if parser_flags else "",
     )
     timing_cache.write_bytes(bytes(kept[0].get_timing_cache().serialize()))
     return engine
 
 
-def _obstacle(trt: Any, model: onnx.ModelProto) -> str | None:
-    """Why nodes Attention of `model` cannot become the plugin: TensorRT's parser goes by names without domains."""
-    if not hasattr(getattr(trt, "OnnxParserFlag", None), OVERRIDE):
-        return f"the parser of TensorRT {trt.__version__} takes a node Attention for ONNX's own; that of 10.15 does not"
+def _obstacle() -> str | None:
+    """Why attention nodes cannot become the plugin."""
     try:
         library_path("tensorrt")
     except SharpError as error:
         return str(error)
-    # Some of these parsers check a node that becomes the plugin as if it were ONNX's own, too.
-    capped = any(
-        attribute.name == "softcap" and attribute.f != 0
-        for node in model.graph.node
-        if node.domain == schema.DOMAIN
-        for attribute in node.attribute
-    )
-    if capped and model.functions:
-        return "layers have a soft cap, which TensorRT's parser may refuse on a node Attention"
     return None
 
 

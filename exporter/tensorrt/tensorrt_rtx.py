@@ -49,7 +49,7 @@ def build(
     if manifest.cache.key_screens:
         leave_out_key_screens(model)
     if model.functions:
-        model = inline(model)  # its parser takes a node Attention of any domain for ONNX's own
+        model = inline(model)  # layers that differ call overloads of the function, and its parser may know none
 
     def configure(config: Any) -> None:
         config.num_compute_capabilities = 1

@@ -9,7 +9,7 @@ from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.triton import tiles, variants
 from sharp.plugins.triton.options import LISTED_KEYS, Options
 
-BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what Attention's keys are counted in
+BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what SharpAttention's keys are counted in
 POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
 
 # What each kernel's code depends on beside types and sizes. Options that make no difference are not in the name, and
@@ -54,13 +54,13 @@ def options_for(
             statistics=True,
             alibi="alibi" in feature.split("+"),
             softcap="softcap" in feature.split("+"),
-            contiguous=op == "Attention",
+            contiguous=op == "SharpAttention",
             power=power,
         )
         for normalizer, head_dim, dtype, block_size, feature in product(
             normalizers, head_dims, dtypes, block_sizes if op == "PagedAttention" else (BLOCK_SIZE,), features
         )
-        if op != "Attention" or "/" not in dtype  # whose keys are of the query's type
+        if op != "SharpAttention" or "/" not in dtype  # whose keys are of the query's type
         for power in (POWERS if normalizer == "entmax" else ("",))
     ]
 

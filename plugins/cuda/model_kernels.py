@@ -10,7 +10,7 @@ from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.plugins.ops import schema
 from sharp.plugins.triton.options import Options, power_name
 
-_OPS = {op.name: op.input_names.index("alibi_slopes") for op in (schema.PAGED_ATTENTION, schema.ATTENTION)}
+_OPS = {op.name: op.input_names.index("alibi_slopes") for op in schema.OPS}
 
 
 def options_of_model(folder: Path) -> list[Options]:
@@ -44,7 +44,7 @@ def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
     assert isinstance(normalizer, bytes) and isinstance(alpha, float) and isinstance(softcap, float)
     paged = node.op_type == schema.PAGED_ATTENTION.name
     slopes = node.input[place] if len(node.input) > (place := _OPS[node.op_type]) else ""
-    # What the exporter writes: Attention computes in float32, and so does PagedAttention over a cache of another type.
+    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type.
     dtype = manifest.dtype if paged and manifest.cache.dtype == manifest.dtype else "float32"
     return Options(
         normalizer.decode(),

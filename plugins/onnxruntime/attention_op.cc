@@ -1,4 +1,4 @@
-// `ai.sharp::Attention` on the CPU.
+// `ai.sharp::SharpAttention` on the CPU.
 //
 // In place: bind present_key and present_value to the buffers of past_key and past_value, with past_lens, and only the
 // new rows are written. An output that a node leaves out is not computed.
@@ -73,9 +73,17 @@ struct AttentionOp : AttentionSchema<AttentionOp, AttentionKernel> {
   using AttentionSchema::AttentionSchema;
 };
 
+struct OldAttentionOp : OldAttentionSchema<OldAttentionOp, AttentionKernel> {
+  using OldAttentionSchema::OldAttentionSchema;
+};
+
 }  // namespace
 }  // namespace attention
 
-std::vector<const OrtCustomOp*> attention_ops() { return ops_of<attention::AttentionOp>(attention::kTypes); }
+std::vector<const OrtCustomOp*> attention_ops() {
+  std::vector<const OrtCustomOp*> ops = ops_of<attention::AttentionOp>(attention::kTypes);
+  for (const OrtCustomOp* op : ops_of<attention::OldAttentionOp>(attention::kTypes)) ops.push_back(op);
+  return ops;
+}
 
 }  // namespace sharp::ort

@@ -1,4 +1,4 @@
-// `ai.sharp::Attention` as ONNX Runtime sees it, on every execution provider: names, types, what may be left out.
+// `ai.sharp::SharpAttention` as ONNX Runtime sees it, on every execution provider: names, types, what may be left out.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ template <typename Op, typename Kernel>
 struct AttentionSchema : CustomOp<Op, Kernel> {
   using CustomOp<Op, Kernel>::CustomOp;
 
-  static constexpr const char* kName = "Attention";
+  static constexpr const char* kName = "SharpAttention";
   // A shared buffer. The concatenating form has another size, unless there is no new key: then nothing is written.
   static constexpr InPlace kInPlace[] = {{kPastKey, kPresentKey}, {kPastValue, kPresentValue}};
 
@@ -45,9 +45,16 @@ struct AttentionSchema : CustomOp<Op, Kernel> {
   }
 };
 
+// `Op` under the name that it had in models exported before: ONNX Runtime's quantizer took it for Microsoft's.
+template <typename Op, typename Kernel>
+struct OldAttentionSchema : AttentionSchema<Op, Kernel> {
+  using AttentionSchema<Op, Kernel>::AttentionSchema;
+  static constexpr const char* kName = "Attention";
+};
+
 }  // namespace attention
 
-// The op on the CPU.
+// The op on the CPU, under both names.
 std::vector<const OrtCustomOp*> attention_ops();
 
 // The op for CUDAExecutionProvider; none where libsharp_cuda.so does not lie beside this library.

@@ -1,4 +1,4 @@
-// `ai.sharp::Attention` for CUDAExecutionProvider: the kernels of libsharp_cuda.so on the step's stream.
+// `ai.sharp::SharpAttention` for CUDAExecutionProvider: the kernels of libsharp_cuda.so on the step's stream.
 //
 // Every input stays on the device: its numbers cannot be checked here without waiting for the device, only its shape.
 // New keys that find no place in a shared buffer are left out, where the CPU's op refuses the call.
@@ -77,12 +77,19 @@ struct CudaAttentionOp : AttentionSchema<CudaAttentionOp, CudaAttentionKernel> {
   const char* GetExecutionProviderType() const { return "CUDAExecutionProvider"; }
 };
 
+struct OldCudaAttentionOp : OldAttentionSchema<OldCudaAttentionOp, CudaAttentionKernel> {
+  using OldAttentionSchema::OldAttentionSchema;
+  const char* GetExecutionProviderType() const { return "CUDAExecutionProvider"; }
+};
+
 }  // namespace
 }  // namespace attention
 
 std::vector<const OrtCustomOp*> cuda_attention_ops() {
   if (cuda_library() == nullptr) return {};
-  return ops_of<attention::CudaAttentionOp>(attention::kTypes);
+  std::vector<const OrtCustomOp*> ops = ops_of<attention::CudaAttentionOp>(attention::kTypes);
+  for (const OrtCustomOp* op : ops_of<attention::OldCudaAttentionOp>(attention::kTypes)) ops.push_back(op);
+  return ops;
 }
 
 }  // namespace sharp::ort

@@ -1,4 +1,4 @@
-"""`Attention` as a model-local function of standard ONNX ops, for runtimes that lack our kernels."""
+"""`SharpAttention` as a model-local function of standard ONNX ops, for runtimes that lack our kernels."""
 
 import numpy as np
 

@@ -17,6 +17,7 @@ from sharp.plugins.ops.schema import (
     DOMAIN,
     ICML2025_COEFFICIENTS,
     NORMALIZERS,
+    OLD_ATTENTION,
     PAGED_ATTENTION,
     REQUIRED_ATTRIBUTES,
     VERSION,
@@ -27,6 +28,7 @@ from sharp.plugins.ops.schema import (
 BODIES: dict[str, tuple[OpDefinition, Callable[[NodeList, str, frozenset[str], tuple[float, ...]], None]]] = {
     PAGED_ATTENTION.name: (PAGED_ATTENTION, write_paged_attention),
     ATTENTION.name: (ATTENTION, write_attention),
+    OLD_ATTENTION.name: (OLD_ATTENTION, write_attention),
 }
 
 
@@ -133,6 +135,16 @@ def attach_function(model: onnx.ModelProto) -> None:
         node.attribute.extend(default for default in attribute_defaults() if default.name not in present)
     if DOMAIN not in opsets:
         model.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
+
+
+def rename_old_attention(model: onnx.ModelProto) -> None:
+    """Give nodes and functions of `OLD_ATTENTION` the present name, in a model that was exported before it."""
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == (DOMAIN, OLD_ATTENTION.name):
+            node.op_type = ATTENTION.name
+    for function in model.functions:
+        if (function.domain, function.name) == (DOMAIN, OLD_ATTENTION.name):
+            function.name = ATTENTION.name
 
 
 def _complete_inputs(graph: onnx.GraphProto, node: onnx.NodeProto, formal: Sequence[str]) -> None:

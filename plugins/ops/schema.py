@@ -135,7 +135,7 @@ PAGED_ATTENTION = OpDefinition(
 )
 
 ATTENTION = OpDefinition(
-    "Attention",
+    "SharpAttention",
     """Attention over contiguous keys and values, with the normalizer as an attribute.
 
 Names, order and meaning are those of ONNX's standard Attention where the two coincide (query, key, value, past_key,
@@ -182,7 +182,11 @@ falls off to both sides alike. A query that sees no key has output 0 and statist
     ),
 )
 
-OPS = (PAGED_ATTENTION, ATTENTION)
+# Its name in models that were exported before the rename: tools that match nodes by name alone, as ONNX Runtime's
+# quantizer and TensorRT's parser do, took them for Microsoft's or ONNX's Attention.
+OLD_ATTENTION = replace(ATTENTION, name="Attention")
+
+OPS = (PAGED_ATTENTION, ATTENTION, OLD_ATTENTION)
 
 INPUTS = PAGED_ATTENTION.input_names
 OUTPUTS = PAGED_ATTENTION.output_names

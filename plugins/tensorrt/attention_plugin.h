@@ -1,5 +1,5 @@
-// ai.sharp::Attention as a TensorRT plugin. In the shared-buffer form the past is updated in place where TensorRT lets
-// an output be its input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
+// ai.sharp::SharpAttention as a TensorRT plugin. In the shared-buffer form the past is updated in place where TensorRT
+// lets an output be its input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
 #pragma once
 
 #include "plugin.h"
@@ -8,7 +8,7 @@ namespace sharp::tensorrt {
 
 class AttentionPlugin : public Plugin {
  public:
-  static constexpr const char* kName = "Attention";
+  static constexpr const char* kName = "SharpAttention";
 
   AttentionPlugin(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
       : Plugin(kName, attributes, phase, device) {}

@@ -14,6 +14,8 @@ std::atomic<nvinfer1::ILoggerFinder*> logger_finder{nullptr};
 template <typename OpPlugin>
 class Creator : public nvinfer1::IPluginCreatorV3One {
  public:
+  explicit Creator(const char* plugin_name = OpPlugin::kName) : name_(plugin_name) {}
+
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase phase) noexcept override {
     try {
@@ -26,9 +28,12 @@ class Creator : public nvinfer1::IPluginCreatorV3One {
     }
   }
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override { return field_names(); }
-  const char* getPluginName() const noexcept override { return OpPlugin::kName; }
+  const char* getPluginName() const noexcept override { return name_; }
   const char* getPluginVersion() const noexcept override { return kPluginVersion; }
   const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }
+
+ private:
+  const char* name_;
 };
 
 }  // namespace
@@ -50,8 +55,10 @@ extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterf
     int32_t& count) {
   static sharp::tensorrt::Creator<sharp::tensorrt::PagedAttentionPlugin> paged_attention;
   static sharp::tensorrt::Creator<sharp::tensorrt::AttentionPlugin> attention;
-  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged_attention, &attention};
-  count = 2;
+  // Of engines that were built when the plugin had the name of ONNX's op.
+  static sharp::tensorrt::Creator<sharp::tensorrt::AttentionPlugin> old_attention("Attention");
+  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged_attention, &attention, &old_attention};
+  count = 3;
   return creators;
 }
 

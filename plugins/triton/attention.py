@@ -1,4 +1,4 @@
-"""`Attention`, the op over contiguous keys, on a GPU under PyTorch, by the kernels of `variants.py`."""
+"""`SharpAttention`, the op over contiguous keys, on a GPU under PyTorch, by the kernels of `variants.py`."""
 
 from collections.abc import Sequence
 

@@ -34,7 +34,7 @@ class Options:
     statistics: bool = False  # whether there is an input collect_stats; its value is read on the device
     alibi: bool = False
     softcap: bool = False
-    contiguous: bool = False  # op Attention: keys and values lie one behind the other, and no block table is looked at
+    contiguous: bool = False  # op SharpAttention: keys and values lie one behind the other, without a block table
     power: str = ""  # of entmax: one, two, any
     rows: int = 16
     keys: int = 64

@@ -1,4 +1,4 @@
-"""The first kernel of op Attention: new keys and values behind those of the past, and how many there are then."""
+"""The first kernel of op SharpAttention: new keys and values behind those of the past, and how many there are then."""
 
 import triton
 import triton.language as tl

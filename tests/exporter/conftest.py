@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -8,6 +9,8 @@ from sharp.exporter.cli import export
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import SharpConfig
+from sharp.plugins.checksums import update_sums
+from sharp.plugins.ops.schema import ATTENTION
 from tests.exporting import one_registry, one_trace
 
 __all__ = ["one_registry", "one_trace"]
@@ -45,3 +48,15 @@ def sharp_export():
         return CliRunner().invoke(export, [str(argument) for argument in arguments], prog_name="sharp-export")
 
     return run
+
+
+def give_the_old_name(folder: Path) -> None:
+    """Make of an export's folder one from before `Attention` became `SharpAttention`."""
+    path = folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    for node in model.graph.node:
+        node.op_type = "Attention" if node.op_type == ATTENTION.name else node.op_type
+    for function in model.functions:
+        function.name = "Attention" if function.name == ATTENTION.name else function.name
+    onnx.save(model, path)
+    update_sums(folder, [path])

@@ -68,7 +68,7 @@ def test_genai_says_what_we_say(genai, contiguous, tmp_path):
     del model.functions[:]
     onnx.save(model, tmp_path / "bodiless" / "model.onnx")
     assert generate(genai, tmp_path / "bodiless", library_path("onnxruntime")) == expected
-    with pytest.raises(Exception, match="Attention"):
+    with pytest.raises(Exception, match="SharpAttention"):
         generate(genai, tmp_path / "bodiless")
 
 
@@ -122,5 +122,5 @@ def test_netron_reads_it_without_a_warning(contiguous):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     (read,) = json.loads(result.stdout)
-    assert (read["functions"], read["unknown"], read["warnings"]) == (["Attention"], [], [])
+    assert (read["functions"], read["unknown"], read["warnings"]) == (["SharpAttention"], [], [])
     assert read["format"].startswith("ONNX")

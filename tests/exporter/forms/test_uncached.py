@@ -156,7 +156,7 @@ def test_a_node_has_no_output_that_nobody_reads(export_model):
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path, load_external_data=False)
     nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
-    assert [node.op_type for node in nodes] == ["Attention"]
+    assert [node.op_type for node in nodes] == ["SharpAttention"]
     assert all(list(node.output)[1:3] == ["", ""] for node in nodes)
 
 

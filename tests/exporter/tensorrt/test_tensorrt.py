@@ -17,7 +17,7 @@ from sharp.exporter.build import build
 from sharp.exporter.cli import export
 from sharp.exporter.tensorrt.engine import progress_monitor
 from sharp.models.checkpoint import save_checkpoint
-from tests.exporter.conftest import tiny_model
+from tests.exporter.conftest import give_the_old_name, tiny_model
 from tests.marks import full
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
@@ -52,20 +52,15 @@ def paged(folders, tmp_path):
 
 
 class Recorder:
-    """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`.
+    """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`."""
 
-    10.15's parser has the flag that lets plugins have names of ONNX's ops.
-    """
-
-    def __init__(self, version="10.14.1"):
+    def __init__(self):
         self.loaded, self.model, self.features, self.profiles, self.timing = [], None, [], [], []
-        self.version, self.parser_flags, self.built = version, [], b"engine"
+        self.built = b"engine"
 
     def module(self):
         module = ModuleType("tensorrt")
-        module.__version__ = self.version
-        flags = {} if self.version == "10.14.1" else {"ENABLE_PLUGIN_OVERRIDE": "override"}
-        module.OnnxParserFlag = SimpleNamespace(**flags)
+        module.__version__ = "10.14.1"
         module.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, level: None})
         module.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=0)
         module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliasing")
@@ -78,9 +73,6 @@ class Recorder:
     def load_library(self, path):
         self.loaded.append(path)
         return "handle"
-
-    def set_flag(self, flag):
-        self.parser_flags.append(flag)
 
     def parse(self, content, path):
         self.model = content
@@ -157,7 +149,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
         ("Cast", ["collect_stats.int32"], onnx.TensorProto.INT32)
     ]
     assert recorder.loaded == ["/lib/tensorrt.so"]
-    assert recorder.features == [("aliasing", True)] and recorder.parser_flags == []
+    assert recorder.features == [("aliasing", True)]
     decode, every = recorder.profiles
     assert every["block_table"] == decode["block_table"] == [(1, 1), (2, 2), (4, 4)]
     assert every["key_cache.0"][2][0] == decode["key_cache.0"][2][0] == 4 * 4
@@ -182,14 +174,14 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
 @pytest.mark.parametrize("cache", ["none", full("contiguous")])
 def test_other_forms_keep_their_nodes_for_the_plugin(folders, monkeypatch, tmp_path, cache, target):
     out = folders("ssa", "--cache", cache, "--target", target)
-    recorder = Recorder("10.15.1")
+    recorder = Recorder()
     recorder.install(monkeypatch)
     result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
     assert result.exit_code == 0, result.output
     assert "standard ops" not in result.output
     model = onnx.load_from_string(recorder.model)
     nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
-    assert nodes and {node.op_type for node in nodes} == {"Attention"} and not model.functions
+    assert nodes and {node.op_type for node in nodes} == {"SharpAttention"} and not model.functions
     for node in nodes:
         # The parser refuses a node with fewer names than its plugin has outputs.
         assert len(node.output) == 4 and all(node.output)
@@ -199,7 +191,6 @@ def test_other_forms_keep_their_nodes_for_the_plugin(folders, monkeypatch, tmp_p
             if cache == "none"
             else [*node.input[3:5], "ai.sharp.absent.int32"]
         )
-    assert recorder.parser_flags == ["override"]
     assert recorder.loaded == ["/lib/tensorrt.so"]
     assert recorder.features == [("aliasing", True)]
     [profile] = recorder.profiles
@@ -209,55 +200,48 @@ def test_other_forms_keep_their_nodes_for_the_plugin(folders, monkeypatch, tmp_p
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("cache", ["contiguous", "none"])
-def test_the_real_parser_takes_what_it_is_given_for_the_plugin(folders, monkeypatch, tmp_path, cache):
+def test_the_real_parser_takes_what_it_is_given_for_the_plugin(folders, monkeypatch, tmp_path, cache, old):
     out = shutil.copytree(folders("ssa", "--cache", cache), tmp_path / "out")
-    recorder = Recorder("10.15.1")
+    if old:
+        give_the_old_name(out)
+    recorder = Recorder()
     recorder.install(monkeypatch)
     assert run(out, "--backend", "tensorrt", "--max-context", 64).exit_code == 0
     (out / "model.onnx").write_bytes(recorder.model)
-    command = [sys.executable, "-m", "tests.full.cuda.read_fields", out / "model.onnx", "override"]
+    command = [sys.executable, "-m", "tests.full.cuda.read_fields", out / "model.onnx"]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
-    assert (given["op"], given["values"]["normalizer"]) == ("Attention", "ssa\0")
+    assert (given["op"], given["values"]["normalizer"]) == ("SharpAttention", "ssa\0")
 
 
-@pytest.mark.parametrize("obstacle", ["parser", "library", "softcap"])
-def test_what_the_plugin_cannot_do_becomes_standard_ops(folders, monkeypatch, tmp_path, obstacle):
+def test_without_the_plugin_attention_becomes_standard_ops(folders, monkeypatch, tmp_path):
     out = folders("ssa", "--cache", "contiguous")
-    recorder = Recorder("10.14.1" if obstacle == "parser" else "10.15.1")
-    recorder.install(monkeypatch)
-    said = "attention becomes standard ops: the parser of TensorRT 10.14.1 takes a node Attention for ONNX's own"
-    if obstacle == "library":
-        monkeypatch.undo()
-        monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
-        monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
-        said = "run `make kernels`"
-    if obstacle == "softcap":
-        out = shutil.copytree(out, tmp_path / "out")
-        model = onnx.load(out / "model.onnx", load_external_data=False)
-        next(one for node in model.graph.node for one in node.attribute if one.name == "softcap").f = 2.0
-        onnx.save(model, out / "model.onnx")
-        said = "layers have a soft cap"
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, "tensorrt", recorder.module())
+    monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
     result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
-    assert (result.exit_code, said in result.output) == (0, True), result.output
+    said = "attention becomes standard ops:" in result.output and "run `make kernels`" in result.output
+    assert (result.exit_code, said) == (0, True), result.output
     model = onnx.load_from_string(recorder.model)
     assert {node.domain for node in model.graph.node} == {""} and not model.functions
-    assert (recorder.loaded, recorder.parser_flags, recorder.features) == ([], [], [])
+    assert (recorder.loaded, recorder.features) == ([], [])
     assert json.loads((tmp_path / "engine.json").read_text())["plugin"] is None
 
 
 def test_a_model_without_its_body_needs_the_plugin(folders, monkeypatch, tmp_path):
     out = folders("ssa", "--cache", "none", "--target", "tensorrt")
-    Recorder().install(monkeypatch)
+    monkeypatch.setitem(sys.modules, "tensorrt", Recorder().module())
+    monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})
     result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
     assert result.exit_code == 2
-    assert "needs the plugin, but the parser of TensorRT 10.14.1 takes a node Attention for ONNX's own" in result.output
+    assert "needs the plugin, but libmissing.so is not built" in result.output
     assert "export the model again with --target portable" in result.output
 
 
 def test_a_build_that_fails_says_what_needs_no_plugin(folders, monkeypatch, tmp_path):
-    recorder = Recorder("10.15.1")
+    recorder = Recorder()
     recorder.install(monkeypatch)
     recorder.built = None
     out = folders("ssa", "--cache", "none")
@@ -277,10 +261,10 @@ def test_the_standard_ops_become_an_engine(folders, tmp_path, monkeypatch):
             return config
 
     module = ModuleType("tensorrt")
-    # As TensorRT 10.14: TensorRT-RTX has the flag for plugins, but takes none.
-    module.__dict__.update({**vars(trt), "Builder": Builder, "OnnxParserFlag": SimpleNamespace()})
+    module.__dict__.update({**vars(trt), "Builder": Builder})
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     out = folders("softmax", "--cache", "contiguous")
+    monkeypatch.setattr("sharp.plugins.LIBRARIES", {"tensorrt": "libmissing.so"})  # TensorRT-RTX takes no plugins
     result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "engine").stat().st_size > 1000

@@ -55,7 +55,7 @@ on a small decoder, 2026-11-25:
 | tool | `--target portable` | the default |
 | --- | --- | --- |
 | ONNX Runtime without Sharp's library | loads | loads |
-| `onnxruntime.quantization.quantize_dynamic` | loads, close logits (tested) | of `--cache contiguous` a model that does not load: it takes `ai.sharp.Attention` for Microsoft's, by name |
+| `onnxruntime.quantization.quantize_dynamic` | loads, close logits (tested) | loads, close logits |
 | OpenVINO | the same logits (tested) | no conversion rule: it reads no functions |
 | onnxslim | a model that does not load (types of `Greater`) | a model that does not load |
 | `onnxconverter_common.float16` | a model that does not load; export with `--dtype float16` | a model that does not load; export with `--dtype float16` |

@@ -14,7 +14,7 @@ from sharp.plugins.ops.attributes import NORMALIZERS
 from sharp.plugins.triton.options import Options
 
 ROOT = Path(__file__).resolve().parents[3]
-OPS = ("PagedAttention", "Attention")
+OPS = ("PagedAttention", "SharpAttention")
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
 PREFILL_SHARED = 100_000  # more than a kernel may have without asking
 OTHER_SHARED = 4096

@@ -42,7 +42,7 @@ class Call:
     kv_heads: int = 2
     head_dim: int = 64
     parameters: int = 0
-    # Of op Attention: each of `sequences` has `tokens` queries, and `past` places.
+    # Of op SharpAttention: each of `sequences` has `tokens` queries, and `past` places.
     contiguous: bool = False
     new_keys: int = 5
     past: int = 0

@@ -1,7 +1,7 @@
 """Parses a model with TensorRT-RTX's parser and plugin creators of our names; prints what the first one is given.
 
-python -m tests.full.cuda.read_fields MODEL [override]: with the parser's flag ENABLE_PLUGIN_OVERRIDE. In a process of
-its own: TensorRT-RTX takes no plugins, and may abort at one.
+python -m tests.full.cuda.read_fields MODEL. In a process of its own: TensorRT-RTX takes no plugins, and may abort at
+one.
 """
 
 import json
@@ -36,11 +36,9 @@ class Creator(trt.IPluginCreatorV3One):
         print(json.dumps({"op": self.name, "node": name, "types": types, "values": found}), flush=True)
 
 
-creators = [Creator("PagedAttention"), Creator("Attention")]
+creators = [Creator("PagedAttention"), Creator("SharpAttention")]
 assert all(trt.get_plugin_registry().register_creator(creator, "") for creator in creators)
 logger = trt.Logger(trt.Logger.ERROR)
 network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 parser = trt.OnnxParser(network, logger)
-if sys.argv[2:] == ["override"]:
-    parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
 parser.parse_from_file(sys.argv[1])

@@ -1,4 +1,4 @@
-// Does with libsharp_trt.so and its plugin Attention what TensorRT does: `tensorrt_attention_driver LIBRARY`.
+// Does with libsharp_trt.so and its plugin SharpAttention what TensorRT does: `tensorrt_attention_driver LIBRARY`.
 #include <cstring>
 
 #include "tensorrt_fakes.h"
@@ -135,10 +135,10 @@ void enqueue(const char* title, const Plugin& built, const std::vector<PluginTen
 
 int main(int, char** arguments) {
   const Library library(arguments[1]);
-  IPluginCreatorV3One* creator = library.registry.at("Attention/1/");
+  IPluginCreatorV3One* creator = library.registry.at("SharpAttention/1/");
   const auto create = [&](const Fields& fields) {
     const PluginFieldCollection collection = fields.collection();
-    return creator->createPlugin("Attention", &collection, TensorRTPhase::kBUILD);
+    return creator->createPlugin("SharpAttention", &collection, TensorRTPhase::kBUILD);
   };
   const Fields fields("adaptive_softmax");
   const Plugin plugin(create(fields));
@@ -150,7 +150,12 @@ int main(int, char** arguments) {
   std::printf("built %s\n", plugin.build->getMetadataString());
   const Plugin copy(plugin.plugin->clone());
   std::printf("cloned %s\n", copy.build->getTimingCacheID());
-  const Plugin read(creator->createPlugin("Attention", copy.runtime->getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
+  // An engine from before the op was renamed.
+  const Plugin old(library.registry.at("Attention/1/")
+                       ->createPlugin("Attention", copy.runtime->getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
+  std::printf("deserialized-old %s\n", old.build->getTimingCacheID());
+  const Plugin read(
+      creator->createPlugin("SharpAttention", copy.runtime->getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
   std::printf("deserialized %s\n", read.build->getTimingCacheID());
 
   for (const Form form : {kNone, kConcatenating, kShared}) sweep(plugin, form);

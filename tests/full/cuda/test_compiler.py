@@ -116,7 +116,7 @@ def test_the_command_names_kernels_and_refuses_what_is_none():
         "prefill float16 float16 64 64 16 ssa alibi",
         "merge_prompts float16 float16 64 64 16 ssa",
     ]
-    listed = runner.invoke(main, [*chosen, "--op", "Attention", "--list"]).output.splitlines()
+    listed = runner.invoke(main, [*chosen, "--op", "SharpAttention", "--list"]).output.splitlines()
     assert listed[0] == "write_present float16 float16 64 64 16 contiguous"
     chosen = ("--normalizer", "softmax", "--head-dim", "80", "--dtype", "float32/bfloat16", "--feature", "plain")
     listed = runner.invoke(main, [*chosen, "--list"]).output.splitlines()

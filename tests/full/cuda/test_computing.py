@@ -31,7 +31,7 @@ def paged(normalizer, dtype="float32", sequences=SEQUENCES, **options):
 
 def attention(normalizer, form, queries, new_keys, dtype="float32", sinks=False):
     shape = {"form": form, "queries": queries, "new_keys": new_keys, "past": 60, "sinks": sinks}
-    return ["Attention", {"normalizer": normalizer, "dtype": dtype, **shape}]
+    return ["SharpAttention", {"normalizer": normalizer, "dtype": dtype, **shape}]
 
 
 CASES = {

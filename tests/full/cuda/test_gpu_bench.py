@@ -18,7 +18,7 @@ def test_library_and_plugin_launch_the_same(libraries):
     )
     assert finished.returncode == 0, finished.stderr
     said = json.loads(finished.stdout)
-    paged, attention = said["PagedAttention"], said["Attention"]
+    paged, attention = said["PagedAttention"], said["SharpAttention"]
     launches = paged["library"]
     assert [event.split()[1].split("@")[0] for event in launches] == [
         *("write_cache", "decode_observe", "decode_solve", "decode_settled", "merge", "prefill"),

@@ -87,7 +87,7 @@ FORMS = {
 
 
 def random_contiguous_calls(count: int) -> list[Call]:
-    """Calls of op Attention, of all forms; half of them decode."""
+    """Calls of op SharpAttention, of all forms; half of them decode."""
     draw = random.Random(8)
     calls = []
     for call in random_calls(count):
@@ -313,7 +313,7 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(workspace=0), "the workspace is null"),
         (Call(dtype="int8"), "there is no such type"),
         (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
-        (attention("none", dtype="int8"), "Attention has no int8 keys"),
+        (attention("none", dtype="int8"), "SharpAttention has no int8 keys"),
         (attention("none", past=5), "without a past it has neither places nor lengths"),
         (replace(attention("concatenating", past=5), absent=[*FORMS["concatenating"], "past_value"]), "says otherwise"),
         (replace(attention("none"), absent=[*FORMS["none"], "output"]), "a buffer is null that is not empty"),

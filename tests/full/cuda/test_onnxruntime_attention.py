@@ -1,4 +1,4 @@
-"""`Attention` of libsharp_ops.so for CUDAExecutionProvider, in ONNX Runtime over host memory and a fake CUDA driver."""
+"""`SharpAttention` for CUDAExecutionProvider, in ONNX Runtime over host memory and a fake CUDA driver."""
 
 from dataclasses import replace
 
@@ -142,7 +142,7 @@ def test_types(run):
         assert {copy["bytes"] for copy in row_copies(result)} == {str(40 * 64 * size)}
     # The package of these tests has no such kernels; the sentence shows what is requested.
     [result] = run(AttentionStep(dtype="bfloat16"), fails=True)
-    words = "Attention: libsharp_cuda.so has no kernel write_present bfloat16 bfloat16 64 64 16 contiguous"
+    words = "SharpAttention: libsharp_cuda.so has no kernel write_present bfloat16 bfloat16 64 64 16 contiguous"
     assert words in result["error"]
 
 
@@ -228,7 +228,7 @@ WRONG = [
 def test_what_cannot_be_launched_is_said_in_a_sentence(run):
     results = run(*(step for step, _ in WRONG), fails=True)
     for (_, words), result in zip(WRONG, results, strict=True):
-        assert words in result["error"].partition("Attention: ")[2]
+        assert words in result["error"].partition("SharpAttention: ")[2]
         assert not launches(result)
 
 

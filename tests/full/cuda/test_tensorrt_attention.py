@@ -1,4 +1,4 @@
-"""libsharp_trt.so's plugin Attention, driven as TensorRT would. Buffers have the addresses below."""
+"""libsharp_trt.so's plugin SharpAttention, driven as TensorRT would. Buffers have the addresses below."""
 
 import pytest
 
@@ -28,12 +28,12 @@ def launches(lines):
 
 
 def test_the_plugin_has_all_capabilities_with_aliasing(said):
-    assert said["plugin"] == ["Attention 1 '' outputs 4"]
+    assert said["plugin"] == ["SharpAttention 1 '' outputs 4"]
     assert said["capability"] == ["PLUGIN_V3ONE_CORE 1.0", "PLUGIN_V3ONE_BUILD 2.0", "PLUGIN_V3ONE_RUNTIME 1.0"]
 
 
 def test_attributes_survive_cloning_and_serialization(said):
-    assert said["built"] == said["cloned"] == said["deserialized"]
+    assert said["built"] == said["cloned"] == said["deserialized"] == said["deserialized-old"]
     assert said["built"][0].startswith("adaptive_softmax scale=0.125 alpha=2 threshold=0.75")
 
 
@@ -169,19 +169,19 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
     assert {line.split()[1] for line in said["refused"]} == {"1"}
     *sentences, kernel = said["log"]
     assert sentences == [
-        "1 Attention: has_presents says otherwise than the buffers",
-        "1 Attention: kv_heads must divide q_heads",
-        "1 Attention: key must be [batch, kv_heads, new_keys, head_dim]",
-        "1 Attention: value must be [batch, kv_heads, new_keys, value_dim]",
-        "1 Attention: past_key has 3 dimensions, but must have 4",
-        "1 Attention: past_key and past_value must be given together",
-        "1 Attention: past_key must be [batch, kv_heads, past, head_dim]",
-        "1 Attention: past_value must be [batch, kv_heads, past, value_dim]",
-        "1 Attention: past_lens needs past_key and past_value, the buffer that it is of",
-        "1 Attention: total_lens must be [batch]",
-        "1 Attention: head_params must have one column, the sinks; only ssa has parameters of its own",
-        "1 Attention: alibi_slopes must be [q_heads]",
-        "1 Attention: it has 2 inputs, but must have 3 to 10",
-        "1 Attention: ssa needs head_params [q_heads, 2]: b and n of every head",
+        "1 SharpAttention: has_presents says otherwise than the buffers",
+        "1 SharpAttention: kv_heads must divide q_heads",
+        "1 SharpAttention: key must be [batch, kv_heads, new_keys, head_dim]",
+        "1 SharpAttention: value must be [batch, kv_heads, new_keys, value_dim]",
+        "1 SharpAttention: past_key has 3 dimensions, but must have 4",
+        "1 SharpAttention: past_key and past_value must be given together",
+        "1 SharpAttention: past_key must be [batch, kv_heads, past, head_dim]",
+        "1 SharpAttention: past_value must be [batch, kv_heads, past, value_dim]",
+        "1 SharpAttention: past_lens needs past_key and past_value, the buffer that it is of",
+        "1 SharpAttention: total_lens must be [batch]",
+        "1 SharpAttention: head_params must have one column, the sinks; only ssa has parameters of its own",
+        "1 SharpAttention: alibi_slopes must be [q_heads]",
+        "1 SharpAttention: it has 2 inputs, but must have 3 to 10",
+        "1 SharpAttention: ssa needs head_params [q_heads, 2]: b and n of every head",
     ]
-    assert kernel.startswith("1 Attention: libsharp_cuda.so has no kernel write_present bfloat16")
+    assert kernel.startswith("1 SharpAttention: libsharp_cuda.so has no kernel write_present bfloat16")

@@ -17,10 +17,10 @@ from tests.plugins.conformance.cases import Shape, make_case, make_model
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
 
 
-def read_fields(model, folder, *flags):
+def read_fields(model, folder):
     """What the first creator is given that the parser asks, and all that the parser says."""
     onnx.save(model, folder / "model.onnx")
-    command = [sys.executable, "-m", "tests.full.cuda.read_fields", folder / "model.onnx", *flags]
+    command = [sys.executable, "-m", "tests.full.cuda.read_fields", folder / "model.onnx"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     said = finished.stdout + finished.stderr
     given = [json.loads(line) for line in said.splitlines() if line.startswith('{"op"')]
@@ -52,39 +52,26 @@ def test_the_fields_that_the_creator_is_given(tmp_path, body):
     assert given["values"]["temperature_coefficients"] == pytest.approx(list(attributes["temperature_coefficients"]))
 
 
-@pytest.mark.parametrize("flags", [(), ("override",)])
 @pytest.mark.parametrize("body", [False, True])
 @pytest.mark.parametrize("form", attention_cases.FORMS)
-def test_a_node_attention_becomes_the_plugin_and_not_onnxs_own(tmp_path, form, body, flags):
-    # A soft cap is what TensorRT's own Attention refuses.
+def test_the_interchange_op_becomes_the_plugin(tmp_path, form, body):
+    # The parser refused soft caps when the op had the name of ONNX's own.
     model = attention_model(form, softcap=4.0, alpha=1.25)
     if not body:
         del model.functions[:]
-    given, said = read_fields(model, tmp_path, *flags)
+    given, said = read_fields(model, tmp_path)
     assert given, said
-    assert given["op"] == "Attention"
+    assert given["op"] == "SharpAttention"
     assert given["values"]["normalizer"] == "entmax\0" and given["values"]["softcap"] == [4.0]
-
-
-@pytest.mark.parametrize(("flags", "taken"), [((), False), (("override",), True)])
-def test_without_the_attribute_plugin_namespace_the_flag_decides(tmp_path, flags, taken):
-    model = attention_model("concatenating")
-    for node in model.graph.node:
-        kept = [attribute for attribute in node.attribute if attribute.name != "plugin_namespace"]
-        del node.attribute[:]
-        node.attribute.extend(kept)
-    given, said = read_fields(model, tmp_path, *flags)
-    assert (given is not None) == taken
-    assert ("TensorRT only supports Attention nodes with one output" in said) != taken
 
 
 def test_what_the_build_gives_the_parser_becomes_the_plugin(tmp_path):
     model = attention_model("concatenating", ("output", "stats"))
     leave_to_plugin(model)
     flag_as_int32(model)
-    assert [node.op_type for node in model.graph.node] == ["Cast", "Attention"]
-    given, said = read_fields(model, tmp_path, "override")
-    assert given and given["op"] == "Attention", said
+    assert [node.op_type for node in model.graph.node] == ["Cast", "SharpAttention"]
+    given, said = read_fields(model, tmp_path)
+    assert given and given["op"] == "SharpAttention", said
 
 
 @pytest.mark.parametrize(("outputs", "taken"), [(ATTENTION.output_names, True), (("output", "stats"), False)])

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
-    """Errors of a case of op Attention as the bench would find them, and whether a wrong output is told."""
+    """Errors of a case of op SharpAttention as the bench would find them, and whether a wrong output is told."""
     import torch
 
     from bench.gpu.attention import compare, expected, make_call

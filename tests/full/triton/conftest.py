@@ -39,7 +39,7 @@ def run(interpreter: ProcessPoolExecutor) -> Run:
 
 @pytest.fixture
 def run_attention(interpreter: ProcessPoolExecutor) -> Run:
-    """`run_attention(case, dtype, part_keys)`: op Attention by the interpreted kernels."""
+    """`run_attention(case, dtype, part_keys)`: op SharpAttention by the interpreted kernels."""
 
     def run(*arguments: Any, **options: Any) -> ContiguousOutput:
         return ContiguousOutput(**interpreter.submit(interpreted.run_attention, *arguments, **options).result())

@@ -175,7 +175,7 @@ def run(
 def run_attention(
     case: attention_cases.Case, dtype: str = "float32", part_keys: int | None = None
 ) -> dict[str, np.ndarray]:
-    """The outputs of op Attention as float32 arrays, for inputs in this dtype."""
+    """The outputs of op SharpAttention as float32 arrays, for inputs in this dtype."""
     from sharp.plugins.triton.attention import attention
 
     tensors = _tensors(case, dict.fromkeys((*DATA, *PASTS), dtype))

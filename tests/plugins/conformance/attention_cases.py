@@ -151,7 +151,9 @@ def make_model(case: Case, outputs: tuple[str, ...] = OUTPUTS) -> onnx.ModelProt
     """One Attention node with its function attached; head counts and sizes are fixed, the rest is dynamic."""
     names = [name if name in case.inputs else "" for name in ATTENTION.input_names]
     produced = [name if name in outputs else "" for name in OUTPUTS]
-    node = helper.make_node("Attention", names, produced, domain=DOMAIN, normalizer=case.normalizer, **case.attributes)
+    node = helper.make_node(
+        ATTENTION.name, names, produced, domain=DOMAIN, normalizer=case.normalizer, **case.attributes
+    )
     fixed = {
         dimension: size
         for name, array in case.inputs.items()

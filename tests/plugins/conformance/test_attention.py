@@ -1,4 +1,4 @@
-"""`ai.sharp::Attention`: kernel, function body and torch op against the float64 reference."""
+"""`ai.sharp::SharpAttention`: kernel, function body and torch op against the float64 reference."""
 
 from dataclasses import replace
 from typing import Any

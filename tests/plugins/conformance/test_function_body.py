@@ -105,7 +105,7 @@ def test_function_refuses_what_it_cannot_write() -> None:
     with pytest.raises(InputError, match="it must be one of"):
         make_function(Form("PagedAttention", "hardmax", ()))
     with pytest.raises(InputError, match="must be given together"):
-        make_function(Form("Attention", "softmax", ("past_key",)))
+        make_function(Form("SharpAttention", "softmax", ("past_key",)))
 
 
 def _entmax_session() -> ort.InferenceSession:
