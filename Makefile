@@ -42,7 +42,7 @@ test-full: setup
 foreign: setup
 	@$(PIP) install --quiet --no-deps --upgrade --target build/foreign $(FOREIGN)
 
-# Other people's clients, at pinned versions in build/clients, against a server; writes docs/compatibility.md.
+# Other people's clients and tools, at pinned versions in build/clients (7 GB), against a server; writes docs/compatibility.md.
 clients: setup
 	bash tests/full/clients/install.sh $(PYTHON)
 	.venv/bin/python -m tests.full.clients.table

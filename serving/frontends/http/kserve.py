@@ -45,11 +45,14 @@ class KServeRoutes:
         async def server(_request: Request) -> Response:
             return JSONResponse({"name": "sharp", "version": sharp_version(), "extensions": EXTENSIONS})
 
+        # The body is what kserve's own client reads; others go by the status.
         async def live(_request: Request) -> Response:
-            return Response(status_code=200 if await health.live() else 503)
+            alive = await health.live()
+            return JSONResponse({"live": alive}, 200 if alive else 503)
 
         async def ready(_request: Request) -> Response:
-            return Response(status_code=200 if await health.ready() else 503)
+            takes = await health.ready()
+            return JSONResponse({"ready": takes}, 200 if takes else 503)
 
         async def index(_request: Request) -> Response:
             return JSONResponse([_plain(model) for model in kserve.repository().models])
@@ -60,7 +63,10 @@ class KServeRoutes:
                     kserve.check_model(request.path_params["model"], request.path_params.get("version", ""))
                 except SharpError as error:
                     return _error(error)
-                return await ready(request) if respond is None else JSONResponse(_plain(respond()))
+                if respond is not None:
+                    return JSONResponse(_plain(respond()))
+                takes = await health.ready()
+                return JSONResponse({"name": kserve.model, "ready": takes}, 200 if takes else 503)
 
             return [Route(f"{start}{path}", route) for start in MODEL_PATHS]
 

@@ -50,6 +50,11 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._models = models or (self._model,)
         self._statistics = Statistics()
 
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return self._model
+
     @reports_errors
     async def ServerLive(  # noqa: N802
         self, _request: messages.ServerLiveRequest, _context: Context

@@ -2,23 +2,28 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.prometheus import UNPACKED
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 INSTALLED = Path(__file__).parents[3] / "build" / "clients"
-PYTHON, NODE = INSTALLED / "python" / "bin" / "python", INSTALLED / "node"
+NODE = INSTALLED / "node"
 SECONDS = 240  # litellm alone takes half a minute to import on a busy machine
 
 
 @dataclass(frozen=True)
 class Client:
-    """A package and the program that uses it."""
+    """A package and the program that uses it; `environment` is the folder that it is installed in, "" the system."""
 
     package: str
     program: str
+    environment: str = "python"
 
     @property
     def node(self) -> bool:
@@ -28,24 +33,45 @@ class Client:
     @property
     def installed(self) -> bool:
         """It is there; `make clients` installs all."""
-        return (NODE / "node_modules" / self.package).is_dir() if self.node else PYTHON.is_file()
+        if self.binary:
+            return self.binary_path is not None
+        return (NODE / "node_modules" / self.package).is_dir() if self.node else self.python.is_file()
+
+    @property
+    def binary(self) -> bool:
+        """It is a program of the system, which `make setup` has unpacked."""
+        return not self.environment
+
+    @property
+    def binary_path(self) -> str | None:
+        """Where that program is."""
+        return shutil.which(self.package) or shutil.which(self.package, path=str(UNPACKED))
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that runs the program."""
+        return Path(sys.executable) if self.binary else INSTALLED / self.environment / "bin" / "python"
 
     @property
     def version(self) -> str:
         """The installed version."""
+        if self.binary:
+            said = subprocess.run([str(self.binary_path), "--version"], capture_output=True, text=True, check=True)
+            return said.stdout.partition("version ")[2].split()[0].rstrip(",")
         if self.node:
             return str(json.loads((NODE / "node_modules" / self.package / "package.json").read_text())["version"])
         code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
-        return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
-    def run(self, base: str, model: str) -> subprocess.CompletedProcess[str]:
-        """Use the server; the program prints what it called."""
+    def run(self, base: str, model: str, grpc: str) -> subprocess.CompletedProcess[str]:
+        """Use the server, whose address of gRPC is HOST:PORT; the program prints what it called."""
         program, folder = PROGRAMS / self.program, INSTALLED
         if self.node:  # packages are looked for beside the program
             program, folder = NODE / self.program, NODE
             program.write_text((PROGRAMS / self.program).read_text())
+        command = ["node" if self.node else str(self.python), str(program), base, model, grpc]
         return subprocess.run(
-            ["node" if self.node else str(PYTHON), str(program), base, model],
+            [*command, str(self.binary_path)] if self.binary else command,
             cwd=folder,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
             capture_output=True,
@@ -63,6 +89,12 @@ CLIENTS = (
     Client("pydantic-ai-slim", "pydantic_ai_client.py"),
     Client("anthropic", "anthropic_client.py"),
     Client("tritonclient", "tritonclient_http.py"),
+    Client("tritonclient", "tritonclient_grpc.py"),
+    Client("kserve", "kserve_client.py", "kserve"),
+    Client("lm-eval", "lm_eval_client.py", "lm-eval"),
+    Client("guidellm", "guidellm_client.py", "guidellm"),
+    Client("aiperf", "aiperf_client.py", "aiperf"),
+    Client("promtool", "promtool.py", ""),
     Client("openai", "openai.mjs"),
     Client("ai", "ai_sdk.mjs"),
 )

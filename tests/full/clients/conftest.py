@@ -13,8 +13,9 @@ MODEL = "counting-chat"
 
 
 @pytest.fixture(scope="module")
-def address(start_server, tmp_path_factory):
-    """The model counts on from the last character of a conversation."""
+def addresses(start_server, tmp_path_factory):
+    """Addresses of HTTP and gRPC. The model counts on from the last character of a conversation."""
     folder = write_folder(tmp_path_factory.mktemp("models") / MODEL, hashing=0)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return f"http://{start_server(folder).http_address}"
+    started = start_server(folder)
+    return f"http://{started.http_address}", started.grpc_address

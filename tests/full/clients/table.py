@@ -9,6 +9,7 @@ from pathlib import Path
 from sharp.serving.frontends.http.foreign_fields import NO_EFFECT, UNSUPPORTED
 from tests.full.clients.clients import CLIENTS, Client
 from tests.full.clients.conftest import MODEL, TEMPLATE
+from tests.full.clients.model_tools import CASES, REFUSED, TOOLS, export_case, run_tools, versions
 from tests.serving.conftest import write_folder
 
 PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
@@ -17,9 +18,9 @@ HEAD = """\
 <!-- Written by `make clients` (python -m tests.full.clients.table). -->
 # Clients that work unchanged
 
-Each program of tests/full/clients/programs uses a client at the version of
-[requirements.txt](../tests/full/clients/requirements.txt) or [package.json](../tests/full/clients/package.json) against a server, and
-changes nothing but its base URL. Run on {date}.
+Each program of tests/full/clients/programs uses a client at a pinned version ([Python](../tests/full/clients/requirements.txt),
+[npm](../tests/full/clients/package.json), those with dependencies of their own in `requirements-NAME.txt` beside them) against a
+server, and changes nothing but its base URL. Run on {date}.
 
 | client | version | what was called | |
 | --- | --- | --- | --- |
@@ -44,29 +45,27 @@ Messages hold text; parts of images, audio and files are refused.
 
 ## Not here
 
-`/v1/embeddings` and `/v1/rerank` are tested with the openai package, not here. guidellm, aiperf, lm-eval and kserve's own package were not run for this page.
+`/v1/embeddings` and `/v1/rerank` are tested with the openai package, not here.
 
+"""
+TOOLS_HEAD = """
 ## The model in other tools
 
-A model folder is one ONNX file, whose attention is an op of Sharp's with its function of standard ops. Models exported with
-`--target portable` have standard ops only. Tried with onnxruntime 1.32.0, openvino 2026.4.1, onnxslim 0.1.98, onnxconverter-common 1.16.0
-on a small decoder, 2026-11-25:
+A model folder is one ONNX file, whose attention is an op of Sharp's with its function of standard ops: ONNX Runtime loads it without
+Sharp's library. Models exported with `--target portable` have standard ops only, and any tool reads them. Each tool was given a small
+Llama (`--cache contiguous`); what it read or wrote gave the logits, within what its precision allows. Run with
+{versions}.
 
-| tool | `--target portable` | the default |
-| --- | --- | --- |
-| ONNX Runtime without Sharp's library | loads | loads |
-| `onnxruntime.quantization.quantize_dynamic` | loads, close logits (tested) | loads, close logits |
-| OpenVINO | the same logits (tested) | no conversion rule: it reads no functions |
-| onnxslim | a model that does not load (types of `Greater`) | a model that does not load |
-| `onnxconverter_common.float16` | a model that does not load; export with `--dtype float16` | a model that does not load; export with `--dtype float16` |
-
-A folder of symbolic links, as Hugging Face's cache makes them, is served. onnxruntime-web and optimum-onnx were not tried.
+"""
+TAIL = """
+A folder of symbolic links, as Hugging Face's cache makes them, is served.
 """
 
 
 def label(client: Client) -> str:
     """What the page calls a client."""
-    return f"{client.package} ({'npm' if client.node else 'Python'})"
+    kind = "npm" if client.node else "Prometheus" if client.binary else "Python"
+    return f"{client.package} ({kind})"
 
 
 def rows() -> list[str]:
@@ -84,22 +83,45 @@ def main() -> None:
         try:
             assert server.stdout is not None
             ready = next(line for line in server.stdout if line.startswith("sharp-serve: ready"))
-            address = "http://" + ready.rpartition("http=")[2].strip()
-            lines = [_row(client, address) for client in CLIENTS]
+            grpc, http = ready.partition("grpc=")[2].split(" http=")
+            lines = [_row(client, f"http://{http.strip()}", grpc) for client in CLIENTS]
         finally:
             server.terminate()
             server.wait(30)
     refused = "".join(f"| `{name}` | {sentence} |\n" for name, (_, sentence) in sorted(UNSUPPORTED.items()))
     others = OTHERS.format(names=", ".join(f"`{name}`" for name in sorted(NO_EFFECT)))
     date = datetime.datetime.now(tz=datetime.UTC).date()
-    PAGE.write_text(HEAD.format(date=date) + "".join(lines) + FIELDS + refused + others, encoding="utf-8")
+    page = HEAD.format(date=date) + "".join(lines) + FIELDS + refused + others + _tools() + TAIL
+    PAGE.write_text(page, encoding="utf-8")
     print("".join(lines))
 
 
-def _row(client: Client, address: str) -> str:
+def _tools() -> str:
+    """What the tools for models do with each case."""
+    found: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, case in enumerate(CASES):
+            folder = Path(temporary) / str(number)
+            folder.mkdir()
+            found[case] = run_tools(export_case(case, folder), folder / "out")
+    lines = [f"| tool | {' | '.join(CASES)} |\n| --- |{' --- |' * len(CASES)}\n"]
+    for tool, name in TOOLS.items():
+        cells = [_cell(tool, case, found[case][tool]) for case in CASES]
+        lines.append(f"| {name} | {' | '.join(cells)} |\n")
+    return TOOLS_HEAD.format(versions=versions()) + "".join(lines)
+
+
+def _cell(tool: str, case: str, error: str) -> str:
+    reason = REFUSED.get((tool, case))
+    if error:
+        print(f"{tool}, {case}: {error}", file=sys.stderr)
+    return "passed" if not error else f"refused: {reason}" if reason else "FAILED"
+
+
+def _row(client: Client, base: str, grpc: str) -> str:
     if not client.installed:
         return f"| {label(client)} | | | not installed |\n"
-    result = client.run(address, MODEL)
+    result = client.run(base, MODEL, grpc)
     if result.returncode:
         print(result.stdout, result.stderr, file=sys.stderr)
     called = result.stdout.strip().splitlines()[-1] if result.returncode == 0 else ""

@@ -12,10 +12,11 @@ from tests.full.clients.table import PAGE, rows
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.program)
-def test_a_client_works_unchanged(address, client, record_property):
+def test_a_client_works_unchanged(addresses, client, record_property):
     if not client.installed:
         pytest.skip(f"{client.package} is not installed; make clients")
-    result = client.run(address, MODEL)
+    base, grpc = addresses
+    result = client.run(base, MODEL, grpc)
     assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
     record_property("called", result.stdout.strip().splitlines()[-1])
 

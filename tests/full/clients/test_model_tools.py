@@ -1,28 +1,24 @@
 """The exported model in other people's tools, at the versions of requirements-tools.txt."""
 
-import subprocess
-
 import pytest
-import torch
-from click.testing import CliRunner
 
-from sharp.exporter.cli import export
-from sharp.models.checkpoint import save_checkpoint
-from tests.exporter.conftest import tiny_model
-from tests.full.clients.clients import INSTALLED, PROGRAMS
-
-PYTHON = INSTALLED / "tools" / "bin" / "python"
+from tests.full.clients.model_tools import CASES, REFUSED, TOOLS, export_case, installed, run_tools
+from tests.full.clients.table import PAGE
 
 
-@pytest.mark.parametrize("norm", ["softmax"])
-def test_a_portable_model_is_read_by_openvino_and_quantized(tmp_path, norm):
-    if not PYTHON.is_file():
-        pytest.skip("OpenVINO is not installed; make clients")
-    checkpoint = tmp_path / "tiny.safetensors"
-    save_checkpoint(checkpoint, tiny_model(norm, "nape", eos_token_ids=(256,)), dtype=torch.float32)
-    flags = ["--norm", norm, "--target", "portable", "--cache", "none", "-o", str(tmp_path / "out")]
-    exported = CliRunner().invoke(export, [str(checkpoint), *flags])
-    assert exported.exit_code == 0, exported.output
-    command = [PYTHON, PROGRAMS / "model_tools.py", tmp_path / "out", tmp_path]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+@pytest.mark.parametrize("case", CASES)
+def test_tools_read_the_model_or_refuse_it_as_the_page_says(tmp_path, case):
+    if not installed():
+        pytest.skip("the tools are not installed; make clients")
+    found = run_tools(export_case(case, tmp_path), tmp_path / "out")
+    assert set(found) == set(TOOLS)
+    assert {name for name, error in found.items() if error} == {
+        tool for tool, refusing in REFUSED if refusing == case
+    }, found
+
+
+def test_the_page_says_what_each_tool_does():
+    page = PAGE.read_text(encoding="utf-8")
+    for tool, name in TOOLS.items():
+        cells = [f"refused: {REFUSED[tool, case]}" if (tool, case) in REFUSED else "passed" for case in CASES]
+        assert f"| {name} | {' | '.join(cells)} |" in page, "run: make clients"

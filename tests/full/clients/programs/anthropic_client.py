@@ -4,7 +4,7 @@ import sys
 
 import anthropic
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 client = anthropic.Anthropic(base_url=BASE, api_key="-", max_retries=0)
 GREEDY = {"temperature": 0}
 messages = [{"role": "user", "content": "a"}]

@@ -7,7 +7,7 @@ import instructor
 import openai
 from pydantic import BaseModel
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 
 
 class City(BaseModel, extra="forbid"):

@@ -5,7 +5,7 @@ import sys
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 common = {"base_url": f"{BASE}/v1", "api_key": "-", "model": MODEL, "temperature": 0, "max_retries": 0}
 
 

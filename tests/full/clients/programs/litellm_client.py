@@ -4,7 +4,7 @@ import sys
 
 import litellm
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 litellm.suppress_debug_info = True
 messages = [{"role": "user", "content": "a"}]
 for prefix in ("openai", "hosted_vllm"):

@@ -5,7 +5,7 @@ import sys
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 common = {"model": MODEL, "api_base": f"{BASE}/v1", "api_key": "-", "temperature": 0, "max_tokens": 3, "max_retries": 0}
 chat = OpenAILike(**common, is_chat_model=True)
 assert chat.chat([ChatMessage(role="user", content="a")]).message.content == "bcd"

@@ -5,7 +5,7 @@ import sys
 
 import openai
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="-", max_retries=0)
 messages = [{"role": "user", "content": "a"}]
 tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}}

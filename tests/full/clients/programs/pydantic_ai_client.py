@@ -8,7 +8,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 provider = OpenAIProvider(base_url=f"{BASE}/v1", api_key="-")
 
 

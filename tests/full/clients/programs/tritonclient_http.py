@@ -7,7 +7,7 @@ import numpy as np
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-BASE, MODEL = sys.argv[1:]
+BASE, MODEL, _ = sys.argv[1:]
 client = triton.InferenceServerClient(BASE.removeprefix("http://"))
 assert client.is_server_live() and client.is_server_ready() and client.is_model_ready(MODEL)
 assert client.get_model_metadata(MODEL)["inputs"][0]["name"] == "text_input"
@@ -36,4 +36,4 @@ except InferenceServerException as error:
     assert "is not served here" in error.message()
 else:
     raise AssertionError("no error")
-print("health, metadata, config, statistics, repository, infer with binary and JSON tensors, errors")
+print("HTTP: health, metadata, config, statistics, repository, infer with binary and JSON tensors, errors")

@@ -37,6 +37,9 @@ def test_what_a_client_asks_first(address):
     assert get("").json()["name"] == "sharp"
     for path in ("/health/live", "/health/ready", "/models/counting/ready", "/models/counting/versions/1/ready"):
         assert get(path).status_code == 200
+    # kserve's own client reads these bodies, Triton's goes by the status.
+    assert (get("/health/live").json(), get("/health/ready").json()) == ({"live": True}, {"ready": True})
+    assert get("/models/counting/ready").json() == {"name": "counting", "ready": True}
     metadata = get("/models/counting").json()
     assert (metadata["versions"], metadata["inputs"][0]) == (
         ["1"],
