@@ -58,7 +58,7 @@ Llama (`--cache contiguous`); what it read or wrote gave the logits, within what
 
 """
 TAIL = """
-A folder of symbolic links, as Hugging Face's cache makes them, is served.
+A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a model in a browser.
 """
 
 
