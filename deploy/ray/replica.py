@@ -235,7 +235,7 @@ class ModelServer:
             else:
                 loaded = await self._whichever()
         except SharpError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
         else:
             await loaded.app(scope, receive, send)
 

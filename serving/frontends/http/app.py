@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
@@ -19,7 +19,7 @@ from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.encoding import OPERATIONS as ENCODER_OPERATIONS
 from sharp.serving.frontends.http.encoding import decoder_refusals, encoder_routes
 from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.errors import error_body, error_response
+from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import KServeRoutes
 from sharp.serving.frontends.http.live import LiveState
@@ -120,12 +120,13 @@ def application(routes: list[BaseRoute], api: ApiConfig, tokens: Tokens | None) 
     return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
-async def _failed(_request: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     # Of what is no SharpError Starlette says more in the log.
-    return error_response(error if isinstance(error, SharpError) else SharpError(SERVER_FAILED))
+    return error_response(error if isinstance(error, SharpError) else SharpError(SERVER_FAILED), request.scope)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     sentence = f"there is no {request.method} {request.url.path} here"
-    return JSONResponse(error_body(InputError(sentence))[1], status, getattr(error, "headers", None))
+    body = error_response(InputError(sentence), request.scope).body
+    return Response(body, status, getattr(error, "headers", None), "application/json")

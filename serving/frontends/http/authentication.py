@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharp.serving.api.errors import UnauthenticatedError
-from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.http.errors import error_response, path_of
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.security.tokens import Tokens
@@ -17,10 +17,7 @@ def is_protected(scope: Scope) -> bool:
     """Whether a request is for the model, also where that has a prefix of its own, as behind Ray Serve."""
     if scope["type"] != "http":
         return False
-    path, root = scope["path"], scope.get("root_path", "")
-    if path.startswith(f"{root}/"):  # as Starlette's routes read it
-        path = path.removeprefix(root)
-    return str(path).startswith(PROTECTED)
+    return path_of(scope).startswith(PROTECTED)
 
 
 class TokenMiddleware:
@@ -39,6 +36,6 @@ class TokenMiddleware:
                     key = headers.get("x-api-key")  # Anthropic's
                     self._tokens.check(headers.get("authorization") or (None if key is None else f"Bearer {key}"))
             except UnauthenticatedError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -1,9 +1,10 @@
-"""Our errors as HTTP statuses with the body that OpenAI's clients read."""
+"""Our errors as HTTP statuses with the body that OpenAI's clients read, or Triton's below /v2."""
 
 import math
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from sharp.serving.api.errors import (
     AlreadyExistsError,
@@ -72,10 +73,24 @@ def _context_sentence(error: ContextLengthError) -> str:
     return f"{context} However, {requested}. Please reduce the length of the {what} or completion."
 
 
-def error_response(error: SharpError) -> JSONResponse:
-    """The response of a request that failed before anything was sent."""
+def error_response(error: SharpError, scope: Scope | None = None) -> JSONResponse:
+    """The response of a request that failed before anything was sent; without its scope as OpenAI writes it."""
     status, body = error_body(error)
+    if scope is not None and is_kserve(scope):
+        body = {"error": str(error)}
     return JSONResponse(body, status, _headers(error))
+
+
+def is_kserve(scope: Scope) -> bool:
+    """Whether a request is of KServe's protocol, in which an error is a text; /v2/rerank is Cohere's."""
+    path = path_of(scope)
+    return path == "/v2" or (path.startswith("/v2/") and path != "/v2/rerank")
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a request as Starlette's routes read it: without the prefix of a model, as behind Ray Serve."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _headers(error: SharpError) -> dict[str, str] | None:

@@ -17,7 +17,7 @@ from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.frontends.buffers import Held
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.errors import error_body
+from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.kserve_messages import HEADER_LENGTH, read_message, write_message
 from sharp.serving.frontends.http.sending import SSE_HEADERS, raw_headers, send_pieces, until_disconnected
 from sharp.serving.frontends.kserve.service import KServeService
@@ -62,7 +62,7 @@ class KServeRoutes:
                 try:
                     kserve.check_model(request.path_params["model"], request.path_params.get("version", ""))
                 except SharpError as error:
-                    return _error(error)
+                    return error_response(error, request.scope)
                 if respond is not None:
                     return JSONResponse(_plain(respond()))
                 takes = await health.ready()
@@ -115,7 +115,7 @@ class _Infer:
         except ClientDisconnect:
             return
         except SharpError as error:
-            await _error(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
     async def _respond(self, request: Request, held: Held, call: RequestOrigin, send: Send) -> None:
         with refusals_logged(call, self._endpoint.service.model.manifest.name):
@@ -198,12 +198,6 @@ async def _send_body(send: Send, body: bytes, headers: dict[str, str]) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
     await send_pieces(send, body)
     await send({"type": "http.response.body", "more_body": False})
-
-
-def _error(error: SharpError) -> JSONResponse:
-    """An error as Triton writes it."""
-    status, _ = error_body(error)
-    return JSONResponse({"error": str(error)}, status)
 
 
 def _plain(message: Message) -> Any:

@@ -45,7 +45,8 @@ Messages hold text; parts of images, audio and files are refused.
 
 ## Not here
 
-`/v1/embeddings` and `/v1/rerank` are tested with the openai package, not here.
+`/v1/embeddings` and `/v1/rerank` are tested with the openai package, not here. tritonclient's calls that load models, share memory,
+or set logs and traces are refused: this server loads its model when it starts.
 
 """
 TOOLS_HEAD = """
@@ -59,6 +60,7 @@ Llama (`--cache contiguous`); what it read or wrote gave the logits, within what
 """
 TAIL = """
 A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a model in a browser.
+optimum-onnx warns that the model has no `position_ids`: prompts of a batch must have one length, as padding on the left is read as tokens.
 """
 
 

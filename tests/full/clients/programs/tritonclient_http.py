@@ -36,4 +36,11 @@ except InferenceServerException as error:
     assert "is not served here" in error.message()
 else:
     raise AssertionError("no error")
+for refused in (lambda: client.load_model(MODEL), client.get_system_shared_memory_status):
+    try:
+        refused()
+    except InferenceServerException as error:
+        assert "there is no" in str(error), error
+    else:
+        raise AssertionError("no error")
 print("HTTP: health, metadata, config, statistics, repository, infer with binary and JSON tensors, errors")

@@ -131,11 +131,31 @@ def test_other_errors(address):
     assert infer(address, nested).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/repository/models/counting/load", 404),
+        ("GET", "/systemsharedmemory/status", 404),
+        ("GET", "/models/counting/infer", 405),
+        ("POST", "/rerank", 400),  # Cohere's path: an error as OpenAI's
+    ],
+)
+def test_errors_of_other_paths_are_texts_too(address, method, path, status):
+    response = requests.request(method, address + path, json={}, timeout=10)
+    error = response.json()["error"]
+    assert response.status_code == status
+    if path == "/rerank":
+        assert "serve an encoder" in error["message"]
+    else:
+        assert error == f"there is no {method} /v2{path} here"
+
+
 def test_tokens_and_limits_hold_here_too(start_server, counting, server_settings, tmp_path):
     (tmp_path / "tokens").write_text("secret\n")
     server = replace(server_settings.server, token_file=tmp_path / "tokens", max_message_bytes=1000)
     address = f"http://{start_server(counting, server=server).http_address}/v2"
-    assert infer(address, tensors()).status_code == 401
+    refused = infer(address, tensors())
+    assert (refused.status_code, "token" in refused.json()["error"]) == (401, True)
     assert requests.get(f"{address}/health/ready", timeout=10).status_code == 200
     assert requests.post(f"{address}/repository/index", timeout=10).status_code == 401
     allowed = {"authorization": "Bearer secret"}
