@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 TOOLS = {
     "quantize_dynamic": "`onnxruntime.quantization.quantize_dynamic`",
+    "quant_pre_process": "`quant_pre_process` of ONNX Runtime",
     "MatMulNBitsQuantizer": "`MatMulNBitsQuantizer` of ONNX Runtime, 4 bits",
     "float16": "`onnxruntime.transformers.float16`",
     "onnxconverter_common.float16": "`onnxconverter_common.float16`",
@@ -33,7 +34,11 @@ TOOLS = {
 }
 PORTABLE, ENTMAX, DEFAULT = CASES
 _NAMES = "it gives a name twice; export with `--dtype float16`"
+_SHAPES = "its symbolic shape inference fails; `quantize_dynamic` reads models as they are exported"
 REFUSED: Mapping[tuple[str, str], str] = {
+    ("quant_pre_process", PORTABLE): _SHAPES,
+    ("quant_pre_process", ENTMAX): _SHAPES,
+    ("quant_pre_process", DEFAULT): _SHAPES,
     ("float16", ENTMAX): "it loses an input of a `Loop`; export with `--dtype float16`",
     ("float16", DEFAULT): "it leaves functions in float32; export with `--dtype float16`",
     ("onnxconverter_common.float16", PORTABLE): _NAMES,

@@ -12,6 +12,7 @@ import onnxslim
 import openvino
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from onnxruntime.quantization.shape_inference import quant_pre_process
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 folder, output = map(Path, sys.argv[1:])
@@ -35,6 +36,11 @@ def logits(path):
 
 def quantized(path):
     quantize_dynamic(source, path, weight_type=QuantType.QInt8)
+    return logits(path)
+
+
+def preprocessed(path):
+    quant_pre_process(str(source), str(path))
     return logits(path)
 
 
@@ -76,6 +82,7 @@ def in_the_browser(_path):
 
 TOOLS = {  # how much the largest logit may change
     "quantize_dynamic": (quantized, 0.3),
+    "quant_pre_process": (preprocessed, 1e-4),
     "MatMulNBitsQuantizer": (blocks_of_4_bits, 0.5),
     "float16": (float16, 0.02),
     "onnxconverter_common.float16": (common_float16, 0.02),
