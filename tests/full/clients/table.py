@@ -53,7 +53,7 @@ TOOLS_HEAD = """
 ## The model in other tools
 
 A model folder is one ONNX file, whose attention is an op of Sharp's with its function of standard ops: ONNX Runtime loads it without
-Sharp's library. Models exported with `--target portable` have standard ops only, and any tool reads them. Each tool was given a small
+Sharp's library. Models exported with `--target portable` have standard ops only, which more tools read. Each tool was given a small
 Llama (`--cache contiguous`); what it read or wrote gave the logits, within what its precision allows. Run with
 {versions}.
 
