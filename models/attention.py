@@ -140,7 +140,12 @@ class EagerAttention:
                 norm.config.scheme.normalizer,
                 logits[:, heads],
                 visible,
-                head_params=None if head_params is None else head_params[heads],
+                head_params=norm.config.scheme.own_params(
+                    head_params[heads]
+                    if head_params is not None and (norm.config.scheme.head_parameters or not options.norms)
+                    else None,
+                    len(norm.heads),
+                ),
                 alpha=norm.config.alpha,
                 temperature_coefficients=norm.config.temperature_coefficients,
                 entropy_threshold=norm.config.entropy_threshold,

@@ -125,11 +125,12 @@ class MaxRetrieval(nn.Module):
         """Weights alpha (Eq. 12) [sets, items], float32, and embedded items [sets, items, hidden_size]."""
         logits, hidden = self.attention_logits(items, query)
         normalizer = self.config.scheme.normalizer
+        learned = None if self.head_parameters is None else self.head_parameters()
         weights = attention_weights(
             "softmax" if self.training and normalizer == "adaptive_softmax" else normalizer,
             logits[:, None, None, :],  # [sets, 1 head, 1 query, items]
             torch.ones((), dtype=torch.bool, device=logits.device),
-            head_params=None if self.head_parameters is None else self.head_parameters(),
+            head_params=self.config.scheme.own_params(learned, 1),
             alpha=self.config.alpha,
             temperature_coefficients=self.config.temperature_coefficients,
             entropy_threshold=self.config.entropy_threshold,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from sharp.models.attention_chunks import ChunkedAttention, by_head, by_key_head, wide
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, Options, get_norm
+from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, Options, get_norm
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
 from sharp.plugins.ops.torch_normalizers import check_sinks
 
@@ -46,7 +47,9 @@ def normalized_attention(
         value: [batch, kv_heads, keys, value_dim].
         norm: a name of `sharp.models.normalizers.NORMS`.
         alpha: entmax's; None takes the norm's own.
-        head_params: [q_heads, 2] with the columns b > 0 and n >= 1, for ssa only.
+        head_params: [q_heads, 2] with the columns b > 0 and n >= 1 of ssa. sigmoid may have [q_heads, 2], bias and
+            power, relu and relu2 [q_heads, 1], the power: `sharp.plugins.ops.attributes.HEAD_PARAMETERS` says what
+            they do. Other norms take none.
         temperature_coefficients: of adaptive-temperature, highest power first.
         entropy_threshold: of adaptive-temperature.
         scale: the factor of the logits; None is head_dim^-0.5.
@@ -65,7 +68,7 @@ def normalized_attention(
         InputError: shapes do not fit, or the norm is unknown or lacks its parameters.
     """
     scheme = get_norm(norm)
-    _check(query, key, value, scheme.head_parameters, head_params, alibi_slopes, mask)
+    _check(query, key, value, scheme, head_params, alibi_slopes, mask)
     if sinks is not None and sinks.shape != (query.shape[1],):
         raise InputError(f"sinks has shape {list(sinks.shape)}, but must be [{query.shape[1]}], one for each head")
     check_sinks(scheme.normalizer, sinks)
@@ -78,7 +81,7 @@ def normalized_attention(
         query,
         key,
         value,
-        head_params if scheme.head_parameters else None,
+        scheme.own_params(head_params, query.shape[1]) if scheme.normalizer in HEAD_PARAMETERS else None,
         None if alibi_slopes is None else alibi_slopes.detach(),
         mask,
         scheme.normalizer,
@@ -98,7 +101,7 @@ def _check(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    parameters: tuple[str, ...],
+    scheme: Norm,
     head_params: Tensor | None,
     alibi_slopes: Tensor | None,
     mask: Tensor | None,
@@ -111,10 +114,12 @@ def _check(
     q_heads, kv_heads = query.shape[1], key.shape[1]
     if kv_heads == 0 or q_heads % kv_heads:
         raise InputError(f"{shapes}: the query's heads must be a multiple of the key's")
-    if parameters and (head_params is None or head_params.shape != (q_heads, len(parameters))):
+    columns = HEAD_PARAMETERS.get(scheme.normalizer, ())
+    needed = bool(scheme.head_parameters) or head_params is not None
+    if columns and needed and (head_params is None or head_params.shape != (q_heads, len(columns))):
         found = "none" if head_params is None else list(head_params.shape)
         raise InputError(
-            f"head_params has shape {found}, but must be [{q_heads}, 2]: {' and '.join(parameters)} per head"
+            f"head_params has shape {found}, but must be [{q_heads}, {len(columns)}]: {' and '.join(columns)} per head"
         )
     if alibi_slopes is not None and alibi_slopes.shape != (q_heads,):
         raise InputError(f"alibi_slopes has shape {list(alibi_slopes.shape)}, but must be [{q_heads}]")

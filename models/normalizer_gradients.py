@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sharp.models.normalizers import Options, skip_masked
+from sharp.plugins.ops.torch_normalizers import length_factor, log_count
 
 Gradient = tuple[Tensor, Tensor | None]
 
@@ -68,19 +69,31 @@ def adaptive_softmax(logits: Tensor, visible: Tensor, weights: Tensor, gradient:
     return of_keys if options.sinks is None else torch.cat([of_keys, of_sink], -1), None
 
 
-def sigmoid(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
-    """dL/dz = g w (1 - w)."""
-    return gradient * weights * (1 - weights), None
+def sigmoid(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
+    """dL/dz = g w (1 - w), which is dL/dbias of a key too, and times -ln n dL/dpower."""
+    d_logits = gradient * weights * (1 - weights)
+    if options.head_params is None:
+        return d_logits, None
+    of_rows = d_logits.sum(-1, keepdim=True)
+    return d_logits, torch.cat([of_rows, -log_count(visible, logits) * of_rows], -1).sum((0, 2))
 
 
-def relu(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
-    """dL/dz = g where w > 0."""
-    return torch.where(weights > 0, gradient, 0.0), None
+def relu(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
+    """dL/dz = g n^-power where z > 0; dL/dpower = -ln n sum g w."""
+    d_logits = torch.where(logits > 0, gradient * length_factor(logits, visible, options), 0.0)
+    return d_logits, _of_power(logits, visible, weights, gradient, options)
 
 
-def relu2(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
-    """dL/dz = 2 g max(0, z), and max(0, z) is the root of the weight."""
-    return 2 * gradient * weights.sqrt(), None
+def relu2(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
+    """dL/dz = 2 g max(0, z) n^-power; dL/dpower as for relu."""
+    d_logits = 2 * gradient * logits.clamp(min=0) * length_factor(logits, visible, options)
+    return d_logits, _of_power(logits, visible, weights, gradient, options)
+
+
+def _of_power(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Tensor | None:
+    if options.head_params is None:
+        return None
+    return (-log_count(visible, logits) * gradient * weights).sum((0, 2, 3))[:, None]
 
 
 GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Options], Gradient]] = {

@@ -44,14 +44,20 @@ class Norm:
     """One `--norm`: how the query is scaled, which normalizer makes the weights, and what is learned for it.
 
     `alpha` matters to entmax only. `head_parameters` names the columns of the kernel input `head_params` [q_heads, P]
-    before that of a model's sinks; what the query scale learns is in `sharp.models.query_scale`.
+    that are learned, before that of a model's sinks; `head_constants` are columns that are the same in every head. What
+    the query scale learns is in `sharp.models.query_scale`.
     """
 
     name: str
     normalizer: NormalizerName
     scale_kind: ScaleKind = "none"
     head_parameters: tuple[str, ...] = ()
+    head_constants: tuple[float, ...] = ()
     alpha: float = 1.5
+
+    def own_params(self, learned: Tensor | None, q_heads: int) -> Tensor | None:
+        """The columns of `head_params` [q_heads, P] of its own: its constants, or else those that are learned."""
+        return torch.tensor(self.head_constants).expand(q_heads, -1) if self.head_constants else learned
 
 
 NORMS: dict[str, Norm] = {
@@ -69,8 +75,11 @@ NORMS: dict[str, Norm] = {
         Norm("asentmax", "entmax", scale_kind="token"),
         Norm("ssa", "ssa", head_parameters=("b", "n")),
         Norm("sigmoid", "sigmoid"),
+        Norm("sigmoid-n", "sigmoid", head_constants=(0.0, 1.0)),  # with the bias -ln n, Ramapuram et al. 2024
         Norm("relu", "relu"),
+        Norm("relu-n", "relu", head_constants=(1.0,)),  # over n, Wortsman et al. 2023
         Norm("relu2", "relu2"),
+        Norm("relu2-n", "relu2", head_constants=(1.0,)),
     )
 }
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
 
@@ -119,7 +120,12 @@ def make_call(
 
 
 def random_head_params(normalizer: str, q_heads: int, sinks: bool, options: dict[str, Any]) -> Tensor | None:
-    """Ssa's b and n, and sinks of the size of a sum of some keys; None where there are neither."""
+    """Ssa's b and n, and sinks of the size of a sum of some keys; None where there are neither.
+
+    Normalizers without a sink have bias and power in their place.
+    """
+    if normalizer in WITHOUT_SINK:
+        return torch.rand(q_heads, len(HEAD_PARAMETERS[normalizer]), **options) if sinks else None
     columns = []
     if normalizer == "ssa":
         columns.append(torch.rand(q_heads, 2, **options) * 1.5 + torch.tensor([0.3, 1.0], device=options["device"]))

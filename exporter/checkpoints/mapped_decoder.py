@@ -37,7 +37,8 @@ class MappedDecoder(Decoder):
                 f"--norm-map {path} goes with a --norm that does not scale the query, and {config.norm} does; "
                 "choose --norm softmax and name ssmax in the file"
             )
-        without = {norm.config.norm for norms in heads.layers for norm in norms} & {*WITHOUT_SINK}
+        named = {norm.config for norms in heads.layers for norm in norms}
+        without = {config.norm for config in named if config.scheme.normalizer in WITHOUT_SINK}
         if decoder.has_sinks and without:
             raise InputError(
                 f"the model has attention sinks, which compete with its keys, and under {sorted(without)[0]}, which "

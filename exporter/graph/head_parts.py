@@ -98,6 +98,7 @@ def attention_of_nodes(
             if len(parts) > 1:
                 own = _of(part, *own)
             *_, params, slopes, sinks = own
+            params = part.config.scheme.own_params(params, len(part.q_heads))
             check_sinks(part.config.scheme.normalizer, sinks)
             given = (*own[:3], joined_head_params(params, sinks), slopes)
             found.append(node(layer, index, *given, options, op_attributes(part.config, options)))

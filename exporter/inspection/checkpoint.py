@@ -111,7 +111,7 @@ class RecordingAttention:
         """Query [1, tokens, q_heads, head_dim], key and value [1, tokens, kv_heads, head_dim] -> as query."""
         assert layer == len(self.records)
         config = self.config
-        head_params = joined_head_params(head_params, options.sinks)
+        head_params = joined_head_params(config.scheme.own_params(head_params, config.q_heads), options.sinks)
         output, stats = self._attend(query[0], key[0], value[0], head_params, alibi_slopes, options)
         self.records.append(
             LayerRecord(

@@ -30,7 +30,7 @@ class Operand:
 class OwnNorm:
     """The normalizer of an attention, by the op's name, and its parameters.
 
-    `head_params` [q_heads, 2] are those of ssa that is written out; an attention by name has them in its arguments.
+    `head_params` [q_heads, P] are those of an attention that is written out; one by name has them in its arguments.
     """
 
     normalizer: str = "softmax"

@@ -19,6 +19,7 @@ from sharp.exporter.programs.positions import after
 from sharp.exporter.programs.program import Program
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, attention_weights
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
 TOLERANCE = 2e-5  # of a weight, which is at most about 1; graphs compute in float32
@@ -108,6 +109,10 @@ def _norm(graph: _Graph, call: AttentionCall) -> OwnNorm | None:
     for normalizer in PLAIN:
         if _makes(graph, OwnNorm(normalizer), z, found):
             return OwnNorm(normalizer)
+    for normalizer in WITHOUT_SINK:
+        pointwise = _with_length(graph, normalizer)
+        if pointwise is not None and _makes(graph, pointwise, z, found):
+            return pointwise
     if not torch.allclose(found.sum(-1)[rows], torch.ones((), dtype=torch.float64), atol=1e-3):
         return None
     candidates = (_entmax(z, found), _ssa(graph), _adaptive(graph, z, found))
@@ -196,6 +201,26 @@ def _ssa(graph: _Graph) -> OwnNorm | None:
     b = low.exp()
     n = near / torch.log1p(NEAR * b)
     return OwnNorm("ssa", head_params=torch.stack([b, n], dim=-1).float())
+
+
+def _with_length(graph: _Graph, normalizer: str) -> OwnNorm | None:
+    """Sigmoid(z + bias - power ln n), relu(z) / n^power: bias and power from the weights of logits that all are 1.
+
+    n is the number of visible keys; where it is the same in all rows, it could as well be a constant.
+    """
+    visible = graph.visible
+    count = visible[0, 0].sum(-1)  # [queries]
+    rows = count > 0
+    if count[rows].unique().numel() < 2:
+        return None
+    weights = torch.where(visible, graph(torch.ones(graph.shape, dtype=torch.float64)), 0.0)[0][:, rows].amax(-1)
+    level = torch.logit(weights) - 1 if normalizer == "sigmoid" else weights.log()  # [heads, rows]
+    if not level.isfinite().all():
+        return None
+    log_count = count[rows].double().log()
+    powers = torch.stack([torch.ones_like(log_count), -log_count], -1)[:, -len(HEAD_PARAMETERS[normalizer]) :]
+    solution = torch.linalg.lstsq(powers, level.T).solution.T  # [heads, bias and power, or power]
+    return OwnNorm(normalizer, head_params=(solution * 1e5).round().div(1e5).float())
 
 
 def _adaptive(graph: _Graph, z: Tensor, found: Tensor) -> OwnNorm | None:

@@ -27,7 +27,7 @@ from sharp.exporter.programs.sizes import Roles, draw, roles_of
 from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import get_norm
+from sharp.models.normalizers import NORMS, get_norm
 from sharp.plugins.errors import InputError, SharpError
 
 DEFAULT_LONGEST = 4096  # tokens, where neither the program nor the user says a number
@@ -239,6 +239,11 @@ def _own_norm(attention: Attention) -> tuple[str, float | None]:
             )
     if first.normalizer == "entmax" and first.alpha == SPARSEMAX:
         return "sparsemax", first.alpha
+    with_constants = (one for one in NORMS.values() if one.normalizer == first.normalizer and one.head_constants)
+    for scheme in with_constants:
+        constants = torch.tensor(scheme.head_constants)
+        if all(one.head_params is not None and (one.head_params == constants).all() for one in norms):
+            return scheme.name, first.alpha
     return NORMS_OF_OP[first.normalizer], first.alpha
 
 

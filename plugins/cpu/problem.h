@@ -9,10 +9,20 @@ enum class NormalizerKind { kSoftmax, kSsa, kAdaptiveSoftmax, kEntmax, kSigmoid,
 
 // Columns of head_params that a normalizer has of its own.
 [[gnu::always_inline]] constexpr int64_t own_parameters(NormalizerKind kind) {
-  return kind == NormalizerKind::kSsa ? 2 : 0;
+  switch (kind) {
+    case NormalizerKind::kSsa:      // b, n
+    case NormalizerKind::kSigmoid:  // bias, power
+      return 2;
+    case NormalizerKind::kRelu:  // power
+    case NormalizerKind::kRelu2:
+      return 1;
+    default:
+      return 0;
+  }
 }
 
-// Whether a sink may compete with its keys: a weight of one logit alone knows no competition.
+// Whether a sink may compete with its keys: a weight of one logit alone knows no competition. Those without need no
+// parameters of their own either.
 [[gnu::always_inline]] constexpr bool takes_sinks(NormalizerKind kind) {
   return kind != NormalizerKind::kSigmoid && kind != NormalizerKind::kRelu && kind != NormalizerKind::kRelu2;
 }

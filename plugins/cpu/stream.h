@@ -82,11 +82,15 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
   const int64_t channels = problem.value_dim;
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
+  float length_terms[kMaxTileRows] = {};
   if (!Normalizer::kExponential)
-    for (int64_t index = 0; index < tile.rows(); ++index) part.states[index].shift = 0;
+    for (int64_t index = 0; index < tile.rows(); ++index) {
+      part.states[index].shift = 0;
+      length_terms[index] = length_term(problem, tile.sequence, rows[index]);
+    }
   const auto row_done = [&](int64_t index, int64_t, uint64_t visible, float* logits) {
     RowState& state = part.states[index];
-    const Normalizer normalizer(problem, rows[index]);
+    const Normalizer normalizer(problem, rows[index], length_terms[index]);
     state.visible += __builtin_popcountll(visible);
     if (collect) {
       if (!kShiftIsHighest) observe_highest(logits, state);

@@ -65,7 +65,7 @@ typedef struct {
   const int32_t* block_table;  /* [sequences, max_blocks] */
   const int32_t* query_start;  /* [sequences + 1] */
   const int32_t* context_lens; /* [sequences] */
-  const float* head_params;    /* [q_heads, head_params_width]: ssa's b and n, then the sinks; or null */
+  const float* head_params;    /* [q_heads, head_params_width]: the normalizer's own, then the sinks; or null */
   int64_t head_params_width;
   int32_t alibi;                /* whether there are slopes; known before the buffers are */
   const float* alibi_slopes;    /* [q_heads], or null */
@@ -93,7 +93,7 @@ typedef struct {
   const void* past_value;    /* type [batch, kv_heads, capacity, value_dim], or null */
   const int32_t* past_lens;  /* [batch], or null */
   const int32_t* total_lens; /* [batch], or null: all keys count */
-  const float* head_params;  /* [q_heads, head_params_width]: ssa's b and n, then the sinks; or null */
+  const float* head_params;  /* [q_heads, head_params_width]: the normalizer's own, then the sinks; or null */
   int64_t head_params_width;
   int32_t alibi;                /* whether there are slopes; known before the buffers are */
   const float* alibi_slopes;    /* [q_heads], or null */

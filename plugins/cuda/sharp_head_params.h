@@ -10,10 +10,12 @@ inline const char* sharp_head_params_mistake(SharpNormalizer normalizer, int64_t
       if (columns < 2) return "ssa needs head_params [q_heads, 2]: b and n of every head";
       return columns <= 3 ? nullptr : "head_params of ssa must have 2 columns (b, n), or 3 with the sinks";
     case SHARP_SIGMOID:
+      return columns == 0 || columns == 2 ? nullptr
+                                          : "head_params of sigmoid must have 2 columns (bias, power); it has no sinks";
     case SHARP_RELU:
     case SHARP_RELU2:
-      return columns == 0 ? nullptr : "sigmoid, relu and relu2 have no parameters, and no sinks: leave out head_params";
+      return columns <= 1 ? nullptr : "head_params of relu and relu2 must have 1 column (power); they have no sinks";
     default:
-      return columns <= 1 ? nullptr : "head_params must have one column, the sinks; only ssa has parameters of its own";
+      return columns <= 1 ? nullptr : "head_params of this normalizer must have 1 column, the sinks";
   }
 }

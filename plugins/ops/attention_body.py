@@ -26,7 +26,8 @@ def write_attention(nodes: NodeList, normalizer: str, given: frozenset[str], coe
     visible = nodes.op("And", nodes.unsqueeze(valid, 1, 2), in_sight(nodes, distance))
     logits = shape_logits(nodes, _products(nodes, keys), distance if "alibi_slopes" in given else "")
     count = nodes.reduce("ReduceSum", nodes.op("Cast", visible, to=1))
-    rows = MaskedLogits(logits, visible, count, "head_params", function_normalizers.sinks_of(nodes, normalizer, given))
+    head_params = "head_params" if "head_params" in given else ""
+    rows = MaskedLogits(logits, visible, count, head_params, function_normalizers.sinks_of(nodes, normalizer, given))
     result = function_normalizers.normalize(nodes, rows, normalizer, coefficients)
     # What lies beyond a sequence's end may be NaN, and 0 * NaN is not 0.
     values = nodes.op("Where", nodes.unsqueeze(valid, 1, 3), nodes.op("Cast", values, to=1), nodes.constant(0.0))

@@ -2,11 +2,23 @@
 
 NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2")
 
-HEAD_PARAMETERS: dict[str, tuple[str, ...]] = {"ssa": ("b", "n")}
-"""The columns of `head_params` that a normalizer has of its own; a sink is one more behind them."""
+HEAD_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "ssa": ("b", "n"),
+    "sigmoid": ("bias", "power"),
+    "relu": ("power",),
+    "relu2": ("power",),
+}
+"""The columns of `head_params` that a normalizer has of its own; a sink is one more behind them.
+
+`power` p says what the number n of visible keys does: bias - p ln n is added to sigmoid's logits, the weights of relu
+and relu2 are divided by n^p.
+"""
 
 WITHOUT_SINK = ("sigmoid", "relu", "relu2")
-"""Normalizers that make a weight of one logit: their keys do not compete, so a sink would change nothing."""
+"""Normalizers that make a weight of one logit: their keys do not compete, so a sink would change nothing.
+
+Their own columns of `head_params` may be left out; n then changes nothing.
+"""
 
 ICML2025_COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
 """Inverse temperature as a polynomial of the entropy in nats, highest power first (ICML 2025, Fig. 4)."""
@@ -25,12 +37,15 @@ def head_params_mistake(normalizer: str, columns: int | None) -> str | None:
     """What is wrong with `head_params` of so many columns, None where it is left out; None if nothing is."""
     own = HEAD_PARAMETERS.get(normalizer, ())
     if columns is None:
-        return (
-            f"{normalizer} needs head_params [q_heads, {len(own)}]: {' and '.join(own)} of every head" if own else None
-        )
+        if not own or normalizer in WITHOUT_SINK:
+            return None
+        return f"{normalizer} needs head_params [q_heads, {len(own)}]: {' and '.join(own)} of every head"
     if columns == len(own) or (columns == len(own) + 1 and normalizer not in WITHOUT_SINK):
         return None
     if normalizer in WITHOUT_SINK:
-        return f"head_params has {columns} columns; {normalizer} has no parameters, and no sink: leave it out"
+        return (
+            f"head_params has {columns} columns; {normalizer} takes {len(own)} ({', '.join(own)}) and no sink: "
+            "give it these, or leave it out"
+        )
     allowed = f"{len(own)} ({', '.join(own)}) or {len(own) + 1} (the sink behind them)" if own else "1 (the sink)"
     return f"head_params has {columns} columns; {normalizer} takes {allowed}"

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attention_body import write_attention
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK, head_params_mistake
+from sharp.plugins.ops.attributes import head_params_mistake
 from sharp.plugins.ops.node_list import NodeList
 from sharp.plugins.ops.paged_body import write_paged_attention
 from sharp.plugins.ops.schema import (
@@ -72,10 +72,8 @@ def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.Funct
     given = frozenset(form.given)
     if form.normalizer not in NORMALIZERS:
         raise InputError(f"normalizer is {form.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
-    if form.normalizer in HEAD_PARAMETERS and "head_params" not in given:
-        raise InputError(head_params_mistake(form.normalizer, None))
-    if form.normalizer in WITHOUT_SINK and "head_params" in given:
-        raise InputError(f"{form.normalizer} has no parameters, and no sink: give the node no head_params")
+    if "head_params" not in given and (mistake := head_params_mistake(form.normalizer, None)) is not None:
+        raise InputError(mistake)
     if ("past_key" in given) != ("past_value" in given) or ("past_lens" in given and "past_key" not in given):
         raise InputError("past_key and past_value must be given together, and past_lens only with them")
     definition, write_body = BODIES[form.op]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 from sharp.plugins.ops.node_list import NodeList
 
 ENTMAX_STEPS = 20
@@ -41,6 +41,8 @@ def sinks_of(nodes: NodeList, normalizer: str, given: frozenset[str]) -> str:
     if "head_params" not in given:
         return ""
     own = len(HEAD_PARAMETERS.get(normalizer, ()))
+    if normalizer in WITHOUT_SINK:
+        return ""
     if own == 0:  # all of it; a second column fails here
         return nodes.reshape("head_params", nodes.dimension("query", 1), 1, 1)
     none = nodes.op("ConstantOfShape", nodes.shape(nodes.dimension("head_params", 0), 1), value=_MINUS_INFINITY)
@@ -67,12 +69,19 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
         case "entmax":
             return Weights(_entmax(nodes, rows), one)
         case "sigmoid":
-            weights = _sigmoid(nodes, rows.logits)
-        case "relu":
-            weights = nodes.op("Relu", rows.logits)
+            logits = rows.logits
+            if rows.head_params:
+                bias, power = _columns(nodes, rows.head_params, normalizer)
+                logits = nodes.op("Add", logits, nodes.op("Sub", bias, nodes.op("Mul", power, _log_count(nodes, rows))))
+            weights = _sigmoid(nodes, logits)
         case _:
-            positive = nodes.op("Relu", rows.logits)
-            weights = nodes.op("Mul", positive, positive)
+            weights = nodes.op("Relu", rows.logits)
+            if normalizer == "relu2":
+                weights = nodes.op("Mul", weights, weights)
+            if rows.head_params:
+                (power,) = _columns(nodes, rows.head_params, normalizer)
+                exponent = nodes.op("Neg", nodes.op("Mul", power, _log_count(nodes, rows)))
+                weights = nodes.op("Mul", weights, nodes.op("Exp", exponent))
     return Weights(nodes.op("Where", rows.visible, weights, zero), one)
 
 
@@ -122,12 +131,23 @@ def _softmax(nodes: NodeList, exponents: str, visible: str, sinks: str, inverse_
     return Weights(weights, inverse_temperature, among_keys)
 
 
+def _columns(nodes: NodeList, head_params: str, normalizer: str) -> list[str]:
+    """The normalizer's own columns of `head_params`, each [q_heads, 1, 1]."""
+    own = len(HEAD_PARAMETERS[normalizer])
+    if normalizer in WITHOUT_SINK:  # other columns fail here
+        head_params = nodes.reshape(head_params, nodes.dimension("query", 1), own)
+    columns = (nodes.op("Gather", head_params, nodes.constant(column, np.int64), axis=1) for column in range(own))
+    return [nodes.unsqueeze(column, 1, 2) for column in columns]
+
+
+def _log_count(nodes: NodeList, rows: MaskedLogits) -> str:
+    """Ln n of the number n of visible keys, 0 where there is none."""
+    return nodes.op("Log", nodes.op("Max", rows.count, nodes.constant(1.0)))
+
+
 def _ssa_exponents(nodes: NodeList, head_params: str, logits: str) -> str:
     """The t with softmax(t) proportional to (1 + b|z|)^(sgn(z) n): t = n sgn(z) ln(1 + b|z|) (SSA, Eq. 5)."""
-    b, n = (
-        nodes.unsqueeze(nodes.op("Gather", head_params, nodes.constant(column, np.int64), axis=1), 1, 2)
-        for column in (0, 1)
-    )
+    b, n = _columns(nodes, head_params, "ssa")
     grown = nodes.op("Add", nodes.constant(1.0), nodes.op("Mul", b, nodes.op("Abs", logits)))
     signed = nodes.op("Mul", nodes.op("Sign", logits), nodes.op("Log", grown))
     return nodes.op("Mul", n, signed)

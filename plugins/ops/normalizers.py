@@ -94,6 +94,11 @@ def entmax(logits: Row, alpha: float) -> Row:
     return np.asarray(weights / weights.sum())
 
 
+def sigmoid(logits: Row) -> Row:
+    """1 / (1 + e^-z)."""
+    return np.asarray(np.exp(-np.logaddexp(0, -logits)))
+
+
 def beside(function: Callable[[Row], Row], logits: Row, sink: Row) -> Row:
     """What `function` gives the keys where the sink [1], or [0] for none, takes part as one more."""
     return function(np.concatenate([logits, sink]))[: logits.size]
@@ -106,9 +111,11 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
         logits: [n] the visible keys' logits after scale, soft cap, position bias; n = 0 is a row that sees nothing.
             A NaN makes the whole row NaN, and so does +inf where weights are divided by their sum.
         normalizer: the name and its parameters.
-        head_params: the head's own parameters (ssa: b, n), and its sink behind them if it has one: a logit that takes
-            part as a key's does, without scale, cap, bias, mask or adaptive temperature. Its weight has no value and is
-            not returned.
+        head_params: the head's own parameters, and its sink behind them if it has one: a logit that takes part as a
+            key's does, without scale, cap, bias, mask or adaptive temperature. Its weight has no value and is not
+            returned. Own parameters: b and n of ssa; bias and power of sigmoid, which make it sigmoid(z + bias - power
+            ln n) (Ramapuram et al. 2024: bias 0, power 1); the power of relu and relu2, whose weights are divided by
+            n^power (Wortsman et al. 2023: 1). Left out, those of the last three are 0.
 
     Returns:
         weights [n] and the four statistics (all zero when n = 0), which are those of the keys alone: a sink changes
@@ -144,11 +151,11 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
         case "entmax":
             weights = among_keys = beside(lambda z: entmax(z, normalizer.alpha), logits, sink)
         case "sigmoid":
-            weights = among_keys = np.exp(-np.logaddexp(0, -logits))
-        case "relu":
-            weights = among_keys = np.maximum(logits, 0)
-        case _:
-            weights = among_keys = np.maximum(logits, 0) ** 2
+            bias, power = head_params or (0.0, 0.0)
+            weights = among_keys = sigmoid(logits + bias - power * np.log(logits.size))
+        case "relu" | "relu2":
+            (power,) = head_params or (0.0,)
+            weights = among_keys = np.maximum(logits, 0) ** (1 if normalizer.name == "relu" else 2) / logits.size**power
     sparse = normalizer.name in ("entmax", "relu", "relu2")
     support = np.count_nonzero(weights) if sparse else logits.size
     return weights, RowStatistics(entropy(among_keys), float(support), beta, float(logits.max() - logits.min()))

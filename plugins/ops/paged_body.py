@@ -30,7 +30,7 @@ def write_paged_attention(
         logits,
         nodes.unsqueeze(visible, 0),
         nodes.unsqueeze(nodes.reduce("ReduceSum", nodes.op("Cast", visible, to=1)), 0),
-        "head_params",
+        "head_params" if "head_params" in given else "",
         function_normalizers.sinks_of(nodes, normalizer, given),
     )
     result = function_normalizers.normalize(nodes, rows, normalizer, coefficients)

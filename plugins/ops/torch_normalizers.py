@@ -96,7 +96,8 @@ def attention_weights(
         normalizer: a name of `NORMALIZERS`.
         logits: [..., q_heads, queries, keys], after scale, soft cap and position bias.
         visible: bool, broadcastable to `logits`; a key that is not visible gets weight 0 and influences no other.
-        head_params: [q_heads, P], for ssa the columns b and n.
+        head_params: [q_heads, P], for ssa the columns b and n; sigmoid (bias, power), relu and relu2 (power) may have
+            them.
         alpha: entmax's alpha, above 1.
         temperature_coefficients: adaptive_softmax's polynomial, highest power first.
         entropy_threshold: adaptive_softmax leaves rows with an entropy up to this (in nats) as they are.
@@ -205,19 +206,35 @@ def ssa(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
     return torch.softmax(shown, dim=-1)
 
 
-def sigmoid(logits: Tensor, _visible: Tensor, _options: Options) -> Tensor:
-    """w_j = 1 / (1 + e^-z_j); the weights of a row do not add up to 1."""
-    return torch.sigmoid(logits)
+def sigmoid(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """w_j = 1 / (1 + e^-(z_j + bias - power ln n)) with n visible keys; the weights of a row do not add up to 1."""
+    if options.head_params is None:
+        return torch.sigmoid(logits)
+    bias, power = options.head_params.to(logits.dtype)[:, None, None, :].unbind(-1)  # each [q_heads, 1, 1]
+    return torch.sigmoid(logits + (bias - power * log_count(visible, logits)))
 
 
-def relu(logits: Tensor, _visible: Tensor, _options: Options) -> Tensor:
-    """w_j = max(0, z_j); the weights of a row do not add up to 1."""
-    return functional.relu(logits)
+def relu(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """w_j = max(0, z_j) / n^power with n visible keys; the weights of a row do not add up to 1."""
+    return functional.relu(logits) * length_factor(logits, visible, options)
 
 
-def relu2(logits: Tensor, _visible: Tensor, _options: Options) -> Tensor:
-    """w_j = max(0, z_j)^2; the weights of a row do not add up to 1."""
-    return functional.relu(logits).square()
+def relu2(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """w_j = max(0, z_j)^2 / n^power with n visible keys; the weights of a row do not add up to 1."""
+    return functional.relu(logits).square() * length_factor(logits, visible, options)
+
+
+def length_factor(logits: Tensor, visible: Tensor, options: Options) -> Tensor | float:
+    """What relu's weights [..., q_heads, queries, keys] are multiplied by: n^-power [..., q_heads, queries, 1]."""
+    if options.head_params is None:
+        return 1.0
+    power = options.head_params.to(logits.dtype)[:, :, None]  # [q_heads, 1, 1]
+    return torch.exp(-power * log_count(visible, logits))
+
+
+def log_count(visible: Tensor, logits: Tensor) -> Tensor:
+    """Ln n of the number n of visible keys [..., queries, 1], 0 where there is none; of the dtype of the logits."""
+    return visible.sum(-1, keepdim=True).clamp(min=1).to(logits.dtype).log()
 
 
 def skip_masked(logits: Tensor, visible: Tensor) -> Tensor:

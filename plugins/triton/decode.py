@@ -33,6 +33,7 @@ from sharp.plugins.triton.loads import (
     blocks_of,
     cache_of,
     head_values,
+    length_term,
     load_pages,
     load_query,
     load_values,
@@ -148,6 +149,8 @@ def decode_stream(
     row = (position + tokens, begins, ends, slope, b, n)
     tensors = (key_cache, value_cache, key_scale, value_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
+    if OPTIONS.pointwise:
+        row = (position + tokens, begins, ends, slope, length_term(row, cache, parameters, OPTIONS), n)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     state = walk_split(low, high, rows, row, cache, (scale, softcap, 0.0), (0.0, 0.0), OPTIONS, "stream")
     index = scratch_row(unit, tokens, most_tokens, q_heads, heads) * splits + split

@@ -46,7 +46,7 @@ def keys_of(block_table, sequence, context, count, max_blocks, OPTIONS: tl.const
 
 @triton.jit
 def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: tl.constexpr):
-    """Slope, b and n of the rows' heads; zeros where they are not used."""
+    """Slope, b and n of the rows' heads, of sigmoid bias and power, of relu power and 0; zeros where there is none."""
     slope = tl.full([OPTIONS.rows], 0, tl.float32)
     b, n = slope, slope
     if OPTIONS.alibi:
@@ -54,6 +54,11 @@ def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: t
     if OPTIONS.normalizer == "ssa":
         b = tl.load(head_params + heads * parameters, mask=exists, other=0.0)
         n = tl.load(head_params + heads * parameters + 1, mask=exists, other=0.0)
+    if OPTIONS.pointwise:
+        given = exists & (heads * 0 + parameters > 0)
+        b = tl.load(head_params + heads * parameters, mask=given, other=0.0)
+        if OPTIONS.normalizer == "sigmoid":
+            n = tl.load(head_params + heads * parameters + 1, mask=given, other=0.0)
     return slope, b, n
 
 
@@ -112,6 +117,21 @@ def visible_keys(low, high, mapped, row, cache, OPTIONS: tl.constexpr):
             key = tl.where(page >= 0, start + tl.arange(0, OPTIONS.keys), -1)[None, :]
             visible += tl.sum(((key >= begin[:, None]) & (key < end[:, None])).to(tl.float32), 1)
     return visible
+
+
+@triton.jit
+def length_term(row, cache, parameters, OPTIONS: tl.constexpr):
+    """What the number n of keys that each row sees does: bias - power ln n of sigmoid, n^-power of relu.
+
+    It takes the place of the row's b. The row and the cache are those of all keys, not of a part.
+    """
+    _, begin, end, _, b, n = row
+    log_count = b * 0
+    if parameters > 0:
+        low, high = tl.min(begin), tl.max(end)
+        mapped = every_block_mapped(low, high, cache, OPTIONS)
+        log_count = tl.log(tl.maximum(visible_keys(low, high, mapped, row, cache, OPTIONS), 1.0))
+    return b - n * log_count if OPTIONS.normalizer == "sigmoid" else tl.exp(-b * log_count)
 
 
 @triton.jit

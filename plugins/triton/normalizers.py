@@ -99,15 +99,17 @@ def ssa_exponents(logits, row, factor):
 
 
 @triton.jit
-def pointwise_weights(logits, OPTIONS: tl.constexpr):
-    """sigmoid, relu, relu2; `z <= 0` and not `max`, which drops a NaN."""
+def pointwise_weights(logits, row, OPTIONS: tl.constexpr):
+    """sigmoid, relu, relu2; `z <= 0` and not `max`, which drops a NaN. The row's b is its `length_term`."""
+    _, _, _, _, term, _ = row
     if OPTIONS.normalizer == "sigmoid":
+        logits = logits + term[:, None]
         small = tl.exp(-tl.abs(logits))
         return tl.where(logits < 0, small, 1.0) / (1.0 + small)
     positive = tl.where(logits <= 0, 0.0, logits)
     if OPTIONS.normalizer == "relu2":
-        return positive * positive
-    return positive
+        positive = positive * positive
+    return positive * term[:, None]
 
 
 @triton.jit
@@ -130,7 +132,7 @@ def stream(
     """
     peak, total, weighted_log, support = state
     if OPTIONS.pointwise:
-        weights = pointwise_weights(logits * factor, OPTIONS)
+        weights = pointwise_weights(logits * factor, row, OPTIONS)
         shrunk = 1.0
         total += summed(weights, OPTIONS)
         if STATISTICS:

@@ -32,6 +32,7 @@ from sharp.plugins.triton.loads import (
     every_block_mapped,
     head_values,
     keys_of,
+    length_term,
     load_query,
     row_numbers,
     sink_of,
@@ -258,6 +259,12 @@ def prefill(
     total = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
     position = context + member // group
     begin, end = row_bounds(position, total, window, causal)
+    caches = (key_cache, value_cache, key_scale, value_scale)
+    slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
+    if OPTIONS.pointwise:
+        low, high = tl.min(begin), tl.max(end)
+        cache = cache_of(caches, block_table, sequence, max_blocks, places, low, high, kv_head, kv_heads, OPTIONS)
+        b = length_term((position, begin, end, slope, b, n), cache, parameters, OPTIONS)
     if not OPTIONS.solves:
         begin, end = rows_of_part(begin, end, tl.program_id(2), parts, OPTIONS)
     low = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
@@ -265,10 +272,8 @@ def prefill(
     EACH: tl.constexpr = OPTIONS.listed_keys if OPTIONS.normalizer == "entmax" else OPTIONS.keys
     full_low = (tl.max(begin) + EACH - 1) // EACH * EACH
     full_high = tl.min(end) // EACH * EACH
-    slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     sink = sink_of(head_params, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
-    caches = (key_cache, value_cache, key_scale, value_scale)
     cache = cache_of(caches, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS)
     mapped = every_block_mapped(tl.min(begin), high, cache, OPTIONS)
     full_high = tl.where(mapped, full_high, 0)

@@ -101,6 +101,34 @@ CASES = {
 }
 NORM_NAMES = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa", "sigmoid", "relu", "relu2")
 
+# As the papers have them: Ramapuram et al. 2024, the bias -ln n; Wortsman et al. 2023, over the length.
+WITH_LENGTH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sigmoid-n": lambda logits, count: 1 / (1 + torch.exp(-logits + torch.log(count))),
+    "relu-n": lambda logits, count: torch.relu(logits) / count,
+    "relu2-n": lambda logits, count: torch.relu(logits) ** 2 / count,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("norm", WITH_LENGTH)
+def test_norms_of_the_length_are_those_of_their_papers(norm: str, case: str) -> None:
+    def weights_of(logits: Tensor, visible: Tensor) -> Tensor:
+        count = visible.sum(-1, keepdim=True).clamp(min=1).double()
+        return torch.where(visible, WITH_LENGTH[norm](logits, count), 0.0)
+
+    check(norm, weights_of, tensors(11, 11), **CASES[case])
+
+
+@pytest.mark.parametrize("norm", ["sigmoid", "relu", "relu2"])
+def test_bias_and_power_may_be_learned(norm: str) -> None:
+    query, key, value, head_params = tensors(5, 5, size=1.0)
+    own = head_params[:, : 2 if norm == "sigmoid" else 1].detach().clone().requires_grad_()
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, own: Tensor) -> Tensor:
+        return normalized_attention(query, key, value, norm=norm, head_params=own, causal=True)
+
+    torch.autograd.gradcheck(attend, (query, key, value, own), atol=1e-5, fast_mode=True)
+
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("norm", NORM_NAMES)
@@ -185,6 +213,7 @@ def test_export_sees_one_op() -> None:
     ("change", "message"),
     [
         ({"norm": "ssa", "head_params": None}, "head_params has shape none"),
+        ({"norm": "relu", "head_params": torch.ones(Q_HEADS, 2)}, r"must be \[6, 1\]: power per head"),
         ({"norm": "softmx"}, "norm 'softmx' is not known"),
         ({"norm": "entmax", "alpha": 1.0}, "alpha is 1.0"),
         ({"mask": torch.zeros(1, 1, 1, 11)}, "mask must be bool"),

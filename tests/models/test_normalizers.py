@@ -19,6 +19,7 @@ from sharp.models.normalizers import (
     get_norm,
 )
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "plugins" / "conformance" / "normalizers.json").read_text())["rows"]
@@ -28,7 +29,7 @@ finite = st.floats(-30, 30, allow_nan=False, width=32)
 def weights_of(row: list[float], normalizer: str, b: float = 1.0, n: float = 1.5, **options) -> torch.Tensor:
     """Weights of one row of float64 logits, as one head with one query."""
     logits = torch.tensor(row, dtype=torch.float64).view(1, 1, -1)
-    head_params = torch.tensor([[b, n]], dtype=torch.float64)
+    head_params = torch.tensor([[b, n]], dtype=torch.float64) if normalizer == "ssa" else None
     visible = torch.ones_like(logits, dtype=torch.bool)
     return attention_weights(normalizer, logits, visible, head_params=head_params, **options).flatten()
 
@@ -51,12 +52,14 @@ def test_gradient_agrees_with_finite_differences(normalizer, alpha):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     visible = torch.ones(3, 5).tril(1).bool()
-    head_params = torch.tensor([[1.0, 1.5], [0.4, 2.5]], dtype=torch.float64, requires_grad=True)
+    columns = len(HEAD_PARAMETERS.get(normalizer, ()))
+    head_params = torch.tensor([[1.0, 1.5], [0.4, 2.5]], dtype=torch.float64)[:, :columns].requires_grad_()
 
     def function(logits, head_params):
-        return attention_weights(normalizer, logits, visible, head_params=head_params, alpha=alpha)
+        given = head_params if columns else None
+        return attention_weights(normalizer, logits, visible, head_params=given, alpha=alpha)
 
-    inputs = (logits, head_params if normalizer == "ssa" else head_params.detach())
+    inputs = (logits, head_params) if columns else (logits, head_params.detach())
     assert torch.autograd.gradcheck(function, inputs, eps=1e-6, atol=1e-5)
 
 
@@ -74,7 +77,7 @@ def test_masked_keys_take_no_part(normalizer, hidden_value):
     row = [0.3, -1.2, 2.0]
     logits = torch.tensor([[[*row, hidden_value]]], dtype=torch.float64, requires_grad=True)
     visible = torch.tensor([True, True, True, False])
-    head_params = torch.tensor([[1.0, 1.5]])
+    head_params = torch.tensor([[1.0, 1.5]]) if normalizer == "ssa" else None
     weights = attention_weights(normalizer, logits, visible, head_params=head_params)
     torch.testing.assert_close(weights[0, 0, :3], weights_of(row, normalizer))
     assert weights[0, 0, 3] == 0
@@ -87,7 +90,8 @@ def test_masked_keys_take_no_part(normalizer, hidden_value):
 def test_a_row_without_visible_key_is_zero(normalizer):
     logits = torch.randn(2, 3, 4, requires_grad=True)
     visible = torch.tensor([[True] * 4, [False] * 4, [True] * 4])
-    weights = attention_weights(normalizer, logits, visible, head_params=torch.tensor([[1.0, 1.5], [1.0, 1.5]]))
+    head_params = torch.tensor([[1.0, 1.5], [1.0, 1.5]]) if normalizer == "ssa" else None
+    weights = attention_weights(normalizer, logits, visible, head_params=head_params)
     assert (weights[:, 1] == 0).all()
     assert (entropy(weights)[:, 1] == 0).all()
     weights.square().sum().backward()
@@ -98,7 +102,8 @@ def test_a_row_without_visible_key_is_zero(normalizer):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(normalizer, dtype):
     logits = torch.randn(2, 3, 4).to(dtype)
-    visible, head_params = torch.ones(3, 4, dtype=torch.bool), torch.tensor([[1.0, 1.5], [0.7, 2.0]])
+    visible = torch.ones(3, 4, dtype=torch.bool)
+    head_params = torch.tensor([[1.0, 1.5], [0.7, 2.0]]) if normalizer == "ssa" else None
     with torch.autocast("cpu", torch.bfloat16):
         weights = attention_weights(normalizer, logits, visible, head_params=head_params)
     assert weights.dtype == torch.float32
@@ -180,7 +185,7 @@ def test_registry_knows_every_norm_of_the_contract():
             "entmax",
             "sparsemax",
         ),
-        *("sentmax", "asentmax", "ssa", "sigmoid", "relu", "relu2"),
+        *("sentmax", "asentmax", "ssa", "sigmoid", "sigmoid-n", "relu", "relu-n", "relu2", "relu2-n"),
     }
     assert {norm.normalizer for norm in NORMS.values()} == set(NORMALIZERS)
 

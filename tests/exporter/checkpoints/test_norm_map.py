@@ -85,6 +85,21 @@ def test_heads_that_differ_in_b_and_n_only_are_one_node(checkpoint, sharp_export
 
 
 @pytest.mark.full
+def test_norms_with_constants_stand_beside_learned_ones(checkpoint, sharp_export, norm_map, tmp_path):
+    norms = (("sigmoid", 0), ("sigmoid-n", 1), ("relu-n", 2), ("relu", 3))
+    text = "\n".join(f"[[norms]]\nheads = [{head}]\nnorm = '{norm}'" for norm, head in norms)
+    options = ("--norm", "ssa", "--norm-map", norm_map(text), "--untrained-norm")
+    result = sharp_export(checkpoint("ssa"), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    model = onnx.load(tmp_path / "out" / "model.onnx")
+    arrays = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer if one.data_location == 0}
+    nodes = [node for node in model.graph.node if node.op_type == "PagedAttention"]
+    found = [
+        arrays[node.input[9]].tolist() if len(node.input) > 9 and node.input[9] in arrays else None for node in nodes
+    ]
+    assert [one for one in found if one is not None and len(one) == 1] == [[[0, 1]], [[1]]]
+
+
 def test_other_forms_and_json(checkpoint, sharp_export, norm_map, tmp_path):
     source, out = checkpoint("softmax", layers=2), tmp_path / "out"
     mapped = norm_map(json.dumps({"norms": [{"layers": [1], "norm": "ssa", "ssa_b": 0.7}]}), "map.json")

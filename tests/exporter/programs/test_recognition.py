@@ -1,5 +1,6 @@
 """What a module's attention is, found in its graph; and what is refused, by name and line."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ def read(module: nn.Module, *inputs: Tensor, norm: str | None = "softmax", **giv
         exported = trace(module, inputs)
         check_traced(module, exported, inputs)
     return read_program(Path("model"), norm, given=ProgramOptions(exported=exported, **given))  # type: ignore[arg-type]
+
+
+def count(scores: Tensor) -> Tensor:
+    """How many keys a row sees."""
+    return (scores > -torch.inf).sum(-1, keepdim=True).float()
 
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -99,6 +105,16 @@ def test_a_call_by_name_brings_its_sinks(norm: str) -> None:
 
     source.model.hidden_states(TOKENS, torch.arange(TOKENS.shape[1])[None], attention)
     assert [one.tolist() for one in seen if one is not None] == [sinks.tolist()] * len(seen)
+
+
+@pytest.mark.parametrize("norm", ["sigmoid-n", full("relu2-n")])
+def test_a_call_by_name_brings_what_its_norm_makes_of_the_length(norm: str) -> None:
+    def named(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return normalized_attention(query, key, value, norm=norm, causal=True)
+
+    source = read(gpt.GPT(named), TOKENS, norm=None)  # refuses a program whose logits differ
+    assert isinstance(source.model, ProgramDecoder)
+    assert source.model.config.scheme.normalizer == norm.removesuffix("-n")
 
 
 def test_parameters_that_the_user_gives_make_a_norm_trained() -> None:
@@ -175,6 +191,10 @@ def test_a_scale_that_is_learned_has_no_start_values() -> None:
         (lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True), "softmax", 1.5),
         (torch.sigmoid, "sigmoid", 1.5),
         full(lambda scores: scores.relu().square(), "relu2", 1.5),
+        (lambda scores: torch.sigmoid(scores - count(scores).log()), "sigmoid-n", 1.5),
+        full(lambda scores: scores.relu() / count(scores), "relu-n", 1.5),
+        full(lambda scores: scores.relu().square() / count(scores), "relu2-n", 1.5),
+        (lambda scores: torch.sigmoid(scores - math.log(512)), "sigmoid", 1.5),  # of the trained length
     ],
 )
 def test_a_norm_that_is_written_out_is_the_programs_own(normalize: object, norm: str, alpha: float) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sharp.plugins.ops.attributes import WITHOUT_SINK
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.variants import Shapes, kernels, prompt_options, scratch
 from tests.full.cuda.native import OTHER_SHARED, PREFILL_SHARED
@@ -57,8 +57,9 @@ def random_calls(count: int) -> list[Call]:
         normalizer = draw.choice(["softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"])
         kv_heads = draw.choice([1, 2, 8])
         absent = [name for name in ("alibi_slopes", "collect_stats") if draw.random() < 0.5]
-        sinks = draw.random() < 0.3 and normalizer not in WITHOUT_SINK
-        parameters = (2 if normalizer == "ssa" else 0) + sinks
+        more = draw.random() < 0.3  # sinks, or the columns of those that have none
+        own = len(HEAD_PARAMETERS.get(normalizer, ()))
+        parameters = own * more if normalizer in WITHOUT_SINK else own + more
         calls.append(
             Call(
                 normalizer,
@@ -304,8 +305,8 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(q_heads=7), "kv_heads must divide q_heads"),
         (Call("ssa"), "ssa needs head_params"),
         (Call("ssa", parameters=4, absent=[]), "head_params of ssa must have 2 columns (b, n), or 3 with the sinks"),
-        (Call(parameters=2, absent=[]), "head_params must have one column, the sinks"),
-        (Call("relu", parameters=1, absent=[]), "have no parameters, and no sinks: leave out head_params"),
+        (Call(parameters=2, absent=[]), "head_params of this normalizer must have 1 column, the sinks"),
+        (Call("relu", parameters=2, absent=[]), "head_params of relu and relu2 must have 1 column (power)"),
         (Call(scale=-1.0), "scale must be positive and finite on a GPU"),
         (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
         (Call(absent=["output"]), "a buffer is null that every call needs"),

@@ -179,7 +179,7 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
         "1 SharpAttention: past_value must be [batch, kv_heads, past, value_dim]",
         "1 SharpAttention: past_lens needs past_key and past_value, the buffer that it is of",
         "1 SharpAttention: total_lens must be [batch]",
-        "1 SharpAttention: head_params must have one column, the sinks; only ssa has parameters of its own",
+        "1 SharpAttention: head_params of this normalizer must have 1 column, the sinks",
         "1 SharpAttention: alibi_slopes must be [q_heads]",
         "1 SharpAttention: it has 2 inputs, but must have 3 to 10",
         "1 SharpAttention: ssa needs head_params [q_heads, 2]: b and n of every head",

@@ -143,7 +143,7 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
         "1 PagedAttention: kv_heads must divide q_heads",
         "1 PagedAttention: key_cache has 3 dimensions, but must have 4",
         "1 PagedAttention: value_cache must be [blocks, kv_heads, block_size, value_dim]",
-        "1 PagedAttention: head_params must have one column, the sinks; only ssa has parameters of its own",
+        "1 PagedAttention: head_params of this normalizer must have 1 column, the sinks",
         "1 PagedAttention: it has 5 inputs, but must have 9 to 12",
         "1 PagedAttention: attribute normalizer is 'softmin'; it must be one of softmax, ssa, adaptive_softmax, "
         "entmax, sigmoid, relu, relu2",

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.ops.schema import NORMALIZERS
 from tests.full.triton import interpreted
 from tests.full.triton.interpreted import CACHES, DATA, Run
@@ -48,7 +47,7 @@ def cases(draw: st.DrawFn) -> Case:
     if shape.integers:
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
     normalizer = draw(st.sampled_from(NORMALIZERS))
-    sinks = draw(st.booleans()) and normalizer not in WITHOUT_SINK
+    sinks = draw(st.booleans())
     return make_case(normalizer, shape, draw(st.integers(0, 2**20)), draw(st.booleans()), sinks, **attributes)
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from sharp.plugins.ops.attention_reference import ContiguousOutput, attention
-from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.schema import ATTENTION, DOMAIN, NORMALIZERS, VERSION
@@ -136,7 +135,7 @@ def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
         # Whole numbers times a power of two have exact logits in float32, however large.
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
     normalizer = draw(st.sampled_from(normalizers))
-    sinks = draw(st.booleans()) and normalizer not in WITHOUT_SINK
+    sinks = draw(st.booleans())
     return make_case(normalizer, shape, draw(st.integers(0, 2**20)), draw(st.booleans()), sinks, **attributes)
 
 

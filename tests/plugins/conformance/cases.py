@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from sharp.plugins import library_path
-from sharp.plugins.ops.attributes import WITHOUT_SINK
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import AttentionOutput, paged_attention
@@ -149,7 +149,7 @@ def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
         # Whole numbers times a power of two have exact logits in float32, however large.
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
     normalizer = draw(st.sampled_from(normalizers))
-    sinks = draw(st.booleans()) and normalizer not in WITHOUT_SINK
+    sinks = draw(st.booleans())
     return make_case(normalizer, shape, draw(st.integers(0, 2**20)), draw(st.booleans()), sinks, **attributes)
 
 
@@ -164,7 +164,13 @@ def random_numbers(rng: np.random.Generator, integers: bool, size: tuple[int, ..
 
 
 def random_head_params(rng: np.random.Generator, normalizer: str, q_heads: int, sinks: bool) -> np.ndarray | None:
-    """The normalizer's own columns and, behind them, sinks: usual ones, none, and far above and below all logits."""
+    """The normalizer's own columns and, behind them, sinks: usual ones, none, and far above and below all logits.
+
+    Normalizers without a sink have their own columns only with `sinks`, as they may be left out.
+    """
+    if normalizer in WITHOUT_SINK:
+        own = len(HEAD_PARAMETERS[normalizer])
+        return rng.uniform(-0.5, 1.5, (q_heads, own)).astype(np.float32) if sinks else None
     columns = []
     if normalizer == "ssa":
         columns.append(rng.uniform((0.3, 1.0), (2.0, 2.5), (q_heads, 2)))

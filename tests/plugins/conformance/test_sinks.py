@@ -12,7 +12,6 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import WITHOUT_SINK
-from sharp.plugins.ops.function_body import Form, make_function
 from sharp.plugins.ops.normalizers import Normalizer, normalize
 from sharp.plugins.ops.schema import NORMALIZERS
 from sharp.plugins.ops.torch_attention import attention
@@ -179,7 +178,7 @@ BAD = [
     ("softmax", (6, 2), r"head_params has shape \[6, 2\]; it must be \[q_heads, 1\] = \[6, 1\], the sinks"),
     ("entmax", (5, 1), r"head_params has shape \[5, 1\]; it must be \[q_heads, 1\] = \[6, 1\], the sinks"),
     ("ssa", (6, 4), r"it must be \[q_heads, 2\] = \[6, 2\], or \[q_heads, 3\] = \[6, 3\] with sinks"),
-    ("sigmoid", (6, 1), r"head_params has shape \[6, 1\]; it must be left out"),
+    ("sigmoid", (6, 1), r"head_params has shape \[6, 1\]; it must be \[q_heads, 2\] = \[6, 2\] or left out"),
 ]
 
 
@@ -210,13 +209,16 @@ def test_the_body_refuses_a_second_column() -> None:
         run(case, kernel=False)
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("columns", [2, 3])
 def test_normalizers_without_competition_refuse_sinks(columns: int) -> None:
     case: Case = make_case("relu")
     tensors: dict[str, Any] = {name: torch.tensor(array) for name, array in case.inputs.items()}
-    with pytest.raises(InputError, match=f"head_params has {columns} columns; relu has no parameters, and no sink"):
+    message = rf"head_params has {columns} columns; relu takes 1 \(power\) and no sink: give it these, or leave it out"
+    with pytest.raises(InputError, match=message):
         paged_attention(**tensors, head_params=torch.ones(6, columns), normalizer="relu", **case.attributes)
-    with pytest.raises(InputError, match=f"head_params has {columns} columns; relu has no parameters, and no sink"):
+    with pytest.raises(InputError, match=message):
         normalize(ROWS[0], Normalizer("relu"), (1.0,) * columns)
-    with pytest.raises(InputError, match="relu has no parameters, and no sink: give the node no head_params"):
-        make_function(Form("PagedAttention", "relu", ("head_params",)))
+    given = case.with_inputs(head_params=np.ones((6, columns), np.float32))
+    for kernel, error, text in ((True, InvalidArgument, "this normalizer has no sinks"), (False, Fail, "broadcast")):
+        with pytest.raises(error, match=text):
+            run(given, kernel=kernel)
