@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sharp.models.normalizers import Options, skip_masked
+from sharp.plugins.ops.torch_entmax import entmax_gradient
 from sharp.plugins.ops.torch_normalizers import length_factor, log_count
 
 Gradient = tuple[Tensor, Tensor | None]
@@ -29,7 +30,7 @@ def entmax(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor,
     elif options.alpha == 2.0:
         q = (weights > 0).to(weights.dtype)
     else:
-        q = torch.where(weights > 0, weights ** (2 - options.alpha), 0.0)
+        return entmax_gradient(weights, gradient, options.alpha), None
     total = q.sum(-1, keepdim=True)
     mean = (q * gradient).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0)
     return (gradient - mean).mul_(q), None

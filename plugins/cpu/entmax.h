@@ -10,11 +10,14 @@ enum class Power { kOne, kTwo, kAny };
 // Eq. 2 of ASEntmax's paper: weight = [s - tau]_+^k, s = (alpha - 1)(z - max z), k = 1 / (alpha - 1).
 template <Power kPower>
 struct Entmax {
-  static constexpr int kMaxSteps = 64;
+  static constexpr int kMaxSteps = 64, kNewtonSteps = 10;
 
   // With x = [s - tau]_+, F = sum x^k and G = sum x^(k-1): for k >= 1 the Newton step on F^(1/k) - 1 climbs to the root
   // from tau = -1 without passing it. For k < 1 F is concave between the keys; there the plain step on F - 1, and a
   // bisection wherever it leaves the bracket.
+  //
+  // For k < 1 the steps go on until the bracket holds no number. Which keys are the lowest ones with a weight is
+  // certain then, and they have what the others leave: a root of so high an order that no tau in float32 gives it.
   //
   // A sink is one more key, whose logit is not among the `count`.
   static void solve(const Problem& problem, const float* logits, int64_t count, float sink, RowState& state) {
@@ -27,8 +30,8 @@ struct Entmax {
     float tau = low;
     for (int step = 0; step < kMaxSteps; ++step) {
       Sums sums = sum_row(logits, count, [&](Vec z, Vec& sum, Vec& slope) {
-        const Vec shifted = (z - highest) * factor - tau;
-        const VecInt zero = shifted <= 0.0f;
+        const Vec s = (z - highest) * factor, shifted = s - tau;
+        const VecInt zero = s <= tau;  // of s as it is rounded, which a fused `shifted` is not
         const Vec x = select(zero, Vec{}, shifted);
         if constexpr (kPower == Power::kOne) {
           sum += x;
@@ -52,31 +55,58 @@ struct Entmax {
       const double newton = k >= 1 ? (1 - __builtin_pow(sums.first, 1 - alpha)) * sums.first / sums.second
                                    : (sums.first - 1) / (k * sums.second);
       float next = static_cast<float>(tau + newton);
-      if (next == tau) break;
+      if (k >= 1 && next == tau) break;
       // The ends of the bracket count as outside: steps from one end to the other would go on for ever.
-      const bool slow = step >= kMaxSteps / 2 && step % 2 == 0;
+      // Next to a key that is about to get a weight, where for k < 1 the slope is infinite, steps are ever shorter.
+      const bool slow = k >= 1 ? step >= kMaxSteps / 2 && step % 2 == 0 : step >= kNewtonSteps;
       if (!(next > low && next < high) || slow) next = low + (high - low) / 2;
-      if (next == tau) break;
+      if (k >= 1 ? next == tau : !(next > low && next < high)) break;
       tau = next;
     }
-    state.threshold = tau;
+    state.threshold = state.floor = state.level = tau;
+    state.share = 0;
+    if (k >= 1 || !(low < high)) return;  // no bracket: a NaN is among the logits
+    const float of_sink = has_sink ? (sink - highest) * factor : -kInfinity;
+    Vec lowest = splat(of_sink > low ? of_sink : 1.0f);
+    for (int64_t key = 0; key < count; key += kLanes) {
+      const Vec s = (load(logits + key) - highest) * factor;
+      lowest = minimum(select(s > low, s, splat(1.0f)), lowest);
+    }
+    state.threshold = high;
+    state.floor = low;
+    state.level = minimum_of(lowest);
+    Sums sums = sum_row(logits, count, [&](Vec z, Vec& sum, Vec& last) {
+      const Vec s = (z - highest) * factor, shifted = s - high;
+      sum += power_of(select((s <= high) | (s <= state.level), Vec{}, shifted), power);
+      last += select((s > low) & (s <= state.level), splat(1.0f), Vec{});
+    });
+    if (of_sink > state.level && of_sink > high) sums.first += __builtin_pow(static_cast<double>(of_sink) - high, k);
+    sums.second += of_sink > low && of_sink <= state.level;
+    if (sums.first < 1 && sums.second > 0) state.share = static_cast<float>((1 - sums.first) / sums.second);
   }
 
   Entmax(const Problem& problem, float sink, const RowState& state)
       : highest(state.highest > sink ? state.highest : sink),
         threshold(state.threshold),
+        floor(state.floor),
+        level(state.level),
+        share(state.share),
         factor(problem.attributes.alpha - 1.0f),
         power(1.0f / factor) {}
 
   Vec weight(Vec z) const {
-    const Vec shifted = (z - highest) * factor - threshold;
-    const Vec x = select(shifted <= 0.0f, Vec{}, shifted);
-    if constexpr (kPower == Power::kOne) return x;
-    if constexpr (kPower == Power::kTwo) return x * x;
-    return power_of(x, power);
+    const Vec s = (z - highest) * factor, shifted = s - threshold;
+    const VecInt zero = s <= threshold;
+    if constexpr (kPower != Power::kAny) {
+      const Vec x = select(zero, Vec{}, shifted);
+      return kPower == Power::kOne ? x : x * x;
+    }
+    const VecInt below = s <= level;
+    const Vec w = power_of(select(zero | below, Vec{}, shifted), power);
+    return select(below & (s > floor), splat(share), w);
   }
   Vec log_weight(Vec, Vec weight) const { return log_positive(weight); }
-  float highest, threshold, factor, power;
+  float highest, threshold, floor, level, share, factor, power;
 };
 
 }  // namespace sharp::cpu::SHARP_ISA

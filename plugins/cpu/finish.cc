@@ -31,6 +31,7 @@ Sink sink_of(const Problem& problem, const Row& row, const RowState& state, floa
   if (attributes.normalizer == NormalizerKind::kEntmax) {
     const float scaled = (logit - std::max(state.highest, logit)) * (attributes.alpha - 1.0f);
     const double x = static_cast<double>(scaled) - state.threshold;
+    if (scaled <= state.level) return {1, scaled > state.floor ? state.share : 0};
     return {1, x <= 0 ? 0 : std::pow(x, 1 / (attributes.alpha - 1.0))};
   }
   double exponent = logit, level = shift;

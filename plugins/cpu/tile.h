@@ -61,7 +61,8 @@ struct RowState {
   float highest_lanes[kStateLanes], lowest_lanes[kStateLanes];  // what `highest` and `lowest` are made of
   float shift;                // largest exponent so far; weights of two parts are comparable after e^(shift difference)
   float highest, lowest;      // logits of visible keys; lowest only when statistics are collected
-  float threshold;            // entmax: tau
+  float threshold;            // entmax: tau, or where alpha is above 2 the upper end of the bracket around it
+  float floor, level, share;  // entmax: the weight of every s above the floor and up to the level is the share
   float inverse_temperature;  // adaptive softmax: beta
   int64_t visible;
   int64_t support;   // keys of weight > 0; only when statistics are collected

@@ -165,6 +165,8 @@ void check_sizes(const SharpPagedAttention& problem) {
   require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&
               problem.cache_type <= SHARP_INT8,
           "there is no such type");
+  require(problem.attributes.normalizer != SHARP_ENTMAX || problem.attributes.alpha <= 4,
+          "entmax on a GPU takes an alpha of at most 4");
   require(problem.attributes.scale > 0 && std::isfinite(problem.attributes.scale),
           "scale must be positive and finite on a GPU");
   require(

@@ -9,8 +9,9 @@ import onnx
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 from sharp.plugins.ops.node_list import NodeList
 
-ENTMAX_STEPS = 20
-"""Most Newton steps of the entmax threshold, from tau = -1: 10 reach float32 up to alpha = 2.25, 20 up to alpha = 3."""
+ENTMAX_STEPS = 64
+"""Most steps of the entmax threshold, from tau = -1: Newton's take 10, and bisection 25 to 60 where alpha is large."""
+NEWTON_STEPS = 10
 
 LOWEST = -3.0e38
 _MINUS_INFINITY = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [-np.inf])
@@ -185,7 +186,8 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
     Newton steps from tau = -1 until no row moves; a step that does not stay inside the bracket becomes a bisection (the
     ends count as outside: steps from one end to the other would go on for ever). With
     F = sum x^k and G = sum x^(k-1) of x = [s - tau]_+, the step is that of F^(1/k) - 1 for k >= 1 (climbs to the root
-    from the left), and that of F - 1 for k < 1.
+    from the left), and that of F - 1 for k < 1. There the steps go on until the bracket holds no number, and the
+    lowest keys above it have what the others leave: their weights are roots of an order that no tau in float32 gives.
     """
     zero, one, half = nodes.constant(0.0), nodes.constant(1.0), nodes.constant(0.5)
     tiny, last_axis = nodes.constant(1e-30), nodes.constant([-1])
@@ -209,7 +211,7 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
     high = nodes.op("Expand", nearest, each)
 
     def newton_step(body: NodeList, values: list[str]) -> tuple[str, list[str]]:
-        tau, low, high = values
+        tau, low, high, step = values
         x = body.op("Relu", body.op("Sub", s, tau))
         powers = body.op("Pow", x, k)
         divisor = body.op("Where", body.op("Greater", x, zero), x, one)
@@ -221,16 +223,32 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
         by_norm = body.op("Mul", body.op("Sub", one, root), body.op("Div", total, slope))
         plain = body.op("Div", body.op("Sub", total, one), body.op("Mul", k, slope))
         newton = body.op("Add", tau, body.op("Where", steep, by_norm, plain))
-        stays = body.op("Equal", newton, tau)
-        inside = body.op("And", body.op("Greater", newton, low), body.op("Less", newton, high))
+        stays = body.op("And", body.op("Equal", newton, tau), steep)
+
+        def inside(value: str) -> str:
+            return body.op("And", body.op("Greater", value, low), body.op("Less", value, high))
+
         middle = body.op("Mul", half, body.op("Add", low, high))
-        following = body.op("Where", body.op("Or", inside, stays), newton, middle)
+        middle = body.op("Where", body.op("Or", inside(middle), steep), middle, tau)
+        # Next to a key that is about to get a weight the slope is infinite for k < 1, and steps are ever shorter.
+        quick = body.op("Or", steep, body.op("Less", step, body.constant(float(NEWTON_STEPS))))
+        taken = body.op("Or", body.op("And", inside(newton), quick), stays)
+        following = body.op("Where", taken, newton, middle)
         moves = body.op("Cast", body.op("Not", body.op("Equal", following, tau)), to=1)
         go_on = body.op("Cast", body.op("ReduceSum", moves, keepdims=0), to=9)
-        return go_on, [following, low, high]
+        return go_on, [following, low, high, body.op("Add", step, one)]
 
-    tau, _, _ = nodes.loop(ENTMAX_STEPS, [low, low, high], newton_step)
-    weights = _divide_by_sum(nodes, nodes.op("Pow", nodes.op("Relu", nodes.op("Sub", s, tau)), k))
+    tau, low, high, _ = nodes.loop(ENTMAX_STEPS, [low, low, high, zero], newton_step)
+    low, high = (nodes.op("Where", steep, tau, end) for end in (low, high))
+    above = nodes.op("Greater", s, low)
+    lowest = nodes.reduce("ReduceMin", nodes.op("Where", above, s, one))
+    last = nodes.op("And", above, nodes.op("LessOrEqual", s, nodes.op("Where", steep, tau, lowest)))
+    weights = nodes.op("Pow", nodes.op("Relu", nodes.op("Sub", s, high)), k)
+    weights = nodes.op("Where", last, zero, weights)
+    keys = nodes.reduce("ReduceSum", nodes.op("Cast", last, to=1))
+    left = nodes.op("Relu", nodes.op("Sub", one, nodes.reduce("ReduceSum", weights)))
+    weights = nodes.op("Where", last, nodes.op("Div", left, nodes.op("Max", keys, one)), weights)
+    weights = _divide_by_sum(nodes, weights)
     if not rows.sinks:
         return weights
     return nodes.op("Slice", weights, nodes.constant([0]), nodes.constant([-1]), last_axis)

@@ -80,7 +80,8 @@ def entmax(logits: Row, alpha: float) -> Row:
     """Eq. 2 of ASEntmax's paper: p = [(alpha - 1) z - tau]_+^(1 / (alpha - 1)), tau such that the sum is 1.
 
     The sum falls with tau, and with s = (alpha - 1)(z - max z) its root lies in [-1, -n^(1 - alpha)];
-    bisection until the bracket's ends are neighbours in float64.
+    bisection until the bracket's ends are neighbours in float64. For alpha > 2 that is not enough, as a weight at the
+    end of the support is a root of s - tau: there tau is the lowest s with a weight less e^d, and d is bisected.
     """
     s = (alpha - 1) * (logits - logits.max())
     power = 1 / (alpha - 1)
@@ -91,6 +92,14 @@ def entmax(logits: Row, alpha: float) -> Row:
         else:
             high = middle
     weights = np.maximum(s - low, 0) ** power
+    if alpha > 2:
+        kept = s > low
+        above = s[kept] - s[kept].min()
+        logs = np.log(above, where=above > 0, out=np.full_like(above, -np.inf))
+        low, high = -800 * alpha, 0.0
+        while low < (middle := (low + high) / 2) < high:
+            weights[kept] = np.exp(power * np.logaddexp(logs, middle))
+            low, high = (middle, high) if weights.sum() < 1 else (low, middle)
     return np.asarray(weights / weights.sum())
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 FEW_STEPS = 8  # enough from the left end of the bracket for alpha up to 1.5, where 7 are needed at most
 MOST_STEPS = 64
+NEWTON_STEPS = 10  # for alpha above 2, where next to a key that is about to get a weight they become ever shorter
 CHUNK = 2**17  # logits whose threshold is sought at once: a few such arrays stay in a core's cache
 
 
@@ -30,7 +31,15 @@ class _Entmax(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, alpha: float) -> Tensor:
         s = (alpha - 1) * (logits - logits.amax(-1, keepdim=True))
         power = 1 / (alpha - 1)
-        weights = (s - _thresholds(s, alpha)).relu() ** power
+        low, tau = _thresholds(s, alpha).split(1, -1)
+        weights: Tensor = (s - tau).relu() ** power
+        if alpha > 2:
+            # The lowest keys with a weight have what the others leave: a root of s - tau, which float32 cannot say.
+            level = torch.where(s > low, s, 1.0).amin(-1, keepdim=True)
+            last = (s > low) & (s <= level)
+            weights = weights.masked_fill(last, 0.0)
+            left = (1 - weights.sum(-1, keepdim=True)).relu() / last.sum(-1, keepdim=True).clamp(min=1)
+            weights = torch.where(last, left, weights)
         weights = weights / weights.sum(-1, keepdim=True)
         ctx.save_for_backward(weights)
         ctx.alpha = alpha
@@ -41,32 +50,46 @@ class _Entmax(torch.autograd.Function):
         """Gradient q (g - sum q g / sum q) with q = p^(2 - alpha) on the support (Peters et al. 2019, Prop. 2)."""
         (weights,) = ctx.saved_tensors
         (gradient,) = gradients
-        q = torch.where(weights > 0, weights ** (2 - ctx.alpha), 0.0)
-        mean = (q * gradient).sum(-1, keepdim=True) / q.sum(-1, keepdim=True)
-        return q * (gradient - mean), None
+        return entmax_gradient(weights, gradient, ctx.alpha), None
+
+
+def entmax_gradient(weights: Tensor, gradient: Tensor, alpha: float) -> Tensor:
+    """dL/dz = q (g - sum q g / sum q) with q = p^(2 - alpha) on the support, of weights p and g = dL/dp."""
+    q = torch.where(weights > 0, weights ** (2 - alpha), 0.0)
+    if alpha > 2:  # q of a small weight may be beyond all numbers, and its own gradient what the others leave
+        q = q.clamp(max=torch.finfo(q.dtype).max ** 0.25)
+    total = q.sum(-1, keepdim=True)
+    mean = (q * gradient).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0)
+    found: Tensor = q * (gradient - mean)
+    if alpha > 2:
+        largest = q.argmax(-1, keepdim=True)
+        others = found.scatter(-1, largest, 0.0)
+        found = others.scatter(-1, largest, -others.sum(-1, keepdim=True))
+    return found
 
 
 def _thresholds(s: Tensor, alpha: float) -> Tensor:
-    """The thresholds tau [..., 1] of s; compiled code passes over the rows as it likes."""
+    """The end of the bracket below tau, and tau [..., 2] of s; compiled code passes over the rows as it likes."""
     if torch.compiler.is_compiling():
         return _solve(s, alpha)
     rows = s.reshape(-1, s.shape[-1])
     parts = rows.split(max(1, CHUNK // s.shape[-1]))
-    return torch.cat([_solve(part, alpha) for part in parts]).view(*s.shape[:-1], 1)
+    return torch.cat([_solve(part, alpha) for part in parts]).view(*s.shape[:-1], 2)
 
 
 def _solve(s: Tensor, alpha: float) -> Tensor:
-    """The thresholds tau [..., 1] of s = (alpha - 1) z - max, by Newton steps kept inside [-1, -n^(1 - alpha)].
+    """Thresholds [..., 2] of s = (alpha - 1) z - max, by Newton steps kept inside [-1, -n^(1 - alpha)].
 
     With k = 1 / (alpha - 1), x = [s - tau]_+, F = sum x^k and G = sum x^(k-1): for k >= 1 the step on F^(1/k) - 1
     climbs to the root from the left without passing it; for k < 1 F is concave between breakpoints and the plain step
-    on F - 1 converges, with a bisection wherever it would leave the bracket.
+    on F - 1 converges, with a bisection wherever it would leave the bracket. There the steps go on until the bracket
+    holds no number: the first threshold is its lower and the second its upper end. For k >= 1 both are tau.
     """
     k = 1 / (alpha - 1)
     low = torch.full_like(s[..., :1], -1.0)
     high = torch.full_like(low, -(float(s.shape[-1]) ** (1 - alpha)))
     tau = low
-    for _ in range(FEW_STEPS if k >= 2 else MOST_STEPS):
+    for number in range(FEW_STEPS if k >= 2 else MOST_STEPS):
         x = (s - tau).relu()
         slopes = x if k == 2 else torch.where(x > 0, x ** (k - 1), 0.0)
         total, slope = (x * slopes).sum(-1, keepdim=True), slopes.sum(-1, keepdim=True)
@@ -74,9 +97,14 @@ def _solve(s: Tensor, alpha: float) -> Tensor:
         step = (1 - total ** (-1 / k)) * total / slope if k >= 1 else (total - 1) / (k * slope)
         newton = tau + step
         # A step onto an end of the bracket counts as outside: steps from end to end would go on for ever.
-        inside = (newton > low) & (newton < high) | (newton == tau)
-        following = torch.where(inside, newton, (low + high) / 2)
+        inside = (newton > low) & (newton < high) & (k >= 1 or number < NEWTON_STEPS)
+        middle = (low + high) / 2
+        if k < 1:
+            middle = torch.where((middle > low) & (middle < high), middle, tau)
+        else:
+            inside = inside | (newton == tau)
+        following = torch.where(inside, newton, middle)
         if not torch.compiler.is_compiling() and torch.equal(following, tau):
             break
         tau = following
-    return tau
+    return torch.cat([low, high] if k < 1 else [tau, tau], -1)

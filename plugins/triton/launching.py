@@ -32,6 +32,8 @@ from sharp.plugins.triton.variants import (
     splits,
 )
 
+MOST_ALPHA = 4.0  # of entmax: weights next to the threshold are roots of order alpha - 1 of differences in float32
+
 INTERPRETED = (90, 4)  # capability and multiprocessors that Triton's interpreter, which has no device, stands for
 
 
@@ -79,6 +81,8 @@ class Attributes:
             raise InputError(f"scale is {self.scale}; the Triton kernels need a positive number")
         if self.normalizer == "entmax" and not self.alpha > 1:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
+        if self.normalizer == "entmax" and self.alpha > MOST_ALPHA:
+            raise InputError(f"alpha is {self.alpha}; entmax on a GPU takes an alpha of at most {MOST_ALPHA:g}")
         if head_params is not None and head_params.dim() != 2:
             raise InputError(f"head_params has {head_params.dim()} dimensions, but must have 2: heads and parameters")
         mistake = head_params_mistake(self.normalizer, None if head_params is None else head_params.shape[1])

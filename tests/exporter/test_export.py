@@ -54,6 +54,14 @@ def test_every_norm_exports_and_agrees_with_pytorch(checkpoint, sharp_export, tm
     assert all((bound > 0) == (positions in ("nape", "alibi")) for bound in bounds)
 
 
+@pytest.mark.parametrize(("alpha", "positions"), [(8, "nape"), full(3, "rope"), full(16, "alibi"), full(64, "nape")])
+def test_a_large_alpha_is_verified(checkpoint, sharp_export, tmp_path, alpha, positions):
+    options = ("--norm", "asentmax", "--alpha", str(alpha))
+    result = sharp_export(checkpoint("asentmax", positions, layers=2), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert read_manifest(tmp_path / "out").norm.alpha == alpha
+
+
 def test_pt_checkpoint_and_default_folder(checkpoint, sharp_export, tmp_path, monkeypatch):
     source = checkpoint("ssa", "nape", suffix=".pt")
     monkeypatch.chdir(tmp_path)

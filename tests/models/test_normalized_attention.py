@@ -170,6 +170,21 @@ def test_gradcheck(norm: str) -> None:
     torch.autograd.gradcheck(attend, (query, key, value, head_params), atol=1e-5, fast_mode=True)
 
 
+@pytest.mark.parametrize("alpha", [4.0, 16.0, 64.0])
+def test_gradients_of_a_large_alpha(alpha: float) -> None:
+    """Finite in float32; in float64, of rows whose keys are far from equal, those of finite differences."""
+    query, key, value, _ = tensors(11, 11, dtype=torch.float32)
+    normalized_attention(query, key, value, norm="entmax", alpha=alpha, causal=True).square().sum().backward()
+    for one in (query, key, value):
+        assert one.grad is not None and one.grad.isfinite().all()
+    logits = torch.tensor([[[0.0, -0.2 / alpha, -0.5 / alpha, -3.0]]], dtype=torch.float64, requires_grad=True)
+
+    def weights(logits: Tensor) -> Tensor:
+        return attention_weights("entmax", logits, torch.tensor(True), alpha=alpha)[..., 0]
+
+    assert torch.autograd.gradcheck(weights, (logits,), eps=1e-7, atol=1e-4)
+
+
 @pytest.mark.parametrize("norm", NORM_NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_keeps_its_dtype_and_stays_near_float64(norm: str, dtype: torch.dtype) -> None:

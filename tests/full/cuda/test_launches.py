@@ -307,6 +307,7 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call("ssa", parameters=4, absent=[]), "head_params of ssa must have 2 columns (b, n), or 3 with the sinks"),
         (Call(parameters=2, absent=[]), "head_params of this normalizer must have 1 column, the sinks"),
         (Call("relu", parameters=2, absent=[]), "head_params of relu and relu2 must have 1 column (power)"),
+        (Call("entmax", alpha=8.0), "entmax on a GPU takes an alpha of at most 4"),
         (Call(scale=-1.0), "scale must be positive and finite on a GPU"),
         (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
         (Call(absent=["output"]), "a buffer is null that every call needs"),

@@ -11,6 +11,7 @@ import torch
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import Normalizer, entmax, normalize
+from sharp.plugins.ops.torch_entmax import entmax as torch_entmax
 from tests.plugins.conformance.cases import Shape, make_case, run_reference
 
 GOLDEN = json.loads((Path(__file__).parent / "normalizers.json").read_text(encoding="utf-8"))["rows"]
@@ -40,6 +41,35 @@ def test_entmax_is_that_of_the_entmax_package(alpha: float, count: int) -> None:
     logits = np.random.default_rng(count).standard_normal(count) * 3
     exact = {1.5: entmax_package.entmax15, 2.0: entmax_package.sparsemax}[alpha]
     np.testing.assert_allclose(entmax(logits, alpha), exact(torch.tensor(logits), dim=0).numpy(), atol=1e-12)
+
+
+def exact_entmax(logits: np.ndarray, alpha: float) -> np.ndarray:
+    """By sorting: tau is the lowest logit with a weight less delta, and the logarithm of delta is bisected."""
+    power, s = 1 / (alpha - 1), (alpha - 1) * (logits - logits.max())
+    level = min(one for one in np.unique(s) if (np.maximum(s - one, 0) ** power).sum() < 1)
+    low, high = -1e4, 0.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        total = ((s[s > level] - level + np.exp(middle)) ** power).sum() + (s == level).sum() * np.exp(power * middle)
+        low, high = (middle, high) if total < 1 else (low, middle)
+    excess = np.maximum(s - level, 0) + np.exp(low)
+    return np.asarray(np.where(s > level, excess**power, np.where(s == level, np.exp(power * low), 0)))
+
+
+LARGE_ALPHA = [2.5, 3.0, 4.0, 8.0, 16.0, 64.0]
+
+
+@pytest.mark.parametrize("alpha", LARGE_ALPHA)
+@pytest.mark.parametrize("spread", [0.3, 3.0, 100.0])
+def test_entmax_of_a_large_alpha(alpha: float, spread: float) -> None:
+    for count in (1, 2, 5, 40, 1000):
+        logits = np.random.default_rng(count).normal(0, spread, (20, count)).round(3)  # ties among them
+        expected = np.stack([exact_entmax(row, alpha) for row in logits])
+        assert expected.sum(-1) == pytest.approx(1)
+        np.testing.assert_allclose([entmax(row, alpha) for row in logits], expected, atol=1e-9)
+        narrow = torch_entmax(torch.tensor(logits.astype(np.float32)), alpha).numpy()
+        narrow_expected = np.stack([exact_entmax(row.astype(np.float32).astype(np.float64), alpha) for row in logits])
+        np.testing.assert_allclose(narrow, narrow_expected, atol=5e-6)
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.2, 1.5, 3.0, 6.0])
