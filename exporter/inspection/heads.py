@@ -4,12 +4,14 @@ A causal query at position n - 1 sees what a text of n tokens would have ended w
 statistics of every context length up to its own (Velickovic et al., ICML 2025, Figure 3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from sharp.exporter.inspection.one_sequence import attend_one_sequence
 from sharp.exporter.inspection.recording import (
     ENTROPY,
     INVERSE_TEMPERATURE,
@@ -18,6 +20,7 @@ from sharp.exporter.inspection.recording import (
     LayerRecord,
 )
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS
 
 Doubles = NDArray[np.float64]
 CURVE_POINTS = 64
@@ -34,6 +37,8 @@ class HeadStatistics:
         inverse_temperature: the same, 1 unless the norm adapts it.
         spread: the same, largest logit - smallest logit.
         bound: the same, the largest spread that Prop. 3.1 allows; None where Q and K are not known.
+        sink: the same, the weight that the head's attention sink takes; None where the model has none.
+        length_scale: the same, the factor of a learned length scale; None where there is none or it is not known.
     """
 
     visible: Doubles
@@ -42,6 +47,8 @@ class HeadStatistics:
     inverse_temperature: Doubles
     spread: Doubles
     bound: Doubles | None
+    sink: Doubles | None = None
+    length_scale: Doubles | None = None
 
     @property
     def tokens(self) -> int:
@@ -84,7 +91,42 @@ def head_statistics(layers: Sequence[LayerRecord], name: str) -> HeadStatistics:
         inverse_temperature=stats[INVERSE_TEMPERATURE],
         spread=stats[LOGIT_SPREAD],
         bound=np.stack(bounds) if len(bounds) == len(layers) else None,
+        sink=_of_all(layers, sink_mass),
+        length_scale=_of_all(
+            layers, lambda layer: None if layer.length_scale is None else layer.length_scale.T.astype(np.float64)
+        ),
     )
+
+
+def _of_all(layers: Sequence[LayerRecord], compute: Callable[[LayerRecord], Doubles | None]) -> Doubles | None:
+    """[layers, q_heads, tokens], where every layer has it."""
+    found = [one for one in map(compute, layers) if one is not None]
+    return np.stack(found) if len(found) == len(layers) else None
+
+
+def sink_mass(layer: LayerRecord) -> Doubles | None:
+    """The weight of every head's sink [q_heads, tokens]: what the output of values that all are 1 lacks to 1."""
+    normalizer = layer.normalizer
+    own = len(HEAD_PARAMETERS.get(normalizer.name, ()))
+    if layer.head_params is None or layer.head_params.shape[1] == own:
+        return None
+    sums, _ = attend_one_sequence(
+        torch.from_numpy(layer.query),
+        torch.from_numpy(layer.key),
+        torch.ones(*layer.key.shape[:2], 1),
+        torch.from_numpy(layer.head_params),
+        None if layer.alibi_slopes is None else torch.from_numpy(layer.alibi_slopes),
+        {
+            "normalizer": normalizer.name,
+            "alpha": normalizer.alpha,
+            "temperature_coefficients": list(normalizer.temperature_coefficients),
+            "entropy_threshold": normalizer.entropy_threshold,
+            "scale": layer.scale,
+            "softcap": layer.softcap,
+            "window": layer.window,
+        },
+    )
+    return np.asarray(1 - sums[..., 0].double().numpy().T).clip(0, 1)
 
 
 def spread_bound(layer: LayerRecord) -> Doubles | None:

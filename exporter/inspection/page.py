@@ -43,6 +43,8 @@ def page_content(inspection: Inspection) -> dict[str, Any]:
         "described": inspection.text.described,
         "tokens": statistics.tokens,
         "adaptive": model.norm == "adaptive-temperature",
+        "sinks": statistics.sink is not None,
+        "length_scales": statistics.length_scale is not None,
         "rows": rows,
         "bounded": statistics.bound is not None,
         "heat_maps": (

@@ -44,6 +44,8 @@ class LayerRecord:
         window: how many keys a query sees at most; -1 is off.
         projections: None where Q and K could not be told apart from the rest of the model.
         stats: [tokens, q_heads, 4], the op's statistics.
+        length_scale: [tokens, q_heads], the factor that a learned length scale has put into the query; None where the
+            norm has none, or where only an exported graph is there, which does not tell it from the rest.
     """
 
     query: Floats
@@ -56,6 +58,7 @@ class LayerRecord:
     window: int
     projections: Projections | None
     stats: Floats
+    length_scale: Floats | None = None
 
 
 @dataclass(frozen=True)

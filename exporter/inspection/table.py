@@ -23,6 +23,8 @@ class HeadRow:
     inverse_temperature: float
     spread: float
     bound: float | None
+    sink: float | None
+    length_scale: float | None
 
 
 def head_rows(statistics: HeadStatistics) -> list[HeadRow]:
@@ -34,7 +36,10 @@ def head_rows(statistics: HeadStatistics) -> list[HeadRow]:
     normalized, share = statistics.normalized_entropy, statistics.support_share
     entropy, support, spread = map(mean, (statistics.entropy, statistics.support, statistics.spread))
     beta = mean(statistics.inverse_temperature)
-    bound = None if statistics.bound is None else mean(statistics.bound)
+    bound, sink, length_scale = (
+        None if values is None else mean(values)
+        for values in (statistics.bound, statistics.sink, statistics.length_scale)
+    )
     return [
         HeadRow(
             layer=layer,
@@ -46,6 +51,8 @@ def head_rows(statistics: HeadStatistics) -> list[HeadRow]:
             inverse_temperature=float(beta[layer, head]),
             spread=float(spread[layer, head]),
             bound=None if bound is None else float(bound[layer, head]),
+            sink=None if sink is None else float(sink[layer, head]),
+            length_scale=None if length_scale is None else float(length_scale[layer, head]),
         )
         for layer, head in map(divmod, np.argsort(normalized, axis=None), [normalized.shape[1]] * normalized.size)
     ]
@@ -61,6 +68,10 @@ def heads_table(statistics: HeadStatistics, adaptive: bool) -> Table:
         table.add_column(column, justify="right")
     if adaptive:
         table.add_column("beta", justify="right")
+    if statistics.sink is not None:
+        table.add_column("sink", justify="right")
+    if statistics.length_scale is not None:
+        table.add_column("length scale", justify="right")
     for index, row in enumerate(rows):
         if len(rows) > 2 * HEADS_SHOWN and HEADS_SHOWN <= index < len(rows) - HEADS_SHOWN:
             continue
@@ -69,5 +80,9 @@ def heads_table(statistics: HeadStatistics, adaptive: bool) -> Table:
         cells += ["-", "-"] if row.bound is None else [f"{row.bound:.1f}", f"{row.spread / row.bound:.3f}"]
         if adaptive:
             cells.append(f"{row.inverse_temperature:.2f}")
+        if row.sink is not None:
+            cells.append(f"{row.sink:.3f}")
+        if row.length_scale is not None:
+            cells.append(f"{row.length_scale:.2f}")
         table.add_row(*cells, end_section=len(rows) > 2 * HEADS_SHOWN and index == HEADS_SHOWN - 1)
     return table

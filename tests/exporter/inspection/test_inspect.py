@@ -85,6 +85,38 @@ def test_folder_and_checkpoint_say_the_same(models, norm, positions):
         np.testing.assert_allclose(one_map.weights, other_map.weights, atol=1e-5)
 
 
+@pytest.mark.parametrize("norm", ["asentmax", full("ssmax")])
+def test_learned_length_scales_are_shown(models, sharp_inspect, norm):
+    checkpoint = models(norm, "nape")[0]
+    text, records = recorded(checkpoint)
+    statistics = head_statistics(records, "tiny")
+    model = tiny_model(norm, "nape", layers=2)
+    seen = []
+    for block in model.blocks:
+        block.attention.query_scale.register_forward_hook(lambda _module, _inputs, factor: seen.append(factor[0].T))
+    with torch.no_grad():
+        model.hidden_states(torch.from_numpy(text.token_ids)[None], attention=EagerAttention(model.config))
+    np.testing.assert_allclose(statistics.length_scale, torch.stack(seen).numpy(), rtol=1e-5)
+    assert statistics.sink is None
+    result = sharp_inspect(checkpoint, "--prompt", TEXT)
+    assert result.exit_code == 0, result.output
+    assert "length" in result.output
+
+
+def test_the_weight_of_sinks_is_shown(sharp_inspect, tmp_path):
+    save(tiny("gpt_oss"), tmp_path / "model")
+    records = open_model(tmp_path / "model").record(np.arange(40))
+    statistics = head_statistics(records, "tiny")
+    for layer, record in enumerate(records):
+        for head, query in ((0, 0), (1, 7), (3, 20)):
+            _, weights = attention_weights(record, head, query)
+            assert statistics.sink[layer, head, query] == pytest.approx(1 - weights.sum(), abs=1e-5)
+    assert (statistics.sink > 1e-4).any()
+    result = sharp_inspect(tmp_path / "model", "--token-ids", ",".join(map(str, range(40))))
+    assert result.exit_code == 0, result.output
+    assert "sink" in result.output
+
+
 @pytest.mark.parametrize(("norm", "positions"), COMBINATIONS)
 def test_entropies_and_maps_are_those_of_eager_attention(models, norm, positions):
     text, records = recorded(models(norm, positions)[1])
