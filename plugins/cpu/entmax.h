@@ -31,7 +31,7 @@ struct Entmax {
     for (int step = 0; step < kMaxSteps; ++step) {
       Sums sums = sum_row(logits, count, [&](Vec z, Vec& sum, Vec& slope) {
         const Vec s = (z - highest) * factor, shifted = s - tau;
-        const VecInt zero = s <= tau;  // of s as it is rounded, which a fused `shifted` is not
+        const VecInt zero = has_no_weight(s, tau, shifted);
         const Vec x = select(zero, Vec{}, shifted);
         if constexpr (kPower == Power::kOne) {
           sum += x;
@@ -85,6 +85,12 @@ struct Entmax {
     if (sums.first < 1 && sums.second > 0) state.share = static_cast<float>((1 - sums.first) / sums.second);
   }
 
+  // By s as it is rounded, which a fused `shifted` is not: the root of what that is above 0 is no small number.
+  static VecInt has_no_weight(Vec s, float tau, Vec shifted) {
+    if constexpr (kPower == Power::kAny) return s <= tau;
+    return shifted <= 0.0f;
+  }
+
   Entmax(const Problem& problem, float sink, const RowState& state)
       : highest(state.highest > sink ? state.highest : sink),
         threshold(state.threshold),
@@ -96,7 +102,7 @@ struct Entmax {
 
   Vec weight(Vec z) const {
     const Vec s = (z - highest) * factor, shifted = s - threshold;
-    const VecInt zero = s <= threshold;
+    const VecInt zero = has_no_weight(s, threshold, shifted);
     if constexpr (kPower != Power::kAny) {
       const Vec x = select(zero, Vec{}, shifted);
       return kPower == Power::kOne ? x : x * x;

@@ -256,7 +256,7 @@ def test_what_the_kernels_lack_is_refused(
         ("ssa", 1, r"head_params has 1 columns; ssa takes 2 \(b, n\) or 3 \(the sink behind them\)"),
         ("ssa", 4, "head_params has 4 columns"),
         ("softmax", 2, r"head_params has 2 columns; softmax takes 1 \(the sink\)"),
-        ("relu", 1, "head_params has 1 columns; relu has no parameters, and no sink: leave it out"),
+        ("relu", 2, r"head_params has 2 columns; relu takes 1 \(power\) and no sink: give it these, or leave it out"),
     ],
 )
 def test_head_params_have_the_columns_of_the_normalizer(normalizer: str, width: int | None, message: str) -> None:
