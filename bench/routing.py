@@ -1,6 +1,6 @@
 """What it is worth to send requests with the same prompt prefix to the same server: a simulation, nothing is served.
 
-python -m bench.routing [--replicas 1000] [--output bench/results/routing.json] [--plot docs/scale.png]
+python -m bench.routing [--replicas 1000] [--output bench/results/routing.json] [--plot bench/notes/routing.png]
 
 Requests arrive as a Poisson process. Each begins with one of many shared prefixes, which are popular by Zipf's law,
 and goes on with tokens of its own. A replica reads prompts one after the other, at a fixed speed, without what its
@@ -192,10 +192,10 @@ def main(replicas: int, requests: int, loads: str, output: Path | None, plot: Pa
     if output is not None:
         output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if plot is not None:
-        draw(rows, plot)
+        plot(rows, plot)
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Hit rate and 99th percentile of the time to the first token over the load."""
     import matplotlib.pyplot as plt
 

@@ -112,7 +112,7 @@ def fit_temperature(
     temperatures = (None, read_temperature("icml2025"), AdaptiveTemperature(coefficients, entropy_threshold))
     language = not isinstance(model, MaxRetrieval)
     unseen = min(samples, COMPARED_SAMPLES), seed + 1
-    report(preset, points, [measure_effect(model, data.draw(*unseen), one) for one in temperatures], language)
+    report(preset, points, [measure_effect(model, data.sample(*unseen), one) for one in temperatures], language)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
     options = "--norm adaptive-temperature --untrained-norm --temperature-coefficients"

@@ -252,7 +252,7 @@ def render(folder: Path) -> str:
     return environment.get_template("RESULTS.md.jinja").render(sections=sections)
 
 
-def draw(folder: Path) -> list[str]:
+def plot(folder: Path) -> list[str]:
     """Draw a picture of every section that has files, ours with the first row of a paper beside each; hints, if any."""
     papers, published = read_published(folder / "published.json")
     hints = []
@@ -282,7 +282,7 @@ def main(folder: Path, output: Path) -> None:
     """Write the results beside the papers' numbers, and a picture of every section into FOLDER."""
     try:
         output.write_text(render(folder), encoding="utf-8")
-        for hint in dict.fromkeys(draw(folder)):
+        for hint in dict.fromkeys(plot(folder)):
             Console().print(hint)
     except SharpError as error:
         Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)

@@ -44,14 +44,14 @@ SETS, SEQUENCES = 1000, 8
 
 @dataclass(frozen=True)
 class Data:
-    """Batches that a model is fitted to: `draw(samples, seed)` gives so many samples of every length.
+    """Batches that a model is fitted to: `sample(samples, seed)` gives so many samples of every length.
 
     `batches(samples)` says how many batches these are, `description` what they are, `usual_samples` how many suffice.
     """
 
     description: str
     usual_samples: int
-    draw: Callable[[int, int], Iterator[Batch]]
+    sample: Callable[[int, int], Iterator[Batch]]
     batches: Callable[[int], int]
 
 
@@ -94,7 +94,7 @@ def sets_of(stored: Checkpoint, lengths: str | None, parameters: tuple[str, ...]
     return Data(
         f"{sampler}, lengths {', '.join(map(str, sizes))}",
         SETS,
-        lambda samples, seed: draw(sampler, sizes, samples, seed),
+        lambda samples, seed: sample(sampler, sizes, samples, seed),
         lambda samples: sum(-(-samples // at_once(sampler.tokens(length))) for length in sizes),
     )
 
@@ -109,7 +109,7 @@ def sequences_of(stored: Checkpoint, model: SharpForCausalLM, lengths: str | Non
         check_recorded(model.config, sampler.tokens(length))
 
     def one_by_one(samples: int, seed: int) -> Iterator[Batch]:
-        for batch in draw(sampler, sizes, samples, seed):
+        for batch in sample(sampler, sizes, samples, seed):
             for inputs, targets in zip(batch.inputs[0].split(1), batch.targets.split(1), strict=True):
                 yield Batch((inputs,), targets)
 
@@ -143,7 +143,7 @@ def find_points(model: MaxRetrieval | LanguageModel, data: Data, samples: int, s
     runs = 1 if isinstance(model, MaxRetrieval) else len(TEMPERATURES)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("fitting", total=runs * data.batches(samples))
-        batches = data.draw(samples, seed)
+        batches = data.sample(samples, seed)
         if isinstance(model, MaxRetrieval):
             return max_retrieval_points(model, batches, lambda: progress.advance(bar))
         return language_points(model, batches, threshold, lambda: progress.advance(bar))
@@ -192,7 +192,7 @@ def under(model: LanguageModel, temperature: AdaptiveTemperature, batch: Batch) 
     return model(tokens, attention=EagerAttention(config))
 
 
-def draw(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[Batch]:
+def sample(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[Batch]:
     """`samples` samples of every length, in batches that fit into memory.
 
     Raises:

@@ -23,9 +23,9 @@ from sharp.kserve import grpc_service_pb2
 from sharp.ray.handover import unpacked
 from sharp.ray.request import model_of, prefix_key
 from sharp.serving.api.errors import NotFoundError, QueueFullError, SharpError, SlowReaderError, UnavailableError
-from sharp.serving.frontends.kserve.concurrency import respond_concurrently
-from sharp.serving.frontends.kserve.service import stream_error
-from sharp.serving.frontends.rpc.status import abort, write
+from sharp.serving.frontends.grpc.concurrency import respond_concurrently
+from sharp.serving.frontends.grpc.status import abort, write
+from sharp.serving.frontends.kserve.model import stream_error
 from sharp.v1 import control_pb2, inference_pb2
 
 SERVICES = (

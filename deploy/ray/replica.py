@@ -25,12 +25,12 @@ from sharp.ray.router import PrefixRouter
 from sharp.serving.api.errors import FieldError, InputError, NotFoundError, SharpError
 from sharp.serving.frontends.grpc.control import MISSING_REQUEST_ID, ControlService
 from sharp.serving.frontends.grpc.inference import InferenceService
+from sharp.serving.frontends.grpc.kserve import KServeService
+from sharp.serving.frontends.grpc.status import abort, reports_errors
 from sharp.serving.frontends.http.app import make_app, metrics_route
 from sharp.serving.frontends.http.authentication import TokenMiddleware, is_protected
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.server import HttpServer
-from sharp.serving.frontends.kserve.service import KServeService
-from sharp.serving.frontends.rpc.status import abort, reports_errors
 from sharp.serving.frontends.running import RunningModel, run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_log import set_up_logging

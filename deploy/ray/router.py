@@ -15,7 +15,7 @@ PING_SECONDS = 1.0
 
 
 class PrefixRouter(MultiplexMixin, RequestRouter):
-    """What `docs/scale.md` calls bounded-prefix.
+    """What `bench/notes/routing.md` calls bounded-prefix.
 
     A key prefers one replica (rendezvous hashing), the same one in every proxy; when replicas come and go, only keys
     of theirs change. It takes the request unless it has clearly more to do than the others; then, and for requests

@@ -144,15 +144,15 @@ def retrieval(
         for depth in DEPTHS:
             right = 0
             for trial in range(trials):
-                answer = choices[(trial * 3 + round(depth * 10)) % len(choices)]
-                needle = ids(NEEDLE.format(word=first[answer]))
+                expected = choices[(trial * 3 + round(depth * 10)) % len(choices)]
+                needle = ids(NEEDLE.format(word=first[expected]))
                 room = max(0, length - len(needle) - len(question))
                 haystack = (filler * (room // len(filler) + 1))[:room]
                 cut = len(filler) * round(depth * room / len(filler))
                 prompt = torch.tensor([haystack[:cut] + needle + haystack[cut:] + question], device=device)
                 hidden, _ = student.hidden(prompt)
                 scores = student.decoder.logits(hidden[:, -1])[0, choices]
-                right += int(choices[int(scores.argmax())] == answer)
+                right += int(choices[int(scores.argmax())] == expected)
             rows.append({"tokens": length, "depth": depth, "right": right, "trials": trials})
             on_step()
     return rows

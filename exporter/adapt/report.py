@@ -18,7 +18,7 @@ def write_report(report: Report, folder: Path) -> None:
         OSError: it cannot be written.
     """
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    draw(report, folder / PICTURE)
+    plot(report, folder / PICTURE)
     picture = base64.b64encode((folder / PICTURE).read_bytes()).decode()
     content = {"report": report, "tables": tables(report), "picture": picture}
     for template, name in (("report.md.jinja", "report.md"), ("card.md.jinja", "README.md")):
@@ -99,7 +99,7 @@ def _retrieval(report: Report) -> dict[str, Any]:
     return {"title": title, "columns": ["tokens", "depth", "teacher", "student"], "rows": rows}
 
 
-def draw(report: Report, path: Path) -> None:
+def plot(report: Report, path: Path) -> None:
     """Perplexity by position, and every head's entropy and support before and after."""
     from matplotlib.figure import Figure
 

@@ -221,7 +221,7 @@ class HookedEncoder(UncachedModel):
         """See `UncachedModel`."""
         return inputs[1]
 
-    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`; the first sequence has no padding, the others any amount."""
         padding = self.model.config.pad_token_id
         input_ids = torch.randint(self.config.vocab_size, (batch, length), generator=generator)

@@ -33,7 +33,7 @@ def check_own_attention(path: Path, original: Decoder | UncachedModel) -> None:
     Verification under another norm would not show it, as transformers has only softmax to compare with.
     """
     model = UncachedDecoder(original) if isinstance(original, Decoder) else original
-    inputs = model.draw(1, min(PROBED_TOKENS, model.config.max_context), torch.Generator().manual_seed(0))
+    inputs = model.random_inputs(1, min(PROBED_TOKENS, model.config.max_context), torch.Generator().manual_seed(0))
     own = model.own_output(*inputs)
     assert own is not None  # of softmax, which transformers has
     attention = EagerAttention(model.config, attention_mask=model.attention_mask(*inputs))

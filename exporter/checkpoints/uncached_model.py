@@ -46,7 +46,7 @@ class UncachedModel(nn.Module):
         """The output by the source's own code; None where it lacks this norm."""
 
     @abstractmethod
-    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Inputs of a size, to trace the model and to compare it."""
 
     def attention_mask(self, *_inputs: Tensor) -> Tensor | None:
@@ -101,7 +101,7 @@ class UncachedDecoder(UncachedModel):
         """See `UncachedModel`."""
         return self.decoder.layer_parts(layer)
 
-    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`."""
         return (torch.randint(self.config.vocab_size, (batch, length), generator=generator),)
 
@@ -146,7 +146,7 @@ class UncachedEncoder(UncachedModel):
         """See `UncachedModel`."""
         return inputs[1]
 
-    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`; the first sequence has no padding, the others any amount."""
         input_ids = torch.randint(self.config.vocab_size, (batch, length), generator=generator)
         tokens = torch.randint(1, length + 1, (batch, 1), generator=generator)
@@ -206,7 +206,7 @@ class UncachedSet(UncachedModel):
         logits: Tensor = self.model(*inputs)
         return logits
 
-    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`."""
         classes = self.config.vocab_size
         kind = torch.randint(classes, (batch, length), generator=generator)
@@ -241,6 +241,6 @@ class UncachedNumbers(UncachedModel):
         predictions: Tensor = self.model(*inputs)
         return predictions
 
-    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`."""
         return (torch.randn(batch, length, generator=generator),)

@@ -21,6 +21,7 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme, Target
 
 FORMS = get_args(CacheForm)
+SCREENED_CONTEXT = 8192  # tokens; shorter ones gain little
 
 
 class Form(Protocol):
@@ -50,7 +51,12 @@ class PagedForm:
     outputs: tuple[Port, ...] = ()
 
     def __init__(self, decoder: Decoder, options: GraphOptions, target: Target = "onnxruntime") -> None:
-        screened = options.key_screen != "none" and target == "onnxruntime" and options.cache_dtype != "int8"
+        screened = options.key_screen == "int8" or (
+            options.key_screen == "auto"
+            and target == "onnxruntime"
+            and options.cache_dtype == "float32"  # in 16 bits it gains nothing yet
+            and (options.max_context or decoder.config.max_context) >= SCREENED_CONTEXT
+        )
         self.decoder = decoder
         self.config = decoder.config
         self.positions = decoder.positions

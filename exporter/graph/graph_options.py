@@ -27,7 +27,7 @@ class GraphOptions:
     """The choices.
 
     `kv_dtype` is of the paged cache, None takes the model's own; `max_context` None leaves the checkpoint's;
-    `key_screen` auto has one wherever kernels use it.
+    `key_screen` auto has one where it was measured to pay: a float32 cache and a context of 8,192 tokens or more.
     """
 
     dtype: Dtype = "float32"
@@ -36,7 +36,7 @@ class GraphOptions:
     block_size: int = BLOCK_MULTIPLE
     max_context: int | None = None
     opset: int = 23
-    key_screen: Literal["auto", "int8", "none"] = "none"
+    key_screen: Literal["auto", "int8", "none"] = "auto"
 
     def check(self, cache: str, target: Target) -> None:
         """Check the options with each other, for a `--cache` and a `--target`.

@@ -14,7 +14,7 @@ from sharp.exporter.programs.masks import Logits, examine, find_masks
 from sharp.exporter.programs.nodes import name_of
 from sharp.exporter.programs.norm_parameters import ProgramAttention
 from sharp.exporter.programs.program import Program, Replacement
-from sharp.exporter.programs.sizes import Roles, draw
+from sharp.exporter.programs.sizes import Roles, random_inputs
 from sharp.exporter.programs.written_out import LINEAR, PRODUCTS, SHAPING
 from sharp.models.attention import LayerOptions
 from sharp.plugins.errors import InputError
@@ -163,7 +163,7 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
         )
     roles = roles.with_masks(find_masks(program, roles, calls))
     batch, tokens = PROBED
-    inputs = draw(program, roles, batch, tokens, torch.Generator().manual_seed(0))
+    inputs = random_inputs(program, roles, batch, tokens, torch.Generator().manual_seed(0))
     given = {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
     operands = [one for call in calls for one in (call.query, call.key, call.value)]
     values = program.evaluate(given, [one.node for one in operands])

@@ -9,7 +9,7 @@ from torch.fx import Node
 from sharp.exporter.programs.calls import AttentionCall
 from sharp.exporter.programs.nodes import ancestors
 from sharp.exporter.programs.program import Program, ProgramInput
-from sharp.exporter.programs.sizes import Roles, draw
+from sharp.exporter.programs.sizes import Roles, random_inputs
 
 MASKED = -5e3  # a logit below is no weight; masks are -10000, -1e9, the least float, or -inf
 
@@ -36,7 +36,7 @@ def mask_inputs(program: Program, call: AttentionCall) -> tuple[ProgramInput, ..
 
 def given_at(program: Program, roles: Roles, batch: int, length: int, *, padded: bool) -> dict[Node, Tensor]:
     """Random inputs of a size, always the same."""
-    made = draw(program, roles, batch, length, torch.Generator().manual_seed(length), padded=padded)
+    made = random_inputs(program, roles, batch, length, torch.Generator().manual_seed(length), padded=padded)
     return {port.node: tensor for port, tensor in zip(program.inputs, made, strict=True)}
 
 

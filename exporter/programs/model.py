@@ -10,7 +10,7 @@ from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.exporter.programs.heads import Attention, Layer
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.program import Program
-from sharp.exporter.programs.sizes import Roles, draw
+from sharp.exporter.programs.sizes import Roles, random_inputs
 from sharp.models.attention import AttentionFunction, EagerAttention
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
@@ -134,6 +134,6 @@ class ProgramModel(UncachedModel):
             computed if own is None else own
         ), attention.weights
 
-    def draw(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`."""
-        return draw(self.program, self.roles, batch, length, generator, padded=True)
+        return random_inputs(self.program, self.roles, batch, length, generator, padded=True)

@@ -23,7 +23,7 @@ from sharp.exporter.programs.model import ProgramModel
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, longest_sequence
 from sharp.exporter.programs.program import MOST_LENGTH, Program, Values
-from sharp.exporter.programs.sizes import Roles, draw, roles_of
+from sharp.exporter.programs.sizes import Roles, random_inputs, roles_of
 from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
@@ -210,7 +210,7 @@ def _longest_runs(program: Program, roles: Roles, most: int) -> int:
     ]
 
     def given_at(batch: int, length: int) -> Values:
-        inputs = draw(program, roles, batch, length, torch.Generator().manual_seed(0))
+        inputs = random_inputs(program, roles, batch, length, torch.Generator().manual_seed(0))
         return {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
 
     return longest_sequence(program, given_at, nodes, most)
@@ -294,7 +294,7 @@ def _check_own_attention(original: Decoder | UncachedModel, program: Program, ou
     """Refuse a program whose own attention is not what was recognised in it."""
     model = UncachedDecoder(original) if isinstance(original, Decoder) else original
     for batch, length in SIZES:
-        inputs = model.draw(batch, min(length, model.config.max_context), torch.Generator().manual_seed(batch))
+        inputs = model.random_inputs(batch, min(length, model.config.max_context), torch.Generator().manual_seed(batch))
         found = model.compute(EagerAttention(model.config), *inputs)
         if isinstance(original, ProgramDecoder):
             positions = torch.arange(inputs[0].shape[1]).expand_as(inputs[0])
@@ -324,7 +324,7 @@ def _first_different(original: Decoder | UncachedModel, program: Program, output
         original.parameters_of_norm,
         own=True,
     )
-    inputs = whole.draw(*SIZES[0], torch.Generator().manual_seed(0))
+    inputs = whole.random_inputs(*SIZES[0], torch.Generator().manual_seed(0))
     right = program.output(inputs, output)
     for number, layer in enumerate(original.attention.layers):
         found = whole.compute(EagerAttention(original.config), *inputs, only=number)

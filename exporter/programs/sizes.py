@@ -66,7 +66,7 @@ def shape_of(program: Program, roles: Roles, port: ProgramInput, batch: int, len
     return tuple(sizes)
 
 
-def draw(
+def random_inputs(
     program: Program, roles: Roles, batch: int, length: int, generator: torch.Generator, *, padded: bool = False
 ) -> tuple[Tensor, ...]:
     """Random inputs; masks let all keys be seen, or with `padded` those before a random one in all but the first."""

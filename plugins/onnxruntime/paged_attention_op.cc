@@ -1,5 +1,5 @@
 // The custom-op library of ONNX Runtime, and its `ai.sharp::PagedAttention` on the CPU, for every pair of T and C that
-// the op has. All arithmetic is float32; query, key, value and output of another type are converted at the edge.
+// the op has. All arithmetic is float32; query, key, value and output of another type are converted before and after.
 //
 // In place: bind key_cache_out and value_cache_out to the buffers of key_cache and value_cache and nothing is copied.
 // Otherwise the runtime gives the outputs memory of their own and the caches are copied first.

@@ -84,13 +84,13 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
         SharpError: no server responds.
     """
     info = await client.model_info()
-    draw = random.Random(load.seed)  # noqa: S311 - no secret
+    rng = random.Random(load.seed)  # noqa: S311 - no secret
     taken = set(info.eos_token_ids)
     vocabulary = [token for token in range(info.vocab_size) if token not in taken]
     longest = load.shared_tokens + round((load.prompt_tokens + load.completion_tokens) * (1 + load.spread))
     if longest > info.max_context:
         raise InputError(f"a request may have {longest} tokens, but the server's context is {info.max_context}")
-    shared = draw.choices(vocabulary, k=load.shared_tokens)
+    shared = rng.choices(vocabulary, k=load.shared_tokens)
     places = asyncio.Semaphore(load.concurrency or load.requests)
     began = time.monotonic()
 
@@ -116,13 +116,13 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
     async with asyncio.TaskGroup() as tasks:
         for _ in range(load.requests):
             if load.rate is not None:
-                arrival += draw.expovariate(load.rate)
+                arrival += rng.expovariate(load.rate)
                 await asyncio.sleep(began + arrival - time.monotonic())
-            prompt = shared + draw.choices(vocabulary, k=_length(load.prompt_tokens, load.spread, draw))
+            prompt = shared + rng.choices(vocabulary, k=_length(load.prompt_tokens, load.spread, rng))
             samples.append(Sample(arrival, len(prompt)))
-            tasks.create_task(send(samples[-1], prompt, _length(load.completion_tokens, load.spread, draw)))
+            tasks.create_task(send(samples[-1], prompt, _length(load.completion_tokens, load.spread, rng)))
     return samples
 
 
-def _length(mean: int, spread: float, draw: random.Random) -> int:
-    return max(1, round(draw.uniform(mean * (1 - spread), mean * (1 + spread))))
+def _length(mean: int, spread: float, rng: random.Random) -> int:
+    return max(1, round(rng.uniform(mean * (1 - spread), mean * (1 + spread))))

@@ -19,7 +19,43 @@ from sharp.serving.observability.tracing import otlp_tracing
 from sharp.serving.text.chat_forms import ChatForms, chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.version import sharp_version
-from sharp.v1 import control_pb2
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """How the server is set up: what GetServerInfo responds and the start prints.
+
+    Attributes:
+        version: of Sharp.
+        models: the names of those served.
+        backend: with its device, unless that is the CPU.
+        kernels: attention runs in our kernels, not in standard ops.
+        threads: of the backend.
+        cache_tokens: that the KV cache holds.
+        block_size: tokens of a cache block.
+        max_batch_tokens: of a step.
+        max_sequences: that run together.
+        prefill_chunk_tokens: of prompts in a step, while others decode.
+        prefix_cache: blocks of equal prefixes are shared.
+        max_waiting_requests: beyond which requests are refused.
+        max_waiting_tokens: of prompts that wait, beyond which requests are refused.
+        speculative_tokens: draft tokens of a step; 0 is no speculation.
+    """
+
+    version: str
+    models: tuple[str, ...]
+    backend: str
+    kernels: bool
+    threads: int
+    cache_tokens: int
+    block_size: int
+    max_batch_tokens: int
+    max_sequences: int
+    prefill_chunk_tokens: int
+    prefix_cache: bool
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    speculative_tokens: int
 
 
 @dataclass(frozen=True)
@@ -31,7 +67,7 @@ class RunningModel:
         template: its chat template; None without one.
         engine: the thread of its engine.
         service: accepts requests.
-        info: the response of GetServerInfo.
+        info: how the server is set up.
         metrics: of this model, among those of the server.
         api: what requests over HTTP may say.
         forms: how the model writes calls of tools and thoughts.
@@ -41,7 +77,7 @@ class RunningModel:
     template: ChatTemplate | None
     engine: EngineThread
     service: GenerationService
-    info: control_pb2.GetServerInfoResponse
+    info: ServerInfo
     metrics: ModelMetrics
     api: ApiConfig
     forms: ChatForms
@@ -106,9 +142,9 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         model = replace(model, manifest=model.manifest.model_copy(update={"name": settings.api.names[0]}))
     if not config.model_sampling:
         model = replace(model, sampling={})
-    info = control_pb2.GetServerInfoResponse(
+    info = ServerInfo(
         version=sharp_version(),
-        models=[model.manifest.name],
+        models=(model.manifest.name,),
         backend=f"{settings.backend.name} ({loaded.device})" if loaded.device != "cpu" else settings.backend.name,
         kernels=loaded.kernels,
         threads=settings.backend.threads,

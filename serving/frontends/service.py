@@ -179,14 +179,14 @@ class GenerationService:
             raise NotFoundError(f"model {name!r} is not served here; the server has {served}")
 
     @asynccontextmanager
-    async def stream(self, call: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
+    async def stream(self, origin: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
         """See `streams`: the stream of one request."""
-        async with self.streams(call, [prepare]) as (stream,):
+        async with self.streams(origin, [prepare]) as (stream,):
             yield stream
 
     @asynccontextmanager
     async def streams(
-        self, call: RequestOrigin, prepare: Sequence[Callable[[], R]]
+        self, origin: RequestOrigin, prepare: Sequence[Callable[[], R]]
     ) -> AsyncIterator[list[EventStream[R]]]:
         """Run the requests that the functions make, which the engine has accepted when the block is entered.
 
@@ -196,17 +196,17 @@ class GenerationService:
             SharpError: from `check_serving` or one of the functions, or the engine refuses a request.
         """
         async with AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(self._submitted(call, one)) for one in prepare]
+            streams = [await stack.enter_async_context(self._submitted(origin, one)) for one in prepare]
             for stream in streams:
                 await stream.accepted()
             release_held()
             yield streams
 
     @asynccontextmanager
-    async def _submitted(self, call: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
+    async def _submitted(self, origin: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
         """A request that the engine has been given, whose end is logged and traced."""
-        record = RequestRecord(call)
-        span = None if self._tracing is None else self._tracing.start(call, record.arrived)
+        record = RequestRecord(origin)
+        span = None if self._tracing is None else self._tracing.start(origin, record.arrived)
         try:
             async with self._run(record, prepare, {} if span is None else span.headers) as stream:
                 yield stream

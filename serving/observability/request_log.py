@@ -40,7 +40,7 @@ def log_request(record: RequestRecord, model: str | None, trace_id: str | None) 
 
 
 @contextmanager
-def refusals_logged(call: RequestOrigin, model: str | None) -> Iterator[None]:
+def refusals_logged(origin: RequestOrigin, model: str | None) -> Iterator[None]:
     """Write the line of a request that is refused inside, before a `GenerationService` has it.
 
     `model` is None where it is not known yet.
@@ -48,7 +48,7 @@ def refusals_logged(call: RequestOrigin, model: str | None) -> Iterator[None]:
     try:
         yield
     except SharpError as error:
-        log_request(RequestRecord(call, error=str(error)), model, None)
+        log_request(RequestRecord(origin, error=str(error)), model, None)
         raise
 
 

@@ -42,11 +42,11 @@ class Tracing:
         self._tracer = self._provider.get_tracer("sharp.serving", version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def start(self, call: RequestOrigin, arrived: float) -> "RequestSpan":
+    def start(self, origin: RequestOrigin, arrived: float) -> "RequestSpan":
         """The span of a request that has arrived, within the trace that its headers name."""
         from opentelemetry.trace import SpanKind
 
-        parent = self._propagator.extract(dict(call.headers))
+        parent = self._propagator.extract(dict(origin.headers))
         span = self._tracer.start_span("sharp.request", parent, SpanKind.SERVER, start_time=_nanoseconds(arrived))
         return RequestSpan(self, span)
 

@@ -13,13 +13,14 @@ from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import ServerConfig
 from sharp.serving.frontends.buffers import most_request_bytes
+from sharp.serving.frontends.grpc.authentication import TokenInterceptor
 from sharp.serving.frontends.grpc.control import ControlService
 from sharp.serving.frontends.grpc.inference import InferenceService
-from sharp.serving.frontends.kserve.service import KServeService
-from sharp.serving.frontends.rpc.authentication import TokenInterceptor
-from sharp.serving.frontends.rpc.limits import LimitInterceptor
-from sharp.serving.frontends.rpc.messages import MessageInterceptor
-from sharp.serving.frontends.rpc.status import Context
+from sharp.serving.frontends.grpc.kserve import KServeService
+from sharp.serving.frontends.grpc.limits import LimitInterceptor
+from sharp.serving.frontends.grpc.messages import MessageInterceptor
+from sharp.serving.frontends.grpc.status import Context
+from sharp.serving.frontends.running import ServerInfo
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.security.address import join
 from sharp.serving.security.tls import Tls
@@ -83,7 +84,7 @@ class GrpcServer:
     def __init__(
         self,
         service: GenerationService,
-        info: control_pb2.GetServerInfoResponse,
+        info: ServerInfo,
         config: ServerConfig,
         tls: Tls | None = None,
         tokens: Tokens | None = None,

@@ -15,14 +15,13 @@ from sharp.serving.config import Settings
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.app import make_app
 from sharp.serving.frontends.http.server import HttpServer
-from sharp.serving.frontends.running import run_model
+from sharp.serving.frontends.running import ServerInfo, run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.security.address import check_can_listen, join
 from sharp.serving.security.tls import Tls
 from sharp.serving.security.tokens import tokens_of
 from sharp.serving.server.descriptors import allowed_connections
 from sharp.serving.server.grpc_server import GrpcServer
-from sharp.v1 import control_pb2
 
 EXIT_SECONDS = 3.0  # after the grace period, for what is cancelled to end
 EXIT_CODE = 124  # of a process that had to be ended, as of timeout(1)
@@ -36,7 +35,7 @@ class Started:
     model: ModelFolder
     chat: bool
     settings: Settings
-    info: control_pb2.GetServerInfoResponse
+    info: ServerInfo
     grpc_address: str
     http_address: str
 

@@ -43,7 +43,7 @@ def print_startup(started: Started) -> None:
         + (f"to {settings.server.otlp_traces_endpoint}" if settings.server.otlp_traces_endpoint else "off"),
         "security": _security(settings.server),
         "gRPC": started.grpc_address,
-        "OpenAI": f"{scheme}://{started.http_address}/v1" + _served(started),
+        "OpenAI": f"{scheme}://{started.http_address}/v1" + _endpoints(started),
         "metrics": f"{scheme}://{started.http_address}/metrics",
         "page": f"{scheme}://{started.http_address}/",
     }
@@ -54,7 +54,7 @@ def print_startup(started: Started) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-def _served(started: Started) -> str:
+def _endpoints(started: Started) -> str:
     """What of the API is not there, or all that is."""
     if isinstance(started.model, EncoderFolder):
         return " (embeddings, rerank, score)" if started.model.embedding else " (rerank, score)"

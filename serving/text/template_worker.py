@@ -97,8 +97,8 @@ def main() -> None:
                 reply = {"error": "it is nested too deeply"}
             except Exception as error:  # a template can fail like any program
                 reply = {"error": str(error)[:4096] or type(error).__name__}
-            answer = json.dumps(reply).encode()
-        sys.stdout.buffer.write(answer + b"\n")
+            response = json.dumps(reply).encode()
+        sys.stdout.buffer.write(response + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -1,4 +1,4 @@
-"""The simulation of docs/scale.md agrees with what queueing theory and counting say, and the page with its results."""
+"""The simulation of bench/notes/routing.md agrees with queueing theory and counting, and the page with its results."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from bench.routing import CANDIDATES, POLICIES, Replica, Ring, Workload, simulat
 ROOT = Path(__file__).parents[2]
 SMALL = Workload(replicas=40, requests=20_000, prefixes=400)
 RESULTS = json.loads((ROOT / "bench" / "results" / "routing.json").read_text())
-PAGE = (ROOT / "docs" / "scale.md").read_text()
+PAGE = (ROOT / "bench" / "notes" / "routing.md").read_text()
 
 
 def test_without_a_cache_the_wait_is_that_of_theory():
@@ -77,4 +77,4 @@ def test_the_page_has_the_numbers_of_the_results():
     }
     assert RESULTS["workload"]["replicas"] == 1000
     assert RESULTS["date"] in PAGE
-    assert (ROOT / "docs" / "scale.png").stat().st_size > 10_000
+    assert (ROOT / "bench" / "notes" / "routing.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""The table of docs/exporting.md of supported models, made from what a test run has just seen working.
+"""The table of docs/reference/architectures.md, made from what a test run has just seen working.
 
 SHARP_UPDATE_TABLE=1 .venv/bin/python -m pytest tests/full/exporter/test_every_architecture.py
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES
 
-PAGE = Path(__file__).parents[2] / "docs" / "exporting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 BEGIN = "<!-- Written by tests/exporter/support_table.py from a test run; do not edit. -->\n"
 END = "<!-- End of the written part. -->\n"
 FORMS = ("paged", "contiguous", "none")

@@ -14,7 +14,7 @@ from sharp.models.tasks.recipe import Choices, choose_task, make_settings, with_
 from sharp.models.tasks.registry import TASKS, get_task
 from sharp.models.tasks.scoring import sample_scores, score
 from sharp.plugins.errors import InputError
-from tests.models.tiny_task import draw, generator, tiny
+from tests.models.tiny_task import generator, sample, tiny
 
 
 def asked(inputs: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
@@ -29,19 +29,19 @@ def asked(inputs: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
 def test_samples_depend_on_the_seed_alone(name):
     task = TASKS[name]
     length = task.longest_training_length
-    first, again, other = (draw(task.sampler, length, 4, seed) for seed in (1, 1, 2))
+    first, again, other = (sample(task.sampler, length, 4, seed) for seed in (1, 1, 2))
     for left, right in zip((*first.inputs, first.targets), (*again.inputs, again.targets), strict=True):
         assert torch.equal(left.nan_to_num(), right.nan_to_num())
     assert not torch.equal(first.inputs[0], other.inputs[0])
     torch.manual_seed(0)
-    assert torch.equal(draw(task.sampler, length, 4, 1).inputs[0], first.inputs[0])
+    assert torch.equal(sample(task.sampler, length, 4, 1).inputs[0], first.inputs[0])
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_sample_has_as_many_positions_as_announced(name):
     task = TASKS[name]
     for length in (task.training.stages[0].length, task.longest_training_length, min(task.evaluation_lengths)):
-        batch = draw(task.sampler, length, 2)
+        batch = sample(task.sampler, length, 2)
         assert batch.inputs[0].shape[:2] == (2, task.sampler.tokens(length))
         if task.model == "tokens":
             assert batch.inputs[0].max() < task.sampler.outputs
@@ -84,7 +84,7 @@ def test_what_does_not_fit_the_memory_is_refused_with_both_numbers(monkeypatch):
 
 @pytest.mark.parametrize(("order", "solve"), [("copy", list), ("reverse", lambda x: x[::-1]), ("sort", sorted)])
 def test_rearranged_symbols(order, solve):
-    batch = draw(Rearrange(order), 33)
+    batch = sample(Rearrange(order), 33)
     for inputs, targets in zip(batch.inputs[0].tolist(), batch.targets.tolist(), strict=True):
         question, answer = asked(inputs, targets)
         assert question[-1] == answer[-1] == 32
@@ -94,7 +94,7 @@ def test_rearranged_symbols(order, solve):
 
 @pytest.mark.parametrize("length", [32, 64, 4096])
 def test_associative_recall_finds_the_values_of_its_keys(length):
-    batch = draw(AssociativeRecall(), length, 6)
+    batch = sample(AssociativeRecall(), length, 6)
     for inputs, targets in zip(batch.inputs[0].tolist(), batch.targets.tolist(), strict=True):
         question, answer = asked(inputs, targets)
         context, queries = question[:length], question[length:-1]
@@ -120,14 +120,14 @@ def test_associative_recall_finds_the_values_of_its_keys(length):
 
 def test_associative_recall_of_other_sizes():
     sampler = AssociativeRecall(alphabet=5, key_tokens=1, value_tokens=3, queries=2, density=1.0)
-    inputs = draw(sampler, 10, 50).inputs[0]
+    inputs = sample(sampler, 10, 50).inputs[0]
     assert not (inputs[:, :10] == 0).any()
     assert (inputs[:, 0] != inputs[:, 5]).all()  # the keys
     assert inputs[:, 0].unique().tolist() == [4, 5, 6, 7, 8]
 
 
 def test_two_back_says_the_symbol_two_positions_earlier():
-    batch = draw(TwoBack(), 40)
+    batch = sample(TwoBack(), 40)
     for inputs, targets in zip(batch.inputs[0].tolist(), batch.targets.tolist(), strict=True):
         assert inputs[0] == 0
         assert targets == [IGNORED, 0, *inputs[:-2]]
@@ -135,21 +135,21 @@ def test_two_back_says_the_symbol_two_positions_earlier():
 
 
 def test_local_count_counts_within_the_cluster():
-    batch = draw(LocalCount(), 200)
+    batch = sample(LocalCount(), 200)
     for inputs, targets in zip(batch.inputs[0].tolist(), batch.targets.tolist(), strict=True):
         count, expected = 0, []
         for place, word in enumerate(inputs):
             count = count + 1 if place and inputs[place - 1] == word else 1
             expected.append(count)
         assert targets == expected
-    long = draw(LocalCount(), 5000, 4)
+    long = sample(LocalCount(), 5000, 4)
     assert long.targets.max() == 48
     assert long.inputs[0].max() == 15
 
 
 @pytest.mark.parametrize(("probability", "share"), [(0.1, 0.1), (0.8, 0.8)])
 def test_flip_flop_reads_what_was_written_last(probability, share):
-    batch = draw(FlipFlop(probability), 64, 200)
+    batch = sample(FlipFlop(probability), 64, 200)
     writes = 0
     for inputs, targets in zip(batch.inputs[0].tolist(), batch.targets.tolist(), strict=True):
         assert (inputs[0], inputs[-1]) == (2, 4)
@@ -163,7 +163,7 @@ def test_flip_flop_reads_what_was_written_last(probability, share):
 
 
 def test_max_retrieval_wants_the_class_of_the_largest_priority():
-    batch = draw(LargestItem(), 9, 50)
+    batch = sample(LargestItem(), 9, 50)
     items, query = batch.inputs
     assert items.shape == (50, 9, 11)
     assert query.shape == (50, 1)
@@ -175,7 +175,7 @@ def test_max_retrieval_wants_the_class_of_the_largest_priority():
 @pytest.mark.parametrize(("quantifier", "solve"), [("every", all), ("some", any)])
 @pytest.mark.parametrize("shown", [True, False])
 def test_quantifiers_are_true_of_the_numbers_so_far(quantifier, solve, shown):
-    batch = draw(Quantifier(quantifier, undecided=0.5, answers_shown=shown), 7, 100)
+    batch = sample(Quantifier(quantifier, undecided=0.5, answers_shown=shown), 7, 100)
     finals = set()
     for inputs, targets in zip(batch.inputs[0].tolist(), batch.targets.tolist(), strict=True):
         numbers = inputs[::2] if shown else inputs
@@ -189,13 +189,13 @@ def test_quantifiers_are_true_of_the_numbers_so_far(quantifier, solve, shown):
 
 
 def test_numbers_have_the_requested_deviation():
-    assert draw(Quantifier("every", input_sigma=7), 200, 50).inputs[0][:, ::2].std() == pytest.approx(7, rel=0.05)
-    slopes = draw(LinearFunction(function_sigma=5), 2, 4000).inputs[0]
+    assert sample(Quantifier("every", input_sigma=7), 200, 50).inputs[0][:, ::2].std() == pytest.approx(7, rel=0.05)
+    slopes = sample(LinearFunction(function_sigma=5), 2, 4000).inputs[0]
     assert (slopes[:, 1] / (1 + slopes[:, 0] ** 2).sqrt()).std() == pytest.approx(5, rel=0.05)
 
 
 def test_linear_functions_lie_on_one_line():
-    batch = draw(LinearFunction(), 10)
+    batch = sample(LinearFunction(), 10)
     assert batch.targets[:, 1::2].isnan().all()
     for inputs, targets in zip(batch.inputs[0].double().tolist(), batch.targets[:, ::2].tolist(), strict=True):
         x, y = inputs[::2], inputs[1::2]
@@ -222,7 +222,7 @@ def test_linear_functions_lie_on_one_line():
 )
 def test_lengths_that_cannot_work_are_refused(sampler, length, message):
     with pytest.raises(InputError, match=message):
-        draw(sampler, length)
+        sample(sampler, length)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def logits_for(targets: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def test_scores_of_known_outputs():
-    batch = draw(Rearrange("copy"), 4, 3)
+    batch = sample(Rearrange("copy"), 4, 3)
     outputs = logits_for(batch.targets, 33)
     assert sample_scores("exact_match", outputs, batch).tolist() == [1, 1, 1]
     outputs[1, -1] = outputs[1, -1].roll(1)
@@ -272,7 +272,7 @@ def test_scores_of_known_outputs():
 
 
 def test_squared_error_begins_with_the_third_point():
-    batch = draw(LinearFunction(), 5, 3)
+    batch = sample(LinearFunction(), 5, 3)
     outputs = batch.targets.nan_to_num(9.0).unsqueeze(-1)
     outputs[:, :4] = 100.0
     assert sample_scores("squared_error", outputs, batch).tolist() == [0, 0, 0]
@@ -284,7 +284,7 @@ def test_squared_error_begins_with_the_third_point():
 @pytest.mark.parametrize("norm", ["softmax", "asentmax"])
 def test_every_task_has_a_model_that_learns_from_it(name, norm):
     task, model = tiny(name, norm)
-    batch = draw(task.sampler, task.longest_training_length, 2)
+    batch = sample(task.sampler, task.longest_training_length, 2)
     found = loss(model(*batch.inputs), batch.targets)
     found.backward()
     gradients = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}

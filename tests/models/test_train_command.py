@@ -18,7 +18,7 @@ from sharp.models.normalizers import NORMS
 from sharp.models.objective import loss
 from sharp.models.tasks.registry import get_task
 from sharp.plugins.errors import InputError
-from tests.models.tiny_task import draw, tiny
+from tests.models.tiny_task import sample, tiny
 
 
 def command(main, *arguments):
@@ -227,7 +227,7 @@ def test_every_norm_of_the_registry_can_be_trained_on_sequences():
     for norm in NORMS:
         temperature = 0.5 if norm == "fixed-temperature" else None
         task, model = tiny("2back", norm, lengths=(4, 4), temperature=temperature)
-        batch = draw(task.sampler, 4, 2)
+        batch = sample(task.sampler, 4, 2)
         loss(model(*batch.inputs), batch.targets).backward()
 
 

@@ -15,7 +15,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def draw(sampler, length, sequences=20, seed=0) -> Batch:
+def sample(sampler, length, sequences=20, seed=0) -> Batch:
     return sampler.sample(sequences, length, generator(seed))
 
 

@@ -18,6 +18,7 @@ SERVING = {
     "frontends": {"api", "text", "engine", "encoder", "observability", "security"},
     "server": {"api", "text", "engine", "encoder", "backends", "observability", "security", "frontends"},
 }
+FRONTENDS: dict[str, set[str]] = {"kserve": set(), "grpc": {"kserve"}, "http": {"kserve"}}
 PACKAGES = {
     "plugins": set(),
     "models": {"plugins"},
@@ -49,6 +50,13 @@ def test_folders_of_serving(folder: str) -> None:
     files = imported(ROOT / "serving" / folder, "sharp.serving")
     assert files
     others = SERVING.keys() - SERVING[folder] - {folder}
+    assert {path: modules & others for path, modules in files.items() if modules & others} == {}
+
+
+@pytest.mark.parametrize("folder", FRONTENDS)
+def test_folders_of_frontends(folder: str) -> None:
+    files = imported(ROOT / "serving" / "frontends" / folder, "sharp.serving.frontends")
+    others = FRONTENDS.keys() - FRONTENDS[folder] - {folder}
     assert {path: modules & others for path, modules in files.items() if modules & others} == {}
 
 

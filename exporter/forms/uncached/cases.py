@@ -35,7 +35,7 @@ class UncachedVerifier:
         longest = model.config.max_context
         self.cases = {name: tuple(one.within(longest) for one in shapes) for name, shapes in CASES.items()}
         self.inputs = {
-            name: model.draw(len(shapes), shapes[0].tokens, generator) for name, shapes in self.cases.items()
+            name: model.random_inputs(len(shapes), shapes[0].tokens, generator) for name, shapes in self.cases.items()
         }
 
     @torch.no_grad()

@@ -61,7 +61,7 @@ class UncachedGraph(nn.Module):
 def trace_uncached(model: UncachedModel) -> Tracing:
     """What torch.onnx.export needs to know of `model`."""
     # Sizes other than 0 and 1, which the tracer would take for constants.
-    inputs = model.draw(3, 5, torch.Generator().manual_seed(0))
+    inputs = model.random_inputs(3, 5, torch.Generator().manual_seed(0))
     dynamic = [
         {axis: Dim.DYNAMIC for axis, dimension in enumerate(port.shape) if isinstance(dimension, str)}
         for port in model.inputs

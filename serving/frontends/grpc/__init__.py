@@ -1,1 +1,1 @@
-"""The gRPC API `sharp.v1`: messages to requests, events to messages."""
+"""The gRPC APIs, `sharp.v1` and KServe's: RPCs, messages and requests, status codes, authentication, limits."""

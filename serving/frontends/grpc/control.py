@@ -1,10 +1,12 @@
 """`ControlService`: what the server is, how busy it is, and Abort."""
 
 import asyncio
+from dataclasses import asdict
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.frontends.grpc.convert import model_message
-from sharp.serving.frontends.rpc.status import Context, reports_errors
+from sharp.serving.frontends.grpc.status import Context, reports_errors
+from sharp.serving.frontends.running import ServerInfo
 from sharp.serving.frontends.service import GenerationService
 from sharp.v1 import control_pb2, control_pb2_grpc
 
@@ -14,9 +16,9 @@ MISSING_REQUEST_ID = "request_id is not set; it is in the metadata and in the fi
 class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Reads the configuration and the engine's last report; Abort goes to the engine."""
 
-    def __init__(self, service: GenerationService, info: control_pb2.GetServerInfoResponse) -> None:
+    def __init__(self, service: GenerationService, info: ServerInfo) -> None:
         self._service = service
-        self._info = info
+        self._info = control_pb2.GetServerInfoResponse(**asdict(info))
 
     @reports_errors
     async def GetServerInfo(  # noqa: N802

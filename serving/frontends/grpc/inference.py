@@ -12,7 +12,7 @@ from sharp.serving.frontends.grpc.convert import (
     generate_request,
     prompt_info,
 )
-from sharp.serving.frontends.rpc.status import Context, origin_of, reports_errors, write
+from sharp.serving.frontends.grpc.status import Context, origin_of, reports_errors, write
 from sharp.serving.frontends.service import EventStream, GenerationService
 from sharp.serving.text.tokenizer import check_characters, tokenize
 from sharp.v1 import inference_pb2, inference_pb2_grpc

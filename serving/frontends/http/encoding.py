@@ -50,22 +50,22 @@ class Encoding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        call = RequestOrigin("http", dict(Request(scope).headers))
+        origin = RequestOrigin("http", dict(Request(scope).headers))
         try:
             with self._service.buffers.hold() as held:
-                with refusals_logged(call, self._endpoint.name):
+                with refusals_logged(origin, self._endpoint.name):
                     await read_body(Request(scope, receive), self._endpoint.max_body_bytes, held)
-                await until_disconnected(receive, self._respond(held, call, scope, receive, send))
+                await until_disconnected(receive, self._respond(held, origin, scope, receive, send))
         except ClientDisconnect:
             return
         except SharpError as error:
             await error_response(error)(scope, receive, send)
 
-    async def _respond(self, held: Held, call: RequestOrigin, scope: Scope, receive: Receive, send: Send) -> None:
-        with refusals_logged(call, self._endpoint.name):
+    async def _respond(self, held: Held, origin: RequestOrigin, scope: Scope, receive: Receive, send: Send) -> None:
+        with refusals_logged(origin, self._endpoint.name):
             request = await self._service.parsing.run(lambda: self._read(held.take()))
         request_id, own = request_id_of(scope, request.request_id)
-        async with self._service.stream(call, lambda: self._prepare(request, own)) as stream:
+        async with self._service.stream(origin, lambda: self._prepare(request, own)) as stream:
             try:
                 values = await encoded(stream)
             except UnavailableError as error:  # caught here: to the log it is cancelled, not failed

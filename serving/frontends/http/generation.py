@@ -46,19 +46,19 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        call = RequestOrigin("http", dict(Request(scope).headers))
+        origin = RequestOrigin("http", dict(Request(scope).headers))
         try:
             with self._service.buffers.hold() as held:
-                with refusals_logged(call, self._service.model.manifest.name):
+                with refusals_logged(origin, self._service.model.manifest.name):
                     await read_body(Request(scope, receive), self._endpoint.max_body_bytes, held)
-                await until_disconnected(receive, self._respond(held, call, scope, receive, send))
+                await until_disconnected(receive, self._respond(held, origin, scope, receive, send))
         except ClientDisconnect:
             return
         except SharpError as error:
             await self._refusal(error)(scope, receive, send)
 
-    async def _respond(self, held: Held, call: RequestOrigin, scope: Scope, receive: Receive, send: Send) -> None:
-        with refusals_logged(call, self._service.model.manifest.name):
+    async def _respond(self, held: Held, origin: RequestOrigin, scope: Scope, receive: Receive, send: Send) -> None:
+        with refusals_logged(origin, self._service.model.manifest.name):
             request, params, prompts = await self._service.parsing.run(lambda: self._read(held.take()))
         if params.logprobs is not None:
             await asyncio.to_thread(self._endpoint.texts.load)
@@ -68,7 +68,7 @@ class Generation:
             self._preparation(request, f"{own}-{number}", prompt, params, limit)
             for number, prompt in enumerate(prompts)
         ]
-        async with self._service.streams(call, prepare) as streams:
+        async with self._service.streams(origin, prepare) as streams:
             computed = [stream.request.prompt_ids for stream in streams]
             response = request.response(self._endpoint, request_id, prompts, computed)
             if request.stream:

@@ -20,7 +20,7 @@ from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.kserve_messages import HEADER_LENGTH, read_message, write_message
 from sharp.serving.frontends.http.sending import SSE_HEADERS, raw_headers, send_pieces, until_disconnected
-from sharp.serving.frontends.kserve.service import KServeService
+from sharp.serving.frontends.kserve.model import KServeModel
 from sharp.serving.frontends.kserve.tensors import SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
@@ -32,15 +32,15 @@ READ_HERE = (TEXT_INPUT, STREAM, "id", "parameters")  # of the body of generate;
 
 
 class KServeRoutes:
-    """All of them, over the service of gRPC."""
+    """All of them, over the model that gRPC serves, too."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.kserve = KServeService(endpoint.service, sharp_version())
+        self.model = KServeModel(endpoint.service)
 
     def routes(self) -> list[Route]:
         """The routes."""
-        health, kserve = self.endpoint.service.health, self.kserve
+        health, model = self.endpoint.service.health, self.model
 
         async def server(_request: Request) -> Response:
             return JSONResponse({"name": "sharp", "version": sharp_version(), "extensions": EXTENSIONS})
@@ -55,18 +55,18 @@ class KServeRoutes:
             return JSONResponse({"ready": takes}, 200 if takes else 503)
 
         async def index(_request: Request) -> Response:
-            return JSONResponse([_plain(model) for model in kserve.repository().models])
+            return JSONResponse([_plain(one) for one in model.repository().models])
 
         def of_model(path: str, respond: Callable[[], Message] | None) -> list[Route]:
             async def route(request: Request) -> Response:
                 try:
-                    kserve.check_model(request.path_params["model"], request.path_params.get("version", ""))
+                    model.check(request.path_params["model"], request.path_params.get("version", ""))
                 except SharpError as error:
                     return error_response(error, request.scope)
                 if respond is not None:
                     return JSONResponse(_plain(respond()))
                 takes = await health.ready()
-                return JSONResponse({"name": kserve.model, "ready": takes}, 200 if takes else 503)
+                return JSONResponse({"name": model.name, "ready": takes}, 200 if takes else 503)
 
             return [Route(f"{start}{path}", route) for start in MODEL_PATHS]
 
@@ -75,11 +75,11 @@ class KServeRoutes:
             Route("/v2/health/live", live),
             Route("/v2/health/ready", ready),
             Route("/v2/repository/index", index, methods=["POST"]),
-            Route("/v2/models/stats", _responds(kserve.statistics)),
+            Route("/v2/models/stats", _responds(model.statistics)),
             *of_model("/ready", None),
-            *of_model("/config", lambda: kserve.configuration().config),
-            *of_model("/stats", kserve.statistics),
-            *of_model("", kserve.metadata),
+            *of_model("/config", lambda: model.configuration().config),
+            *of_model("/stats", model.statistics),
+            *of_model("", model.metadata),
             *(Route(f"{start}/infer", _Infer(self), methods=["POST"]) for start in MODEL_PATHS),
             *(Route(f"{start}/generate", _Generate(self), methods=["POST"]) for start in MODEL_PATHS),
             *(Route(f"{start}/generate_stream", _GenerateStream(self), methods=["POST"]) for start in MODEL_PATHS),
@@ -101,33 +101,33 @@ class _Infer:
 
     def __init__(self, routes: KServeRoutes) -> None:
         self._endpoint = routes.endpoint
-        self._kserve = routes.kserve
+        self._model = routes.model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
         service, request = self._endpoint.service, Request(scope, receive)
-        call = RequestOrigin("kserve-http", dict(request.headers))
+        origin = RequestOrigin("kserve-http", dict(request.headers))
         try:
             with service.buffers.hold() as held:
-                with refusals_logged(call, service.model.manifest.name):
+                with refusals_logged(origin, service.model.manifest.name):
                     await read_body(request, self._endpoint.max_body_bytes, held)
-                await until_disconnected(receive, self._respond(request, held, call, send))
+                await until_disconnected(receive, self._respond(request, held, origin, send))
         except ClientDisconnect:
             return
         except SharpError as error:
             await error_response(error, scope)(scope, receive, send)
 
-    async def _respond(self, request: Request, held: Held, call: RequestOrigin, send: Send) -> None:
-        with refusals_logged(call, self._endpoint.service.model.manifest.name):
+    async def _respond(self, request: Request, held: Held, origin: RequestOrigin, send: Send) -> None:
+        with refusals_logged(origin, self._endpoint.service.model.manifest.name):
             message = await self._endpoint.service.parsing.run(lambda: self._read(request, held.take()))
-        await self._send(message, call, send)
+        await self._send(message, origin, send)
 
     def _read(self, request: Request, body: bytes) -> messages.ModelInferRequest:
         path = request.path_params
         return read_message(body, request.headers.get(HEADER_LENGTH), path["model"], path.get("version", ""))
 
-    async def _send(self, message: messages.ModelInferRequest, call: RequestOrigin, send: Send) -> None:
-        body, headers = write_message(message, await self._kserve.infer(message, call))
+    async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
+        body, headers = write_message(message, await self._model.infer(message, origin))
         await _send_body(send, body, headers)
 
 
@@ -159,8 +159,8 @@ class _Generate(_Infer):
             message.inputs.add(name=name, datatype="BOOL", shape=[1], contents=contents)
         return message
 
-    async def _send(self, message: messages.ModelInferRequest, call: RequestOrigin, send: Send) -> None:
-        body = json.dumps(_generated(message, await self._kserve.infer(message, call))).encode()
+    async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
+        body = json.dumps(_generated(message, await self._model.infer(message, origin))).encode()
         await _send_body(send, body, {"content-type": "application/json"})
 
 
@@ -169,9 +169,9 @@ class _GenerateStream(_Generate):
 
     stream = True
 
-    async def _send(self, message: messages.ModelInferRequest, call: RequestOrigin, send: Send) -> None:
+    async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
         started = False
-        async with aclosing(self._kserve.responses(message, call)) as responses:
+        async with aclosing(self._model.responses(message, origin)) as responses:
             try:
                 async for response in responses:
                     if not started:

@@ -59,7 +59,7 @@ class MessagesResponse(PartsResponse):
         self.parts.append(_block(kind, text))
         return [event]
 
-    def call(self, call: ToolCall) -> list[dict[str, Any]]:
+    def tool_call(self, call: ToolCall) -> list[dict[str, Any]]:
         """See `PartsResponse`."""
         block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
         delta = {"type": "input_json_delta", "partial_json": call.arguments}

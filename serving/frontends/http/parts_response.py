@@ -73,7 +73,7 @@ class PartsResponse(ResponseBuilder):
             self.text += text
             events.append(self.part_grows(kind, text))
         for call in parts.calls:
-            events += [*self._close(), *self.call(call)]
+            events += [*self._close(), *self.tool_call(call)]
         return events
 
     def _end(self, reason: FinishReason) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class PartsResponse(ResponseBuilder):
         """The events of its end; it is added to `parts`."""
 
     @abstractmethod
-    def call(self, call: ToolCall) -> list[dict[str, Any]]:
+    def tool_call(self, call: ToolCall) -> list[dict[str, Any]]:
         """The events of a call, which comes as a whole; it is added to `parts`."""
 
     @abstractmethod

@@ -108,7 +108,7 @@ class ResponsesResponse(PartsResponse):
         self.parts.append(item)
         return events
 
-    def call(self, call: ToolCall) -> list[dict[str, Any]]:
+    def tool_call(self, call: ToolCall) -> list[dict[str, Any]]:
         """See `PartsResponse`."""
         begun = {
             "id": self._new_id("fc"),

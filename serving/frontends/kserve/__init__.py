@@ -1,1 +1,1 @@
-"""KServe's gRPC protocol, with Triton's tensor names."""
+"""KServe's protocol with Triton's tensor names: its messages, whatever carries them."""

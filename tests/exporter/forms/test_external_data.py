@@ -114,12 +114,12 @@ def test_damaged_models_are_one_sentence_or_load(folder):
     """Bits flipped anywhere in the graph: a refusal of ours, never another exception."""
     path = folder / "model.onnx"
     whole = path.read_bytes()
-    draw = random.Random(0)
+    rng = random.Random(0)
     for _ in range(300):
         content = bytearray(whole)
-        for _ in range(draw.randint(1, 4)):
-            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-        path.write_bytes(content[: draw.randint(1, len(content))] if draw.random() < 0.3 else content)
+        for _ in range(rng.randint(1, 4)):
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content[: rng.randint(1, len(content))] if rng.random() < 0.3 else content)
         try:
             read_manifest(folder)
         except InputError as error:

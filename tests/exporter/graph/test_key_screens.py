@@ -55,17 +55,26 @@ def test_the_export_agrees_with_pytorch_in_both_runtimes(screened, norm, positio
 @pytest.mark.parametrize(
     ("norm", "options"),
     [
-        ("softmax", ("--key-screen", "auto")),
+        ("softmax", ()),
         ("entmax", ("--key-screen", "none")),
-        ("entmax", ("--key-screen", "auto", "--kv-dtype", "int8")),
-        ("entmax", ("--key-screen", "auto", "--target", "portable")),
-        ("entmax", ("--key-screen", "auto", "--cache", "none")),
+        ("entmax", ("--kv-dtype", "int8")),
+        ("entmax", ("--kv-dtype", "float16")),
+        ("entmax", ("--max-context", "8191")),
+        ("entmax", ("--target", "portable")),
+        ("entmax", ("--cache", "none")),
     ],
 )
-def test_no_screen_where_nothing_reads_it(checkpoint, sharp_export, norm, options):
+def test_no_screen_where_nothing_reads_it_or_it_gains_little(checkpoint, sharp_export, norm, options):
     result = sharp_export(checkpoint(norm), "--norm", norm, "--dry-run", "--json", "-q", *options)
     assert result.exit_code == 0, result.output
     assert not any("key_screen" in name for name in json.loads(result.stdout)["inputs"])
+
+
+def test_long_contexts_in_float32_have_a_screen_by_default(checkpoint, sharp_export):
+    options = ("--norm", "entmax", "--max-context", "8192", "--dry-run", "--json", "-q")
+    result = sharp_export(checkpoint("entmax"), *options)
+    assert result.exit_code == 0, result.output
+    assert any("key_screen" in name for name in json.loads(result.stdout)["inputs"])
 
 
 @pytest.mark.parametrize(

@@ -51,28 +51,28 @@ def launches(result: dict) -> list[tuple[str, dict[str, str]]]:
 
 
 def random_calls(count: int) -> list[Call]:
-    draw = random.Random(7)
+    rng = random.Random(7)
     calls = []
     for _ in range(count):
-        normalizer = draw.choice(["softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"])
-        kv_heads = draw.choice([1, 2, 8])
-        absent = [name for name in ("alibi_slopes", "collect_stats") if draw.random() < 0.5]
-        more = draw.random() < 0.3  # sinks, or the columns of those that have none
+        normalizer = rng.choice(["softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"])
+        kv_heads = rng.choice([1, 2, 8])
+        absent = [name for name in ("alibi_slopes", "collect_stats") if rng.random() < 0.5]
+        more = rng.random() < 0.3  # sinks, or the columns of those that have none
         own = len(HEAD_PARAMETERS.get(normalizer, ()))
         parameters = own * more if normalizer in WITHOUT_SINK else own + more
         calls.append(
             Call(
                 normalizer,
-                *draw.choice([("float16", ""), ("float32", ""), ("float32", "int8")]),
-                alpha=draw.choice([1.5, 2.0, 1.25]),
-                softcap=draw.choice([0.0, 30.0]),
-                window=draw.choice([-1, 64]),
-                tokens=draw.choice([1, 2, 17, 300, 8192]),
-                sequences=draw.choice([1, 3, 32]),
-                max_blocks=draw.choice([1, 64, 5000]),
-                q_heads=kv_heads * draw.choice([1, 4, 20]),
+                *rng.choice([("float16", ""), ("float32", ""), ("float32", "int8")]),
+                alpha=rng.choice([1.5, 2.0, 1.25]),
+                softcap=rng.choice([0.0, 30.0]),
+                window=rng.choice([-1, 64]),
+                tokens=rng.choice([1, 2, 17, 300, 8192]),
+                sequences=rng.choice([1, 3, 32]),
+                max_blocks=rng.choice([1, 64, 5000]),
+                q_heads=kv_heads * rng.choice([1, 4, 20]),
                 kv_heads=kv_heads,
-                head_dim=draw.choice([64, 128]),
+                head_dim=rng.choice([64, 128]),
                 parameters=parameters,
                 absent=absent + ([] if parameters else ["head_params"]),
             )
@@ -89,17 +89,17 @@ FORMS = {
 
 def random_contiguous_calls(count: int) -> list[Call]:
     """Calls of op SharpAttention, of all forms; half of them decode."""
-    draw = random.Random(8)
+    rng = random.Random(8)
     calls = []
     for call in random_calls(count):
-        form = draw.choice(list(FORMS))
+        form = rng.choice(list(FORMS))
         changes = {
-            "dtype": draw.choice(["float16", "float32"]),
+            "dtype": rng.choice(["float16", "float32"]),
             "cache_dtype": "",
-            "tokens": draw.choice([1, 1, 2, 300]),
+            "tokens": rng.choice([1, 1, 2, 300]),
             "contiguous": True,
-            "new_keys": draw.choice([0, 1, 17, 1500]),
-            "past": 0 if form == "none" else draw.choice([0, 3, 5000]),
+            "new_keys": rng.choice([0, 1, 17, 1500]),
+            "past": 0 if form == "none" else rng.choice([0, 3, 5000]),
             "absent": [name for name in FORMS[form] if name not in ABSENT] + call.absent,
         }
         calls.append(replace(call, **changes))

@@ -29,59 +29,59 @@ LITTLE = (0, 1, 0xFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**40, 2**63 - 1, 2**64 - 1)
 MOST_BYTES = 1 << 20
 
 
-def mutate(content: bytes, draw: random.Random) -> bytes:
+def mutate(content: bytes, rng: random.Random) -> bytes:
     """`content` with one kind of damage, sometimes with up to four."""
-    for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        change = draw.choice(MUTATIONS)
-        content = (change_json if b"{" in content[:9] and draw.random() < 0.7 else change)(content, draw)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        change = rng.choice(MUTATIONS)
+        content = (change_json if b"{" in content[:9] and rng.random() < 0.7 else change)(content, rng)
     return content[:MOST_BYTES]
 
 
-def flip_bits(content: bytes, draw: random.Random) -> bytes:
+def flip_bits(content: bytes, rng: random.Random) -> bytes:
     """Up to 16 bits flipped, most of them near the start, where headers are."""
     changed = bytearray(content)
-    for _ in range(draw.randint(1, 16) if changed else 0):
-        end = min(len(changed), 512) if draw.random() < 0.7 else len(changed)
-        changed[draw.randrange(end)] ^= 1 << draw.randrange(8)
+    for _ in range(rng.randint(1, 16) if changed else 0):
+        end = min(len(changed), 512) if rng.random() < 0.7 else len(changed)
+        changed[rng.randrange(end)] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
-def truncate(content: bytes, draw: random.Random) -> bytes:
+def truncate(content: bytes, rng: random.Random) -> bytes:
     """The end is lost."""
-    return content[: draw.randint(0, len(content))]
+    return content[: rng.randint(0, len(content))]
 
 
-def repeat(content: bytes, draw: random.Random) -> bytes:
+def repeat(content: bytes, rng: random.Random) -> bytes:
     """A part stands twice, or up to 50 times."""
-    start = draw.randint(0, len(content))
-    end = min(len(content), start + draw.randint(0, 200))
-    return content[:end] + content[start:end] * draw.choice((1, 50)) + content[end:]
+    start = rng.randint(0, len(content))
+    end = min(len(content), start + rng.randint(0, 200))
+    return content[:end] + content[start:end] * rng.choice((1, 50)) + content[end:]
 
 
-def leave_out(content: bytes, draw: random.Random) -> bytes:
+def leave_out(content: bytes, rng: random.Random) -> bytes:
     """A part is missing."""
-    start = draw.randint(0, len(content))
-    return content[:start] + content[start + draw.randint(0, 64) :]
+    start = rng.randint(0, len(content))
+    return content[:start] + content[start + rng.randint(0, 64) :]
 
 
-def change_number(content: bytes, draw: random.Random) -> bytes:
+def change_number(content: bytes, rng: random.Random) -> bytes:
     """A number of a text gets a value that nobody expects."""
     places = list(NUMBER.finditer(content[: 1 << 16]))
     if not places:
         return content
-    place = draw.choice(places)
-    return content[: place.start()] + draw.choice(NUMBERS) + content[place.end() :]
+    place = rng.choice(places)
+    return content[: place.start()] + rng.choice(NUMBERS) + content[place.end() :]
 
 
-def change_size(content: bytes, draw: random.Random) -> bytes:
+def change_size(content: bytes, rng: random.Random) -> bytes:
     """Four or eight bytes become a size that no file has."""
-    width = draw.choice((4, 8))
-    start = draw.randrange(max(1, min(len(content), 4096) - width))
-    value = draw.choice(LITTLE) & ((1 << 8 * width) - 1)
+    width = rng.choice((4, 8))
+    start = rng.randrange(max(1, min(len(content), 4096) - width))
+    value = rng.choice(LITTLE) & ((1 << 8 * width) - 1)
     return content[:start] + value.to_bytes(width, "little") + content[start + width :]
 
 
-def change_json(content: bytes, draw: random.Random) -> bytes:
+def change_json(content: bytes, rng: random.Random) -> bytes:
     """Valid JSON in which one value, anywhere, is another; also as the header of a safetensors file."""
     length = int.from_bytes(content[:8], "little")
     framed = not content.startswith(b"{") and length < len(content)
@@ -92,13 +92,13 @@ def change_json(content: bytes, draw: random.Random) -> bytes:
         return content
     place: Any = {"": document}
     key: Any = ""
-    while isinstance(place[key], dict | list) and place[key] and draw.random() < 0.9:
+    while isinstance(place[key], dict | list) and place[key] and rng.random() < 0.9:
         place = place[key]
-        key = draw.choice(list(place)) if isinstance(place, dict) else draw.randrange(len(place))
-    if draw.random() < 0.2 and key != "":
+        key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
+    if rng.random() < 0.2 and key != "":
         del place[key]
     else:
-        place[key] = draw.choice(VALUES)
+        place[key] = rng.choice(VALUES)
     changed = json.dumps(document).encode()
     return (len(changed).to_bytes(8, "little") if framed else b"") + changed + content[end:]
 

@@ -85,13 +85,13 @@ def write_gguf(folder: Path, described_width: int = 48) -> None:
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(91)
     writer.add_eos_token_id(92)
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     shapes = {"token_embd": (len(tokens), hidden), "output_norm": (hidden,), "output": (len(tokens), hidden)}
     shapes |= {f"blk.0.{name}": (hidden, hidden) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
     shapes |= {"blk.0.ffn_gate": (wide, hidden), "blk.0.ffn_up": (wide, hidden), "blk.0.ffn_down": (hidden, wide)}
     shapes |= {"blk.0.attn_norm": (hidden,), "blk.0.ffn_norm": (hidden,)}
     for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", draw.standard_normal(shape, np.float32) * 0.1)
+        writer.add_tensor(f"{name}.weight", rng.standard_normal(shape, np.float32) * 0.1)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -15,7 +15,7 @@ from ray.serve.generated.serve_pb2 import HealthzRequest
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.ray.handover import Batch
 from sharp.ray.proxy import RETRY_SECONDS, add_services
-from sharp.serving.frontends.rpc import status
+from sharp.serving.frontends.grpc import status
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 MESSAGE = inference_pb2.GenerateResponse(delta={"text": "a"})

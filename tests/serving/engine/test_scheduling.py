@@ -1,6 +1,5 @@
 """Who computes when: chunks, priorities, shared prompts, limits of time and of the queue."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,17 +14,6 @@ from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.text.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only moves when told: `clock.now += seconds`."""
-
-    class Clock:
-        now = 100.0
-
-    monkeypatch.setattr(time, "perf_counter", lambda: Clock.now)
-    return Clock
 
 
 def test_a_long_prompt_takes_small_chunks_while_others_decode_and_large_ones_alone(start_engine):
@@ -316,6 +304,16 @@ def test_the_time_limit_counts_while_a_request_waits(start_engine, clock):
         ("time_limit", False, None),
         ("time_limit", True, None),
     ]
+
+
+def test_what_waits_of_a_request_that_began_counts_once_each(start_engine):
+    """Not as its `n` again: two of three sequences wait, so two more of four have room, and then none."""
+    running = start_engine(max_sequences=1, max_waiting_requests=4)
+    running.add("began", [1], 9, SamplingParams(temperature=0, n=3))
+    running.step(2)
+    running.add("fits", [1], 1, SamplingParams(temperature=0, n=2))
+    with pytest.raises(QueueFullError, match="4 sequences wait already; the limit is 4"):
+        running.add("more", [1], 1)
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back(start_engine, clock):

@@ -78,6 +78,17 @@ def test_right_drafts_save_steps(start_engine):
     assert len(report.first_token) + len(report.inter_token) == 12
 
 
+def test_the_time_of_a_step_is_shared_by_its_tokens(start_engine, clock):
+    running = start_engine(speculative_tokens=4)
+    running.add("a", COUNTED, 12)
+    for _ in range(5):
+        clock.now += 10
+        running.step()
+    report = running.engine.report()
+    assert [one.seconds for one in report.first_token] == [20]  # the prompt takes two steps
+    assert [one.seconds for one in report.inter_token] == [2] * 10 + [10]
+
+
 def test_wrong_drafts_cost_tokens_and_change_nothing(start_engine):
     running = start_engine(speculative_tokens=4)
     running.add("a", [5, 6, 7, 9, 9, 5, 6], 6)  # 7 was followed by 9

@@ -15,10 +15,10 @@ from sharp.kserve import grpc_service_pb2 as kserve
 from sharp.kserve import grpc_service_pb2_grpc
 from sharp.serving.config import TlsConfig
 from sharp.serving.frontends.grpc import inference
+from sharp.serving.frontends.grpc import status as grpc_status
 from sharp.serving.frontends.http import compact_json, openai_response, sending
 from sharp.serving.frontends.http import protocol as http_protocol
 from sharp.serving.frontends.kserve.outputs import Outputs
-from sharp.serving.frontends.rpc import status as grpc_status
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.conftest import idle, wait_for
 from tests.serving.grpc_client import Client, status

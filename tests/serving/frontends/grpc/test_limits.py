@@ -9,8 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sharp.kserve import grpc_service_pb2 as kserve
-from sharp.serving.frontends.rpc import limits
-from sharp.serving.frontends.rpc.messages import UNREADABLE
+from sharp.serving.frontends.grpc import limits
+from sharp.serving.frontends.grpc.messages import UNREADABLE
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.grpc_client import Client, status
 

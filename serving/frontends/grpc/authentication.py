@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from sharp.serving.api.errors import UnauthenticatedError
-from sharp.serving.frontends.rpc.status import abort
+from sharp.serving.frontends.grpc.status import abort
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.security.tokens import Tokens

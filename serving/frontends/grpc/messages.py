@@ -8,7 +8,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from sharp.serving.api.errors import InputError
-from sharp.serving.frontends.rpc.status import abort
+from sharp.serving.frontends.grpc.status import abort
 
 UNREADABLE = "the message cannot be read as protobuf of its type; use the .proto files of this server"
 MALFORMED = object()
@@ -29,8 +29,8 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
             if handler.response_streaming
             else grpc.stream_unary_rpc_method_handler
         )
-        call = handler.stream_unary or handler.stream_stream
-        return make(_checked_messages(call), _reader(handler.request_deserializer), handler.response_serializer)
+        handle = handler.stream_unary or handler.stream_stream
+        return make(_checked_messages(handle), _reader(handler.request_deserializer), handler.response_serializer)
 
 
 def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -43,17 +43,17 @@ def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _checked_messages(call: Any) -> Any:
+def _checked_messages(handle: Any) -> Any:
     """A handler of a stream of messages."""
 
     async def respond(requests: AsyncIterator[Any], context: Any) -> Any:
-        return await call(_readable(requests, context), context)
+        return await handle(_readable(requests, context), context)
 
     async def generate(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        async for message in call(_readable(requests, context), context):
+        async for message in handle(_readable(requests, context), context):
             yield message
 
-    return generate if inspect.isasyncgenfunction(call) else respond
+    return generate if inspect.isasyncgenfunction(handle) else respond
 
 
 async def _readable(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 
 from sharp.serving.api.errors import InputError, QueueFullError, SharpError
 from sharp.serving.frontends.buffers import most_request_bytes
-from sharp.serving.frontends.rpc.authentication import OPEN_METHODS
-from sharp.serving.frontends.rpc.messages import UNREADABLE
-from sharp.serving.frontends.rpc.status import abort
+from sharp.serving.frontends.grpc.authentication import OPEN_METHODS
+from sharp.serving.frontends.grpc.messages import UNREADABLE
+from sharp.serving.frontends.grpc.status import abort
 from sharp.serving.frontends.service import GenerationService
 
 # Without health's; a call is some 20 kB.

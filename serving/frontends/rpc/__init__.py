@@ -1,1 +1,0 @@
-"""What both gRPC APIs share: status codes, authentication, request metadata."""
