@@ -299,6 +299,20 @@ def adapt_memory(result: Row) -> Iterator[str]:
     yield from table(columns, result["rows"])
 
 
+def certified(result: Row) -> Iterator[str]:
+    """A line per context and normalizer: what must be read in full, and the bytes of it."""
+    columns = {
+        "tokens": field("context"),
+        "normalizer": field("normalizer"),
+        "keys read in full": field("keys_read_in_full", ".1%"),
+        "strips of 16": field("strips_read_in_full", ".1%"),
+        "bytes of a float32 cache, by keys": field("bytes_float32", ".0%"),
+        "by strips": field("bytes_float32_strips", ".0%"),
+        "of a float16 cache, by keys": field("bytes_float16", ".0%"),
+    }
+    yield from table(columns, result["rows"])
+
+
 def routing(result: Row) -> Iterator[str]:
     """A line per load and policy."""
     columns = {

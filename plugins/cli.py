@@ -32,7 +32,7 @@ COMMANDS = {
     "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
     "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
     "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
-    "fit-temperature": Lazy("sharp.exporter.fit_temperature:fit_temperature", "export", "Fit adaptive temperature."),
+    "fit-temperature": Lazy("sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."),
     "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
     "health": Lazy("sharp.serving.server.health:health", "serve", "Ask the server on this machine whether it serves."),
     "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),

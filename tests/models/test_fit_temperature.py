@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from sharp.exporter.fit_temperature import fit_temperature
+from sharp.exporter.temperature.cli import fit_temperature
 from sharp.models import evaluate, train
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import read_checkpoint, save_checkpoint

@@ -1,8 +1,6 @@
 import os
-import re
 import signal
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +12,7 @@ from sharp.serving.cli import generate, serve
 from sharp.serving.engine import prepare
 from tests.marks import full
 from tests.serving.conftest import wait_for
+from tests.serving.processes import server_process
 
 
 def run(command, *arguments, **options):
@@ -139,21 +138,11 @@ def test_serve_refuses_what_no_server_can_have(counting, options, message):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, full(signal.SIGINT)])
 def test_serve_until_a_signal(counting, number):
-    program = "from sharp.plugins.cli import serve_main; serve_main()"
-    command = [sys.executable, "-c", program, str(counting), "--grpc-port", "0", "--http-port", "0", "--no-kernels"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as server:
-        printed = []
-        for line in server.stdout:
-            printed.append(line)
-            if ready := re.search(r"sharp-serve: ready grpc=(\S+) http=\S+", line):
-                break
-        assert run(generate, ready[1], "a", "--temperature", 0, "--max-tokens", 3).stdout == "bcd\n"
-        server.send_signal(number)
-        _, errors = server.communicate(timeout=20)
-    assert (server.returncode, "Traceback" in errors) == (0, False)
-    block = "".join(printed)
+    with server_process(counting, "--no-kernels", environment=environment) as server:
+        assert run(generate, server.grpc, "a", "--temperature", 0, "--max-tokens", 3).stdout == "bcd\n"
+        server.process.send_signal(number)
+        code, printed = server.process.wait(20), server.printed()
+    assert (code, "Traceback" in printed) == (0, False)
     for words in ("counting", "softmax", "32768 tokens in blocks of 4", "2048 tokens a step", "gRPC", "/metrics"):
-        assert words in block
+        assert words in printed

@@ -1,7 +1,6 @@
 """Runs every client and writes docs/compatibility.md: `python -m tests.full.clients.table`, as `make clients` does."""
 
 import datetime
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from tests.full.clients.clients import CLIENTS, Client
 from tests.full.clients.conftest import MODEL, TEMPLATE
 from tests.full.clients.model_tools import CASES, REFUSED, TOOLS, export_case, run_tools, versions
 from tests.serving.conftest import write_folder
+from tests.serving.processes import server_process
 
 PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
 COMMAND = Path(sys.executable).with_name("sharp-serve")
@@ -80,16 +80,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_folder(Path(temporary) / MODEL, hashing=0)
         (folder / "chat_template.jinja").write_text(TEMPLATE)
-        flags = ["--grpc-port", "0", "--http-port", "0", "--no-kernels", "--threads", "1"]
-        server = subprocess.Popen([COMMAND, folder, *flags], stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            ready = next(line for line in server.stdout if line.startswith("sharp-serve: ready"))
-            grpc, http = ready.partition("grpc=")[2].split(" http=")
-            lines = [_row(client, f"http://{http.strip()}", grpc) for client in CLIENTS]
-        finally:
-            server.terminate()
-            server.wait(30)
+        with server_process(folder, "--no-kernels", "--threads", 1) as server:
+            lines = [_row(client, f"http://{server.http}", server.grpc) for client in CLIENTS]
     refused = "".join(f"| `{name}` | {sentence} |\n" for name, (_, sentence) in sorted(UNSUPPORTED.items()))
     others = OTHERS.format(names=", ".join(f"`{name}`" for name in sorted(NO_EFFECT)))
     date = datetime.datetime.now(tz=datetime.UTC).date()

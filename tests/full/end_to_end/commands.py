@@ -1,10 +1,8 @@
 """The commands that a user types, and what the server then shows."""
 
-import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +11,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+
+from tests.serving.processes import server_process
 
 SCRIPTS = Path(sys.executable).parent
 CHECKPOINT = Path(__file__).parents[3] / "models" / "checkpoints" / "text-ssa.safetensors"
@@ -40,18 +40,9 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def serve(folder: Path, *options: str) -> Iterator[Server]:
     """`sharp-serve` on free ports; it must stop cleanly."""
-    command = [SCRIPTS / "sharp-serve", folder, "--grpc-port", "0", "--http-port", "0", *options]
-    log = folder.parent / "server.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + 60
-        found = None
-        while found is None and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-            found = re.search(r"sharp-serve: ready grpc=(\S+) http=(\S+)", log.read_text())
-        assert found, log.read_text()
-        yield Server(grpc=found[1], http=found[2])
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0, log.read_text()
+    with server_process(folder, *options, command=(SCRIPTS / "sharp-serve",)) as running:
+        try:
+            yield Server(grpc=running.grpc, http=running.http)
+        finally:
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(timeout=30) == 0, running.printed()

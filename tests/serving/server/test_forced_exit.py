@@ -2,15 +2,13 @@
 
 import contextlib
 import signal
-import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
 
 from tests.marks import full
-from tests.serving.server.test_rolling_restart import free_port
+from tests.serving.processes import ServerProcess, server_process
 
 STUCK = """
 import sys, time
@@ -39,54 +37,25 @@ serve_main()
 
 
 def test_a_server_whose_gpu_is_lost_ends_so_that_it_is_started_again(counting):
-    port = free_port()
-    command = [sys.executable, "-c", LOST, str(counting), "--http-port", str(port), "--grpc-port", "0"]
-    options = ["--host", "127.0.0.1", "--threads", "1", "--grace-seconds", "5"]
-    with subprocess.Popen(command + options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert any("ready" in line for line in process.stdout)
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/v1/completions",
-                b'{"model": "counting", "prompt": "a"}',
-                {"Content-Type": "application/json"},
-            )
-            with pytest.raises(OSError):  # an HTTP status, or a connection that ends
-                urllib.request.urlopen(request, timeout=10)
-            assert process.wait(20) == 70
-            assert "the GPU is lost to this process" in process.stderr.read()
-        finally:
-            process.kill()
+    command = (sys.executable, "-c", LOST)
+    with server_process(counting, "--threads", 1, "--grace-seconds", 5, command=command) as server:
+        with pytest.raises(OSError):  # an HTTP status, or a connection that ends
+            urllib.request.urlopen(_completion(server), timeout=10)
+        assert server.process.wait(20) == 70
+        assert "the GPU is lost to this process" in server.printed()
 
 
 @pytest.mark.parametrize(("patched", "code"), [full("ModelFolder.prepare", 0), ("Engine.step", 124)])
 def test_a_thread_that_does_not_return_ends_with_the_process(counting, patched, code):
-    port = free_port()
-    command = [
-        sys.executable,
-        "-c",
-        STUCK.format(patched=patched),
-        str(counting),
-        "--http-port",
-        str(port),
-        "--grpc-port",
-        "0",
-    ]
-    options = ["--host", "127.0.0.1", "--threads", "1", "--grace-seconds", "0.2"]
-    with subprocess.Popen(command + options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            body = b'{"model": "counting", "prompt": "a"}'
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            for _ in range(300):
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                        break
-                except OSError:
-                    time.sleep(0.1)
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-            with contextlib.suppress(TimeoutError):
-                urllib.request.urlopen(request, timeout=1)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(0.2 + 3 + 5) == code
-            assert ("the process ends" in process.stderr.read()) == bool(code)
-        finally:
-            process.kill()
+    command = (sys.executable, "-c", STUCK.format(patched=patched))
+    with server_process(counting, "--threads", 1, "--grace-seconds", 0.2, command=command) as server:
+        with contextlib.suppress(TimeoutError):
+            urllib.request.urlopen(_completion(server), timeout=1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(0.2 + 3 + 5) == code
+        assert ("the process ends" in server.printed()) == bool(code)
+
+
+def _completion(server: ServerProcess) -> urllib.request.Request:
+    body = b'{"model": "counting", "prompt": "a"}'
+    return urllib.request.Request(f"http://{server.http}/v1/completions", body, {"Content-Type": "application/json"})

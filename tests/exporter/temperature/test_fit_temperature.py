@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from transformers import PreTrainedTokenizerFast
 
 from sharp.exporter.checkpoints.reading import read_source
-from sharp.exporter.fit_temperature import fit_temperature
-from sharp.exporter.temperature_texts import find_texts
+from sharp.exporter.temperature.cli import fit_temperature
+from sharp.exporter.temperature.texts import find_texts
 from sharp.models.attention import EagerAttention
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.models.temperature_fit import EntropyRecorder, at_temperature

@@ -75,7 +75,7 @@ def fit_temperature(
     check_exists(checkpoint)  # before seconds of imports
     import torch
 
-    from sharp.exporter.temperature_texts import find_texts
+    from sharp.exporter.temperature.texts import find_texts
     from sharp.models.checkpoint import read_checkpoint
     from sharp.models.checkpoint_files import is_sharp_folder
     from sharp.models.evaluation import check_output

@@ -1,0 +1,158 @@
+"""`python -m bench.certified`: how much of the cache must be read for an output whose error is certified?
+
+Where no weight is zero, keys and values of small weight could be taken from copies in 8 bits. This is a study in numpy,
+on queries, keys and values of SmolLM2: no kernel does it. docs/key-screen.md has the result.
+
+**The bound.** A row reads the set E in full and the others, R, from the copies: a key's logit lies in [l, u] with the
+middle m (`plugins/ops/key_screen.py`), its value is v = v' + e with |e| <= r. With a = g(z) in E and g(m) in R, g the
+normalizer before its sum (e^z, or SSA's), and the output o' = sum a v' / sum a, the true weights are a (1 + d) with
+|d| <= h = max(g(u) / g(m) - 1, 1 - g(l) / g(m)). As sum a (v' - o') = 0,
+
+    |o - o'| <= sum over R of a (h (|v' - o'| + r) + r) / (sum over E of a + sum over R of g(l)).
+
+R is what has the smallest terms, as many as fit the tolerance. Adaptive temperature is counted as if its temperature
+were known, so its figures are lower bounds.
+
+Beside them stands entmax with its screen, whose error is 0.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.attention_data import Layer, captured, smollm2
+from bench.result_file import header, write
+from sharp.plugins.ops.key_screen import Screen, in_doubt, intervals, screen_of
+from sharp.plugins.ops.normalizers import Normalizer, normalize
+from sharp.plugins.ops.schema import DEFAULT_ALPHA
+
+Floats = NDArray[np.float64]
+STRIP = 16  # keys that a kernel reads together
+SSA_B, SSA_N = 1.0, 2.0
+
+
+def _softmax(z: Floats, highest: float) -> Floats:
+    return np.exp(z - highest)
+
+
+def _ssa(z: Floats, _highest: float) -> Floats:
+    return (1 + SSA_B * np.abs(z)) ** (SSA_N * np.sign(z))
+
+
+def inverse_temperature(z: Floats) -> float:
+    """Of adaptive temperature, for a row of logits [n]."""
+    _, statistics = normalize(z, Normalizer("adaptive_softmax"))
+    return statistics.inverse_temperature
+
+
+def read_in_full(
+    g: Callable[[Floats, float], Floats],
+    beta: float,
+    z: Floats,
+    ends: tuple[Floats, Floats],
+    values: tuple[Floats, Floats, Floats],
+    tolerance: float,
+) -> NDArray[np.bool_]:
+    """Which of n keys must be read in full [n].
+
+    Args:
+        g: the normalizer before its sum.
+        beta: inverse temperature.
+        z: logits [n].
+        ends: of the intervals of z, [n] each.
+        values: [n, dim], their copies in 8 bits, and bounds [n] on what these leave out.
+        tolerance: of |o - o'|, over the largest |v|.
+    """
+    low, high = (beta * one for one in ends)
+    highest = float(high.max())
+    value, copy, rest = values
+    exact = g(beta * z, highest)
+    middle, least = g((low + high) / 2, highest), g(low, highest)
+    output, limit = exact @ value / exact.sum(), tolerance * float(np.linalg.norm(value, axis=1).max())
+    relative = np.maximum(g(high, highest) / middle - 1, 1 - least / middle)
+    away = np.linalg.norm(copy - output, axis=1) + limit  # o' is that near to o
+    terms = middle * (relative * (away + rest) + rest)
+    order = np.argsort(terms)
+    sums = np.cumsum(terms[order])
+    total = np.cumsum(least[order]) + (exact.sum() - np.cumsum(exact[order]))
+    few = int(np.searchsorted(sums / total, limit))
+    full = np.ones(len(z), bool)
+    full[order[:few]] = False
+    return full
+
+
+def measure(layer: Layer, tokens: int, queries: int, tolerance: float) -> dict[str, dict[str, float]]:
+    """Of the last `queries` queries over `tokens` keys: the share of keys and strips that a group of heads needs."""
+    data = layer.context(tokens)
+    group = data.query.shape[1] // data.key.shape[1]
+    found: dict[str, list[NDArray[np.bool_]]] = {"softmax": [], "ssa": [], "adaptive_softmax": [], "entmax": []}
+    for head in range(data.key.shape[1]):
+        key, value = data.key[:, head], data.value[:, head].astype(np.float64)
+        shift = key.mean(0)
+        screen, values = screen_of(key, shift), screen_of(data.value[:, head], np.zeros_like(shift))
+        copy = values.scale[:, None].astype(np.float64) * values.integers
+        for row in range(tokens - queries, tokens):
+            seen = slice(0, row + 1)
+            part = Screen(screen.integers[seen], screen.scale[seen], screen.distance[seen])
+            needed = {name: np.zeros(tokens, bool) for name in found}
+            for query in data.query[row, head * group : (head + 1) * group] * key.shape[1] ** -0.5:
+                ends = intervals(query, part, shift)
+                needed["entmax"][seen] |= in_doubt(*ends, DEFAULT_ALPHA)
+                z = key[seen].astype(np.float64) @ query
+                rows = (value[seen], copy[seen], values.distance[seen].astype(np.float64))
+                for name, g, beta in (
+                    ("softmax", _softmax, 1.0),
+                    ("ssa", _ssa, 1.0),
+                    ("adaptive_softmax", _softmax, inverse_temperature(z)),
+                ):
+                    needed[name][seen] |= read_in_full(g, beta, z, ends, rows, tolerance)
+            for name, keys in needed.items():
+                found[name].append(keys)
+    return {
+        name: {
+            "keys": float(np.mean([keys.mean() for keys in rows])),
+            "strips": float(np.mean([keys.reshape(-1, STRIP).any(1).mean() for keys in rows])),
+        }
+        for name, rows in found.items()
+    }
+
+
+@click.command()
+@click.option("--contexts", default="4096,32768,131072", show_default=True, help="Tokens.")
+@click.option("--queries", default=4, show_default=True, help="The last ones, of each layer and head.")
+@click.option("--layers", default=10, show_default=True)
+@click.option("--tolerance", default=1e-3, show_default=True, help="Error over the largest value's length.")
+@click.option("--output", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
+def main(contexts: str, queries: int, layers: int, tolerance: float, output: Path | None) -> None:
+    """Measure on SmolLM2's captures; bytes are those of a float32 cache."""
+    chosen = captured(smollm2(), "softmax")[:layers]
+    dim = chosen[0].key.shape[2]
+    copy = (dim + 8) / (8 * dim)  # of keys or of values, over what a full read of both takes
+    rows: list[dict[str, Any]] = []
+    for tokens in map(int, contexts.split(",")):
+        by_layer = [measure(layer, tokens, queries, tolerance) for layer in chosen]
+        for name in by_layer[0]:
+            keys, strips = (float(np.mean([one[name][of] for one in by_layer])) for of in ("keys", "strips"))
+            copies = copy if name == "entmax" else 2 * copy  # entmax needs none of the values
+            rows.append(
+                {
+                    "context": tokens,
+                    "normalizer": name,
+                    "keys_read_in_full": keys,
+                    "strips_read_in_full": strips,
+                    "bytes_float32": copies + keys,
+                    "bytes_float32_strips": copies + strips,
+                    "bytes_float16": 2 * copies + keys,
+                }
+            )
+            print(rows[-1], flush=True)
+    found = header("certified") | {"tolerance": tolerance, "queries": queries, "layers": len(chosen), "rows": rows}
+    write(output, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Writes `key-screen.svg`: bytes that a decode step reads of each key, and its time, from archived results.
+
+`python docs/key_screen.py`
+"""
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
+HEAD_DIM = 64
+LABELS = {"softmax": "softmax", "entmax": "entmax", "entmax + screen": "entmax with a screen"}
+COLORS = ("tab:red", "tab:gray", "tab:blue")
+
+
+def bytes_of_a_key() -> list[float]:
+    """Of key and value in float32: everything; all keys and few values; the screen and few strips of keys."""
+    rows = json.loads((RESULTS / "certified.json").read_text())["rows"]
+    found = next(row for row in rows if row["context"] == 32768 and row["normalizer"] == "entmax")
+    one = 4 * HEAD_DIM
+    values = found["keys_read_in_full"] * one
+    return [2 * one, one + values, HEAD_DIM + 8 + found["strips_read_in_full"] * one + values]
+
+
+def milliseconds() -> list[float]:
+    """Medians of one layer, two threads."""
+    rows = json.loads((RESULTS / "attention_screen_32k.json").read_text())["rows"]
+    return [
+        next(row["milliseconds"] for row in rows if (row["subject"], row["cache_dtype"]) == (subject, "float32"))
+        for subject in LABELS
+    ]
+
+
+def main() -> None:
+    """Plot both."""
+    plt.rcParams["svg.hashsalt"] = "sharp"
+    figure, both = plt.subplots(1, 2, figsize=(8, 2.2), sharey=True)
+    for axes, found, title, form in (
+        (both[0], bytes_of_a_key(), "bytes a key and head", "%.0f"),
+        (both[1], milliseconds(), "ms a layer, two threads", "%.2f"),
+    ):
+        bars = axes.barh(list(LABELS.values()), found, color=COLORS)
+        axes.bar_label(bars, fmt=form, padding=3)
+        axes.set(title=title, xlim=(0, max(found) * 1.15), xticks=[])
+        axes.invert_yaxis()
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    both[0].invert_yaxis()  # shared: turned once
+    figure.tight_layout()
+    figure.savefig(Path(__file__).with_name("key-screen.svg"), metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`sharp fit-temperature`: the polynomial of adaptive temperature, fitted to a model."""
