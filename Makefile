@@ -9,7 +9,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel docs lock lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel wheel release-dry-run docs lock lint format typing clean
 
 setup: .venv/installed
 
@@ -73,10 +73,22 @@ sanitize: setup
 kernels: setup
 	.venv/bin/python -m sharp.plugins.build_kernels $(KERNELS)
 
-# A wheel with the libraries for GPUs, over what `make kernels` has compiled; `pip wheel .` makes one without.
+# A wheel with the libraries for GPUs, over what `make kernels` has compiled, for machines like this one; `make wheel` makes one without.
 gpu-wheel: setup
 	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
 	  -C build-dir=build/gpu-wheel
+
+# dist/sharp_attention-VERSION-py3-none-manylinux_2_28_x86_64.whl, for every CPython from 3.11 and Linux since 2018. It is built apart from
+# .venv, with the oldest grpcio-tools that pyproject.toml allows: newer runtimes take its code, older ones would refuse newer code.
+wheel: setup
+	rm -rf build/wheel-unrepaired dist
+	.venv/bin/python -m build --wheel --outdir build/wheel-unrepaired -C cmake.define.SHARP_MANYLINUX=ON -C build-dir=build/wheel . \
+	  > build/wheel.log || { cat build/wheel.log; exit 1; }
+	PATH=$(CURDIR)/.venv/bin:$$PATH auditwheel repair --only-plat --plat manylinux_2_28_$$(uname -m) --wheel-dir dist build/wheel-unrepaired/*.whl
+
+# All of a release but the upload: docs/release.md.
+release-dry-run: wheel
+	.venv/bin/python -m deploy.release.dry_run
 
 # The documentation as a site, in build/site; a warning is an error.
 docs: setup

@@ -47,10 +47,16 @@ target_include_directories(sharp_ops SYSTEM PRIVATE ${ONNXRUNTIME_INCLUDE_DIR})
 # No -ffast-math: infinities and NaN have a meaning here.
 target_compile_options(sharp_ops PRIVATE -Wall -Wextra -ffp-contract=fast -fno-math-errno)
 option(SHARP_SANITIZE "Build with AddressSanitizer and UndefinedBehaviorSanitizer; see `make sanitize`" OFF)
+option(SHARP_MANYLINUX "Need no C library newer than glibc 2.28; see `make wheel`" OFF)
 if(SHARP_SANITIZE)
   set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
   target_compile_options(sharp_ops PRIVATE ${sanitizers} -g -fno-omit-frame-pointer)
   target_link_options(sharp_ops PRIVATE ${sanitizers})
+elseif(SHARP_MANYLINUX)
+  # libgcc_s comes from the machine: this compiler's own unwinder would want glibc 2.35. Before 2.34, threads and dlopen were in
+  # libraries of their own.
+  target_sources(sharp_ops PRIVATE plugins/onnxruntime/glibc_2_28.cc)
+  target_link_options(sharp_ops PRIVATE -static-libstdc++ -Wl,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,--as-needed)
 else()
   target_link_options(sharp_ops PRIVATE -static-libstdc++ -static-libgcc)
 endif()

