@@ -73,8 +73,8 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     "--norm",
     metavar="NAME",
     help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, ssmax-bias, assmax, entmax, "
-    "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2 or relu2-n.  [default: that "
-    "which the model says it was trained with]",
+    "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2, relu2-n or one of your own.  "
+    "[default: that which the model says it was trained with]",
 )
 @click.option(
     "--cache",
@@ -87,11 +87,10 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
 @click.option(
     "--target",
     type=click.Choice(["onnxruntime", "tensorrt", "portable"]),
-    default="onnxruntime",
-    show_default=True,
     help="Who runs the model: onnxruntime keeps attention as one node, for Sharp's kernels (without them, ONNX Runtime "
     "replaces it by standard ops); tensorrt keeps only the node, for Sharp's TensorRT plugin; portable has "
-    "standard ops only, for every other tool.",
+    "standard ops only, for every other tool and for a normalizer of your own.  [default: onnxruntime, or portable for "
+    "such a norm]",
 )
 @click.option(
     "-o",

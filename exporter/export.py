@@ -45,6 +45,7 @@ from sharp.exporter.verification.verifier import Text, Verification, number_of_c
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
 from sharp.plugins.checksums import write_manifest
+from sharp.plugins.custom.normalizer import is_custom
 from sharp.plugins.errors import InputError, SharpError
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "transformers")
@@ -59,7 +60,7 @@ class ExportSettings:
 
     norm: str
     cache: str = "paged"
-    target: manifest.Target = "onnxruntime"
+    target: manifest.Target | None = None
     norm_options: NormOptions = NO_OPTIONS
     norm_map: Path | None = None
     untrained_norm: bool = False
@@ -68,6 +69,11 @@ class ExportSettings:
     text: Path | None = None
     graph: GraphOptions = DEFAULT_GRAPH
     program: ProgramOptions = NO_PROGRAM_OPTIONS
+
+    @property
+    def chosen_target(self) -> manifest.Target:
+        """The target; where none is given, a user's normalizer, which no kernel has, is portable."""
+        return self.target or ("portable" if is_custom(self.norm) else "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ def dry_run(
     source, form = _prepare(path, settings, folder, phase)
     on_source(source)
     parameters = norm_parameters(form.config, settings.norm_options, source.learned)
-    return make_plan(source, form, settings.graph, settings.target, parameters)
+    return make_plan(source, form, settings.graph, settings.chosen_target, parameters)
 
 
 def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> tuple[Source, Form]:
@@ -141,13 +147,18 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
             f"the output folder {folder} is a mount point, which a finished export cannot take the place of; choose a "
             f"folder in it: -o {folder / 'model'}"
         )
-    settings.graph.check(settings.cache, settings.target)
+    settings.graph.check(settings.cache, settings.chosen_target)
+    if is_custom(settings.norm) and settings.chosen_target != "portable":
+        raise InputError(f"no kernel has --norm {settings.norm}; leave --target {settings.target} out")
     phase("Reading the checkpoint", 1)
     program = replace(settings.program, max_context=settings.graph.max_context)
     source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm, settings.head)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
-    form = make_form(settings.cache, source, path, settings.graph, settings.target)
+    named = source.model.head_norms() if isinstance(source.model, MappedDecoder) else ()
+    if settings.chosen_target != "portable" and (own := [one.name for one in named if is_custom(one.normalizer)]):
+        raise InputError(f"no kernel has the norm {own[0]} of {settings.norm_map}: it needs --target portable")
+    form = make_form(settings.cache, source, path, settings.graph, settings.chosen_target)
     settings.graph.context_of(form.config, form.positions)
     if not (source.trained or settings.untrained_norm):
         raise InputError(
@@ -184,19 +195,19 @@ def _export_into(
         lowering.add_key_shifts(graph, shifts)
         windows = lowering.windows_of(graph)
         phase("Writing the model", 1)
-        lowering.write(graph, staging, tracing.defaults, settings.target)
+        lowering.write(graph, staging, tracing.defaults, settings.chosen_target)
         checked = staging
         if settings.graph.dtype == "bfloat16":
             checked = Path(tempfile.mkdtemp(dir=staging))
             widen_bfloat16(graph)
-            lowering.write(graph, checked, tracing.defaults, settings.target)
+            lowering.write(graph, checked, tracing.defaults, settings.chosen_target)
     lowering.release_weights(graph)
     del tracing
     verification = _verify(checked, form, settings, text, phase)
     if checked != staging:
         shutil.rmtree(checked)
     tolerance = tolerance_of(settings.graph, quantized=True)
-    report = verification_report(source, form, settings.target, verification, measured, tolerance)
+    report = verification_report(source, form, settings.chosen_target, verification, measured, tolerance)
     described = describe(
         source, form, settings, name, windows, verified=verification.passed, found=summary(verification, measured)
     )
@@ -212,7 +223,7 @@ def _export_into(
 def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase) -> Verification:
     """Compare the model in `folder` with PyTorch; then quantize it, if requested, and compare it again."""
     verifier, options = form.verifier(), settings.graph
-    runtimes = runtimes_of(settings.target, form.cache)
+    runtimes = runtimes_of(settings.chosen_target, form.cache)
     if options.dtype == "bfloat16":
         runtimes = tuple(Runtime(f"{name} {WIDENED}", kernels) for name, kernels in runtimes)
     only = text if options.quantize is None else None  # reading a text takes longer than all the rest
@@ -310,7 +321,7 @@ def describe(
             parameters=parameters,
             heads=source.model.head_norms() if isinstance(source.model, MappedDecoder) else (),
         ),
-        target=settings.target,
+        target=settings.chosen_target,
         cache=form.cache,
         inputs=form.inputs,
         outputs=form.outputs,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sharp.models.normalizer_gradients import GRADIENTS
-from sharp.models.normalizers import NORMALIZERS, Options
+from sharp.models.normalizers import Options, function_of
 
 CHUNK = 2**19  # logits of one chunk: several arrays of this size are alive at once, 2 MiB each in float32
 
@@ -77,7 +77,7 @@ class ChunkedAttention:
         """Those, and behind them the weight of the sink where heads have one."""
         if logits.shape[-1] == 0:
             return logits
-        return NORMALIZERS[self.normalizer](logits, visible, self.options).masked_fill(
+        return function_of(self.normalizer)(logits, visible, self.options).masked_fill(
             ~self._beside(visible, True), 0.0
         )
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from sharp.models.attention_chunks import ChunkedAttention, by_head, by_key_head, wide
+from sharp.models.attention_chunks import Chunk, ChunkedAttention, by_head, by_key_head, wide
+from sharp.models.normalizer_gradients import GRADIENTS
 from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, Options, get_norm
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS
@@ -77,6 +79,12 @@ def normalized_attention(
         raise InputError(f"alpha is {alpha}, but must be above 1; norm softmax is its limit")
     if softcap < 0 or window < -1:
         raise InputError(f"softcap is {softcap} and window {window}, but must be at least 0, and -1 or more")
+    if scheme.normalizer not in GRADIENTS and not torch.compiler.is_exporting():
+        options = Options(None, float(alpha), tuple(temperature_coefficients), float(entropy_threshold))
+        factor = float(query.shape[-1] ** -0.5 if scale is None else scale)
+        slopes = None if alibi_slopes is None else alibi_slopes.detach()
+        own = ChunkedAttention(scheme.normalizer, options, factor, causal, window, float(softcap), slopes, mask)
+        return _by_autograd(own, query, key, value)
     output: Tensor = _forward(
         query,
         key,
@@ -95,6 +103,19 @@ def normalized_attention(
         sinks,
     )
     return output
+
+
+def _by_autograd(attention: ChunkedAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """With a user's normalizer, whose gradient nobody has written: by autograd, a chunk at a time."""
+
+    def output_of(chunk: Chunk, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        products = by_key_head(wide(query[:, :, chunk.rows]), key.shape[1]) @ wide(key[:, :, chunk.keys]).mT
+        logits, _, visible = attention.logits(by_head(products, query.shape[1]), chunk)
+        weights = by_key_head(attention.weights(logits, visible), key.shape[1])
+        return by_head(weights @ wide(value[:, :, chunk.keys]), query.shape[1]).to(query.dtype)
+
+    chunks = attention.chunks(query, key)
+    return torch.cat([checkpoint(output_of, chunk, query, key, value, use_reentrant=False) for chunk in chunks], dim=2)
 
 
 def _check(

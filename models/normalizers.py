@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sharp.plugins.custom import normalizer as custom
 from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import NormalizerName
 from sharp.plugins.ops.torch_normalizers import (
     DEFAULT_TEMPERATURE,
     NORMALIZERS,
     Options,
     attention_weights,
     entropy,
+    function_of,
     skip_masked,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "SsaValues",
     "attention_weights",
     "entropy",
+    "function_of",
     "get_norm",
     "skip_masked",
 ]
@@ -49,7 +51,7 @@ class Norm:
     """
 
     name: str
-    normalizer: NormalizerName
+    normalizer: str  # of the op, or a user's, whose name is the norm's
     scale_kind: ScaleKind = "none"
     head_parameters: tuple[str, ...] = ()
     head_constants: tuple[float, ...] = ()
@@ -84,12 +86,17 @@ NORMS: dict[str, Norm] = {
 }
 
 
+NORMS |= {name: Norm(name, name) for name in custom.names() if name not in NORMS}
+
+
 def get_norm(name: str) -> Norm:
     """The scheme called `name`.
 
     Raises:
         InputError: there is no such scheme; the message lists those that exist.
     """
+    if name not in NORMS and custom.is_custom(name):  # added since
+        NORMS[name] = Norm(name, name)
     if name not in NORMS:
         raise InputError(f"norm {name!r} is not known; choose one of: {', '.join(NORMS)}")
     return NORMS[name]

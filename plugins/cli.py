@@ -30,6 +30,9 @@ COMMANDS = {
     ),
     "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Measure a server under load, or decoding."),
     "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
+    "check-normalizer": Lazy(
+        "sharp.plugins.custom.cli:check_normalizer", "export", "Test a normalizer of your own, a Python file."
+    ),
     "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
     "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
     "fit-temperature": Lazy("sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."),

@@ -6,13 +6,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035  # pydantic refuses typing's before Python 3.12
 
+from sharp.plugins.custom.normalizer import NAME
 from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data, lies_inside
+from sharp.plugins.ops.attributes import NORMALIZERS
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.9"
+FORMAT_VERSION = "1.10"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
+CustomName = Annotated[str, Field(pattern=f"^{NAME}$", description="of a user's file; the graph has its standard ops")]
 ModelKind = Literal["decoder", "encoder", "set", "numbers", "module"]
 Target = Literal["onnxruntime", "tensorrt", "portable"]
 CacheForm = Literal["paged", "contiguous", "none"]
@@ -63,7 +66,7 @@ class HeadNorm(_Frozen):
     layer: int
     heads: tuple[int, ...]
     name: str
-    normalizer: NormalizerName
+    normalizer: NormalizerName | CustomName
     alpha: float
     temperature_coefficients: tuple[float, ...]
     entropy_threshold: float
@@ -75,7 +78,7 @@ class Norm(_Frozen):
     """The attention scheme (`--norm`) and the kernel normalizer that it lowers to."""
 
     name: str
-    normalizer: NormalizerName
+    normalizer: NormalizerName | CustomName
     trained: bool = Field(description="the checkpoint was trained with this norm")
     alpha: float = 1.5
     temperature_coefficients: tuple[float, ...] = ()
@@ -285,6 +288,12 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
         raise InputError(
             f"{path} is not a valid manifest: q_heads is {manifest.q_heads}, but must be a multiple of kv_heads "
             f"({manifest.kv_heads})"
+        )
+    foreign = {manifest.norm.normalizer, *(one.normalizer for one in manifest.norm.heads)}.difference(NORMALIZERS)
+    if foreign and manifest.target != "portable":
+        raise InputError(
+            f"{path} is not a valid manifest: norm.normalizer is {min(foreign)!r}, which no kernel has, and target is "
+            f"{manifest.target!r}; it must be one of {', '.join(NORMALIZERS)}, or the target portable"
         )
     if len(manifest.windows) not in (0, manifest.layers):
         raise InputError(

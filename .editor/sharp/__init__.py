@@ -14,8 +14,10 @@ __all__ = [
     "Client",
     "ClientTls",
     "Completion",
+    "CustomNormalizer",
     "Guided",
     "SamplingParams",
+    "Streamed",
     "__version__",
     "export",
     "adapt",
@@ -40,4 +42,8 @@ def __getattr__(name: str) -> Any:
         import sharp.exporter.adapt.adapt
 
         return getattr(sharp.exporter.adapt.adapt, name)
+    if name in ("CustomNormalizer", "Streamed"):
+        import sharp.plugins.custom.normalizer
+
+        return getattr(sharp.plugins.custom.normalizer, name)
     raise AttributeError(f"module 'sharp' has no attribute {name!r}")

@@ -53,7 +53,7 @@ from sharp.models.normalizers import get_norm
 from sharp.models.trained_attention import ENTRY
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme
-from sharp.plugins.ops.attributes import WITHOUT_SINK
+from sharp.plugins.ops.attributes import has_place_for_sink
 from sharp.plugins.tokenizer_trial import check_tokenizer_file
 
 # Of transformers' implementations of experts the one whose shapes do not depend on where tokens are routed to.
@@ -229,9 +229,9 @@ def hooked_model(path: Path, opened: OpenedModel, norm: str, options: NormOption
     """
     model, architecture, adapted = opened.model, opened.architecture, opened.adapted
     heads = _heads_of(path, model)
-    if heads.sinks and get_norm(norm).normalizer in WITHOUT_SINK:
+    if heads.sinks and not has_place_for_sink(get_norm(norm).normalizer):
         raise InputError(
-            f"{path} has attention sinks, which compete with its keys, and under --norm {norm} nothing competes; "
+            f"{path} has attention sinks, which compete with its keys, and --norm {norm} has no place for them; "
             "choose another norm"
         )
     config = _config(opened, heads, norm)

@@ -18,7 +18,7 @@ from sharp.models.normalizers import SSA_START, ScaleKind
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import WITHOUT_SINK
+from sharp.plugins.ops.attributes import has_place_for_sink
 
 
 class MappedDecoder(Decoder):
@@ -38,7 +38,7 @@ class MappedDecoder(Decoder):
                 "choose --norm softmax and name ssmax in the file"
             )
         named = {norm.config for norms in heads.layers for norm in norms}
-        without = {config.norm for config in named if config.scheme.normalizer in WITHOUT_SINK}
+        without = {config.norm for config in named if not has_place_for_sink(config.scheme.normalizer)}
         if decoder.has_sinks and without:
             raise InputError(
                 f"the model has attention sinks, which compete with its keys, and under {sorted(without)[0]}, which "

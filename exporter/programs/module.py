@@ -35,7 +35,7 @@ def export(
     norm: str,
     output: str | Path,
     cache: str = "paged",
-    target: Target = "onnxruntime",
+    target: Target | None = None,
     tokenizer: str | Path | None = None,
     norm_parameters: Mapping[str, Any] | None = None,
     trained_norm: bool = False,
@@ -57,7 +57,8 @@ def export(
         norm: the attention scheme, as for `--norm`.
         output: the folder to write; it must be new or empty.
         cache: paged (for sharp-serve), contiguous (for other tools) or none (whole sequences).
-        target: who runs the model: onnxruntime, tensorrt or portable.
+        target: who runs the model: onnxruntime, tensorrt or portable; None is onnxruntime, or portable for a norm of a
+            user's.
         tokenizer: a tokenizer.json, a folder with one, or "bytes"; None serves token ids only.
         norm_parameters: what the norm has learned, see `NormParameters`; the module then counts as trained with it.
         trained_norm: the module was trained with this norm, although its code shows another.

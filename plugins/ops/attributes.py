@@ -14,11 +14,20 @@ HEAD_PARAMETERS: dict[str, tuple[str, ...]] = {
 and relu2 are divided by n^p.
 """
 
+SPARSE = ("entmax", "relu", "relu2")
+"""Normalizers in which a visible key can have the weight 0."""
+
 WITHOUT_SINK = ("sigmoid", "relu", "relu2")
 """Normalizers that make a weight of one logit: their keys do not compete, so a sink would change nothing.
 
 Their own columns of `head_params` may be left out; n then changes nothing.
 """
+
+
+def has_place_for_sink(normalizer: str) -> bool:
+    """Whether a sink can take part: keys must compete, and a user's normalizer sees keys only."""
+    return normalizer in NORMALIZERS and normalizer not in WITHOUT_SINK
+
 
 ICML2025_COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
 """Inverse temperature as a polynomial of the entropy in nats, highest power first (ICML 2025, Fig. 4)."""
@@ -36,6 +45,8 @@ DEFAULT_ENTROPY_THRESHOLD = 0.5
 def head_params_mistake(normalizer: str, columns: int | None) -> str | None:
     """What is wrong with `head_params` of so many columns, None where it is left out; None if nothing is."""
     own = HEAD_PARAMETERS.get(normalizer, ())
+    if columns is not None and normalizer not in NORMALIZERS:
+        return f"head_params has {columns} columns; {normalizer} takes none: leave it out"
     if columns is None:
         if not own or normalizer in WITHOUT_SINK:
             return None

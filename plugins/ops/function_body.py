@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
+from sharp.plugins.custom.normalizer import is_custom
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attention_body import write_attention
 from sharp.plugins.ops.attributes import head_params_mistake
@@ -70,7 +71,7 @@ def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.Funct
             together.
     """
     given = frozenset(form.given)
-    if form.normalizer not in NORMALIZERS:
+    if form.normalizer not in NORMALIZERS and not is_custom(form.normalizer):
         raise InputError(f"normalizer is {form.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
     if "head_params" not in given and (mistake := head_params_mistake(form.normalizer, None)) is not None:
         raise InputError(mistake)

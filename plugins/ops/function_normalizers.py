@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
+from sharp.plugins.custom import normalizer as custom
+from sharp.plugins.custom.body import write_weights
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, NORMALIZERS, SPARSE, WITHOUT_SINK, has_place_for_sink
 from sharp.plugins.ops.node_list import NodeList
 
 ENTMAX_STEPS = 64
@@ -42,7 +44,7 @@ def sinks_of(nodes: NodeList, normalizer: str, given: frozenset[str]) -> str:
     if "head_params" not in given:
         return ""
     own = len(HEAD_PARAMETERS.get(normalizer, ()))
-    if normalizer in WITHOUT_SINK:
+    if not has_place_for_sink(normalizer):
         return ""
     if own == 0:  # all of it; a second column fails here
         return nodes.reshape("head_params", nodes.dimension("query", 1), 1, 1)
@@ -75,7 +77,7 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
                 bias, power = _columns(nodes, rows.head_params, normalizer)
                 logits = nodes.op("Add", logits, nodes.op("Sub", bias, nodes.op("Mul", power, _log_count(nodes, rows))))
             weights = _sigmoid(nodes, logits)
-        case _:
+        case "relu" | "relu2":
             weights = nodes.op("Relu", rows.logits)
             if normalizer == "relu2":
                 weights = nodes.op("Mul", weights, weights)
@@ -83,13 +85,15 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
                 (power,) = _columns(nodes, rows.head_params, normalizer)
                 exponent = nodes.op("Neg", nodes.op("Mul", power, _log_count(nodes, rows)))
                 weights = nodes.op("Mul", weights, nodes.op("Exp", exponent))
+        case _:
+            weights = write_weights(nodes, normalizer, rows.logits, rows.visible)
     return Weights(nodes.op("Where", rows.visible, weights, zero), one)
 
 
 def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, normalizer: str) -> str:
     """The four statistics of every row, [..., q_heads, queries, 4]; 0 where no key is visible."""
     zero = nodes.constant(0.0)
-    sparse = normalizer in ("entmax", "relu", "relu2")
+    sparse = normalizer in SPARSE or (normalizer not in NORMALIZERS and custom.get(normalizer).sparse)
     positive = nodes.op("Greater", result.weights, zero) if sparse else rows.visible
     support = nodes.reduce("ReduceSum", nodes.op("Cast", positive, to=1))
     lowest, highest = nodes.constant(LOWEST), nodes.constant(-LOWEST)

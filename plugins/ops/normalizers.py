@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.plugins.custom import normalizer as custom
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import (
     DEFAULT_ALPHA,
@@ -16,6 +17,7 @@ from sharp.plugins.ops.attributes import (
     HEAD_PARAMETERS,
     ICML2025_COEFFICIENTS,
     NORMALIZERS,
+    SPARSE,
     head_params_mistake,
 )
 
@@ -32,7 +34,7 @@ class Normalizer:
     entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
 
     def __post_init__(self) -> None:
-        if self.name not in NORMALIZERS:
+        if self.name not in NORMALIZERS and not custom.is_custom(self.name):
             raise InputError(f"normalizer is {self.name!r}; it must be one of {', '.join(NORMALIZERS)}")
         if self.name == "entmax" and not self.alpha > 1:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
@@ -113,6 +115,14 @@ def beside(function: Callable[[Row], Row], logits: Row, sink: Row) -> Row:
     return function(np.concatenate([logits, sink]))[: logits.size]
 
 
+def _of_user(name: str, logits: Row) -> Row:
+    import torch  # what a user's function is written in
+
+    shown = torch.from_numpy(logits)
+    weights: Row = custom.get(name).weights(shown, torch.ones_like(shown, dtype=torch.bool)).numpy()
+    return weights
+
+
 def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] = ()) -> tuple[Row, RowStatistics]:
     """Weights and statistics of one query.
 
@@ -140,7 +150,7 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
     sink = np.array(head_params[own:], np.float64)
     if logits.size == 0:
         return logits, RowStatistics()
-    divided = normalizer.name not in ("sigmoid", "relu", "relu2")
+    divided = normalizer.name in NORMALIZERS and normalizer.name not in ("sigmoid", "relu", "relu2")
     competing = np.concatenate([logits, sink])
     if np.isnan(competing).any() or (divided and np.isposinf(competing).any()):
         return np.full_like(logits, np.nan), RowStatistics(np.nan, np.nan, np.nan, np.nan)
@@ -165,6 +175,8 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
         case "relu" | "relu2":
             (power,) = head_params or (0.0,)
             weights = among_keys = np.maximum(logits, 0) ** (1 if normalizer.name == "relu" else 2) / logits.size**power
-    sparse = normalizer.name in ("entmax", "relu", "relu2")
+        case _:
+            weights = among_keys = _of_user(normalizer.name, logits)
+    sparse = normalizer.name in SPARSE or (normalizer.name not in NORMALIZERS and custom.get(normalizer.name).sparse)
     support = np.count_nonzero(weights) if sparse else logits.size
     return weights, RowStatistics(entropy(among_keys), float(support), beta, float(logits.max() - logits.min()))

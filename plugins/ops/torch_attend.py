@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sharp.plugins.custom.normalizer import is_custom
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import ICML2025_COEFFICIENTS, NORMALIZERS
 from sharp.plugins.ops.torch_normalizers import normalize
@@ -29,7 +30,7 @@ class Attributes:
     causal: bool
 
     def __post_init__(self) -> None:
-        if self.normalizer not in NORMALIZERS:
+        if self.normalizer not in NORMALIZERS and not is_custom(self.normalizer):
             raise InputError(f"normalizer is {self.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
         if self.normalizer == "entmax" and not self.alpha > 1:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")

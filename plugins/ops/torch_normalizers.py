@@ -11,12 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sharp.plugins.custom import normalizer as custom
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, ICML2025_COEFFICIENTS, WITHOUT_SINK, head_params_mistake
+from sharp.plugins.ops.attributes import (
+    HEAD_PARAMETERS,
+    ICML2025_COEFFICIENTS,
+    SPARSE,
+    has_place_for_sink,
+    head_params_mistake,
+)
 from sharp.plugins.ops.torch_entmax import entmax as torch_entmax
 
 DEFAULT_TEMPERATURE = ICML2025_COEFFICIENTS
-SPARSE = ("entmax", "relu", "relu2")
 
 
 def normalize(
@@ -37,14 +43,14 @@ def normalize(
     own, sinks = split_head_params(normalizer, head_params)
     options = Options(own, alpha, tuple(temperature_coefficients), entropy_threshold, sinks)
     shown = logits.masked_fill(~visible, 0.0)
-    weights = of_keys(NORMALIZERS[normalizer](shown, visible, options), visible)
+    weights = of_keys(function_of(normalizer)(shown, visible, options), visible)
     among_keys = weights
     if sinks is not None and normalizer != "entmax":  # of the keys alone, whatever the sink leaves them
-        among_keys = of_keys(NORMALIZERS[normalizer](shown, visible, replace(options, sinks=None)), visible)
+        among_keys = of_keys(function_of(normalizer)(shown, visible, replace(options, sinks=None)), visible)
     beta = torch.ones_like(logits[..., 0])
     if normalizer == "adaptive_softmax":
         beta = inverse_temperature(shown, visible, options).squeeze(-1)
-    kept = weights != 0 if normalizer in SPARSE else visible
+    kept = weights != 0 if is_sparse(normalizer) else visible
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
     stats = torch.stack([entropy(among_keys), kept.sum(-1).float(), beta, spread], dim=-1)
     return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
@@ -75,7 +81,7 @@ def joined_head_params(head_params: Tensor | None, sinks: Tensor | None) -> Tens
 
 def check_sinks(normalizer: str, sinks: Tensor | None) -> None:
     """Raises InputError where sinks are given to a normalizer whose keys do not compete."""
-    if sinks is not None and normalizer in WITHOUT_SINK:
+    if sinks is not None and not has_place_for_sink(normalizer):
         raise InputError(f"its heads have sinks, which {normalizer} has no place for; choose another norm")
 
 
@@ -93,7 +99,7 @@ def attention_weights(
     """The attention weights of every query over its visible keys.
 
     Args:
-        normalizer: a name of `NORMALIZERS`.
+        normalizer: a name of `NORMALIZERS`, or a user's.
         logits: [..., q_heads, queries, keys], after scale, soft cap and position bias.
         visible: bool, broadcastable to `logits`; a key that is not visible gets weight 0 and influences no other.
         head_params: [q_heads, P], for ssa the columns b and n; sigmoid (bias, power), relu and relu2 (power) may have
@@ -115,7 +121,7 @@ def attention_weights(
     logits = logits.masked_fill(~visible, 0.0)  # whatever stood there may be inf or nan, whose gradient would spread
     check_sinks(normalizer, sinks)
     options = Options(head_params, alpha, temperature_coefficients, entropy_threshold, sinks)
-    return of_keys(NORMALIZERS[normalizer](logits, visible, options), visible)
+    return of_keys(function_of(normalizer)(logits, visible, options), visible)
 
 
 def of_keys(weights: Tensor, visible: Tensor) -> Tensor:
@@ -251,3 +257,20 @@ NORMALIZERS: dict[str, Callable[[Tensor, Tensor, Options], Tensor]] = {
     "relu": relu,
     "relu2": relu2,
 }
+
+
+def function_of(normalizer: str) -> Callable[[Tensor, Tensor, Options], Tensor]:
+    """The function of a name of `NORMALIZERS`, or of a user's normalizer.
+
+    Raises:
+        SharpError: there is none, or its file cannot be used.
+    """
+    if normalizer in NORMALIZERS:
+        return NORMALIZERS[normalizer]
+    weights = custom.get(normalizer).weights
+    return lambda logits, visible, _options: weights(logits, visible)
+
+
+def is_sparse(normalizer: str) -> bool:
+    """Whether a visible key can have the weight 0."""
+    return normalizer in SPARSE or (normalizer not in NORMALIZERS and custom.get(normalizer).sparse)

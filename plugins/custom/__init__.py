@@ -1,0 +1,1 @@
+"""Normalizers of users: one Python file each, registered by the entry point `sharp.normalizers`."""

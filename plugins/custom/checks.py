@@ -1,0 +1,197 @@
+"""What a user's normalizer must do, each in a check of its own: `sharp check-normalizer`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import helper
+from torch import Tensor
+
+from sharp.plugins.custom import kernel, normalizer
+from sharp.plugins.custom.body import write_weights
+from sharp.plugins.custom.normalizer import CustomNormalizer
+from sharp.plugins.ops.node_list import NodeList
+
+TOLERANCE = 2e-5  # of a weight in float32
+HUGE = (1e4, 1e30)
+BLOCK_SIZES = (1, 7, 16)
+OPSET = 23
+NO_FORM = "it has no streamed form: its weights need the row"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Logits float64 [heads, queries, keys] and which keys are visible, bool of that shape."""
+
+    logits: Tensor
+    visible: Tensor
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found; `problem` is empty where it passed."""
+
+    name: str
+    problem: str
+    note: str = ""
+
+
+class Failed(Exception):  # noqa: N818 - never leaves this module
+    """A check's sentence."""
+
+
+def run_checks(custom: CustomNormalizer) -> Iterator[Check]:
+    """Each check's result as it is known."""
+    normalizer.add(custom)
+    for name, check in CHECKS.items():
+        try:
+            note = check(custom) or ""
+        except Failed as failed:
+            yield Check(name, str(failed))
+        except Exception as error:  # of the user's code, or of ONNX Runtime about the user's body
+            yield Check(name, f"it fails: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+        else:
+            yield Check(name, "", note)
+
+
+def _rows(keys: int = 50, scale: float = 3.0, seed: int = 0) -> Rows:
+    """Random rows; of the queries the last sees no key, and the one before not the first half."""
+    random = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(3, 8, keys, generator=random, dtype=torch.float64)
+    visible = torch.rand(3, 8, keys, generator=random) < 0.7
+    visible[..., 0] = True
+    visible[:, -2] = torch.arange(keys) >= keys // 2
+    visible[:, -1] = False
+    return Rows(logits, visible)
+
+
+def _huge_rows() -> list[Rows]:
+    """Rows of huge logits, of both signs, of equal ones, and of one far above the others."""
+    found = []
+    for size in HUGE:
+        rows = _rows()
+        logits = torch.sign(rows.logits) * size
+        logits[:, 1], logits[:, 2] = size, -size
+        logits[:, 3] = 0
+        logits[:, 3, 0] = size
+        found.append(Rows(logits, rows.visible))
+    return found
+
+
+def _exact(custom: CustomNormalizer, rows: Rows, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The weights, 0 where not visible."""
+    logits = rows.logits.to(dtype).masked_fill(~rows.visible, 0.0)
+    found = custom.weights(logits, rows.visible)
+    if found.shape != logits.shape:
+        raise Failed(f"weights of logits {list(logits.shape)} have the shape {list(found.shape)}")
+    if found.dtype != dtype:
+        raise Failed(f"weights of logits in {dtype} are {found.dtype}; let no constant change the type")
+    return found.masked_fill(~rows.visible, 0.0)
+
+
+def _compare(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    if not found.isfinite().all():
+        raise Failed(f"{what} has NaN or infinite weights")
+    difference = float((found.double() - expected).abs().max())
+    if not difference <= tolerance * max(1.0, float(expected.abs().max())):
+        raise Failed(f"{what} differs by {difference:.1e}")
+
+
+def _weights(custom: CustomNormalizer) -> str:
+    exact = _exact(custom, _rows())
+    _compare(_exact(custom, _rows(), torch.float32), exact, "float32, from float64,")
+    if exact.min() < 0:
+        raise Failed(f"a weight is {float(exact.min()):.3g}; negative ones have no entropy, which servers report")
+    if not custom.sparse and (exact == 0).logical_and(_rows().visible).any():
+        raise Failed("a visible key has the weight 0; say sparse=True, so that `support` counts the others")
+    sums = exact[:, :-1].sum(-1)
+    return f"rows add up to {float(sums.min()):.4g} to {float(sums.max()):.4g}"
+
+
+def _mask(custom: CustomNormalizer) -> None:
+    rows = _rows()
+    exact = _exact(custom, rows)
+    for head in range(rows.logits.shape[0]):
+        for query in range(rows.logits.shape[1] - 1):
+            seen = rows.visible[head, query]
+            alone = rows.logits[head, query, seen][None, None]
+            expected = _exact(custom, Rows(alone, torch.ones_like(alone, dtype=torch.bool)))[0, 0]
+            _compare(exact[head, query, seen], expected, "a row with hidden keys, from the row without them,", 1e-9)
+
+
+def _order(custom: CustomNormalizer) -> None:
+    rows = _rows()
+    order = torch.randperm(rows.logits.shape[-1], generator=torch.Generator().manual_seed(1))
+    turned = _exact(custom, Rows(rows.logits[..., order], rows.visible[..., order]))
+    _compare(turned, _exact(custom, rows)[..., order], "the same keys in another order", 1e-9)
+
+
+def _huge(custom: CustomNormalizer) -> None:
+    for rows, size in zip(_huge_rows(), HUGE, strict=True):
+        _compare(_exact(custom, rows, torch.float32), _exact(custom, rows), f"logits of {size:g} in float32")
+
+
+def _gradients(custom: CustomNormalizer) -> None:
+    rows = _rows(keys=12)
+
+    def visible_weights(logits: Tensor) -> Tensor:
+        return custom.weights(logits.masked_fill(~rows.visible, 0.0), rows.visible).masked_fill(~rows.visible, 0.0)
+
+    for each in (rows, *_huge_rows()):
+        logits = each.logits.float().requires_grad_()
+        shown = custom.weights(logits.masked_fill(~each.visible, 0.0), each.visible).masked_fill(~each.visible, 0.0)
+        (shown * torch.linspace(0, 1, shown.shape[-1])).sum().backward()
+        if logits.grad is None or not logits.grad.isfinite().all():
+            raise Failed("they are NaN or infinite for huge logits or rows without a visible key")
+    torch.autograd.gradcheck(visible_weights, (rows.logits.clone().requires_grad_(),))
+
+
+def _streamed(custom: CustomNormalizer) -> str:
+    random = torch.Generator().manual_seed(2)
+    for rows in (_rows(), *_huge_rows()):
+        keys = rows.logits.shape[-1]
+        values = torch.randn(3, keys, 4, generator=random, dtype=torch.float64)
+        expected = _exact(custom, rows) @ values
+        # Keys [I], queries that are their rows of logits: any logits as products of query and key.
+        identity = torch.eye(keys, dtype=torch.float64).expand(3, keys, keys)
+        for size in BLOCK_SIZES:
+            found = kernel.attention(custom, rows.logits, identity, values, rows.visible, size)
+            _compare(found, expected, f"the output in blocks of {size} keys, from whole rows,", 1e-9)
+    return "" if custom.streamed is not None else NO_FORM
+
+
+def _body(custom: CustomNormalizer) -> None:
+    nodes = NodeList()
+    weights = write_weights(nodes, custom.name, "logits", "visible")
+    nodes.op("Where", "visible", weights, nodes.constant(0.0), name="weights")
+    tensor = helper.make_tensor_value_info
+    shape = ["heads", "queries", "keys"]
+    graph = helper.make_graph(
+        nodes.leading_to(["weights"]),
+        "body",
+        [tensor("logits", onnx.TensorProto.FLOAT, shape), tensor("visible", onnx.TensorProto.BOOL, shape)],
+        [tensor("weights", onnx.TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    for rows in (_rows(), *_huge_rows()):
+        inputs = {"logits": rows.logits.numpy().astype(np.float32), "visible": rows.visible.numpy()}
+        found = torch.from_numpy(session.run(None, inputs)[0])
+        _compare(found, _exact(custom, rows), "the body in ONNX Runtime, from the function,")
+
+
+CHECKS: dict[str, Callable[[CustomNormalizer], str | None]] = {
+    "weights": _weights,
+    "mask": _mask,
+    "order of keys": _order,
+    "huge logits": _huge,
+    "gradients": _gradients,
+    "reference kernel, streamed": _streamed,
+    "body of standard ops": _body,
+}

@@ -1,0 +1,32 @@
+"""The command `sharp check-normalizer`."""
+
+from pathlib import Path
+
+import click
+
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.errors import VerificationError
+
+
+@click.command(cls=SharpCommand)
+@click.argument("file", type=click.Path(path_type=Path))
+def check_normalizer(file: Path) -> None:
+    """Test the normalizer that a Python FILE defines: mask, huge logits, gradients, streaming, body of standard ops.
+
+    FILE is run. The exit code is 1 if a check fails.
+
+    See also: docs/tutorials/own-normalizer.md, and --norm of sharp export.
+    """
+    from sharp.plugins.custom.checks import run_checks
+    from sharp.plugins.custom.normalizer import in_file
+
+    custom = in_file(file)
+    failed = 0
+    for check in run_checks(custom):
+        failed += bool(check.problem)
+        mark = click.style("FAIL", fg="red") if check.problem else click.style("ok  ", fg="green")
+        text = check.problem or check.note
+        click.echo(f"{mark}  {check.name}" + (f": {text}" if text else ""))
+    if failed:
+        raise VerificationError(f"{custom.name} failed {failed} of its checks; correct {file} and run this again")
+    click.echo(f"{custom.name} is ready: register it under the entry point sharp.normalizers, and export with --norm")
