@@ -65,6 +65,7 @@ class Client:
 
     def run(self, base: str, model: str, grpc: str) -> subprocess.CompletedProcess[str]:
         """Use the server, whose address of gRPC is HOST:PORT; the program prints what it called."""
+        INSTALLED.mkdir(parents=True, exist_ok=True)  # a program of the system is there without `make clients`
         program, folder = PROGRAMS / self.program, INSTALLED
         if self.node:  # packages are looked for beside the program
             program, folder = NODE / self.program, NODE

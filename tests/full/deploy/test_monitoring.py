@@ -36,7 +36,7 @@ SERIES = {
     for name, (kind, _, labels) in FAMILIES.items()
     for suffix in SUFFIXES[kind]
 }
-NAME = re.compile(r"(?<![\w:/.-])sharp_[a-z0-9_]+(?![\w(]*[/.(])")
+NAME = re.compile(r"(?<![\w:/.-])sharp_(?!attention-)[a-z0-9_]+(?![\w(]*[/.(])")
 
 
 def rules():
