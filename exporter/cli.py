@@ -73,8 +73,8 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     "--norm",
     metavar="NAME",
     help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, ssmax-bias, assmax, entmax, "
-    "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2, relu2-n or one of your own.  "
-    "[default: that which the model says it was trained with]",
+    "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2, relu2-n, softpick or one of your own. "
+    " [default: that which the model says it was trained with]",
 )
 @click.option(
     "--cache",

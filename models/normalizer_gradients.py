@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sharp.models.normalizers import Options, skip_masked
 from sharp.plugins.ops.torch_entmax import entmax_gradient
-from sharp.plugins.ops.torch_normalizers import length_factor, log_count
+from sharp.plugins.ops.torch_normalizers import length_factor, log_count, softpick_parts
 
 Gradient = tuple[Tensor, Tensor | None]
 
@@ -91,6 +91,16 @@ def relu2(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, op
     return d_logits, _of_power(logits, visible, weights, gradient, options)
 
 
+def softpick(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
+    """dL/dz = e^z / S (g [z > 0] - sgn(z) sum w g) with S = sum |e^z - 1|."""
+    shown = skip_masked(logits, visible)
+    total = softpick_parts(shown).abs().sum(-1, keepdim=True)
+    top = shown.amax(-1, keepdim=True).clamp(min=0)
+    mean = (weights * gradient).sum(-1, keepdim=True)
+    slope = torch.exp(shown - top) / total.masked_fill(total == 0, 1.0)
+    return slope * (torch.where(logits > 0, gradient, 0.0) - logits.sign() * mean), None
+
+
 def _of_power(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Tensor | None:
     if options.head_params is None:
         return None
@@ -105,6 +115,7 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Options], Gradien
     "sigmoid": sigmoid,
     "relu": relu,
     "relu2": relu2,
+    "softpick": softpick,
 }
 
 

@@ -82,6 +82,7 @@ NORMS: dict[str, Norm] = {
         Norm("relu-n", "relu", head_constants=(1.0,)),  # over n, Wortsman et al. 2023
         Norm("relu2", "relu2"),
         Norm("relu2-n", "relu2", head_constants=(1.0,)),
+        Norm("softpick", "softpick"),
     )
 }
 
@@ -96,7 +97,7 @@ def get_norm(name: str) -> Norm:
         InputError: there is no such scheme; the message lists those that exist.
     """
     if name not in NORMS and custom.is_custom(name):  # added since
-        NORMS[name] = Norm(name, name)
+        return Norm(name, name)
     if name not in NORMS:
         raise InputError(f"norm {name!r} is not known; choose one of: {', '.join(NORMS)}")
     return NORMS[name]

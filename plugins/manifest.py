@@ -14,7 +14,7 @@ from sharp.plugins.ops.attributes import NORMALIZERS
 MANIFEST_FILE = "sharp.json"
 FORMAT_VERSION = "1.10"
 
-NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2"]
+NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2", "softpick"]
 CustomName = Annotated[str, Field(pattern=f"^{NAME}$", description="of a user's file; the graph has its standard ops")]
 ModelKind = Literal["decoder", "encoder", "set", "numbers", "module"]
 Target = Literal["onnxruntime", "tensorrt", "portable"]

@@ -57,7 +57,7 @@ Made make(const char* library, const char* op, const SharpAttributes& attributes
   if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), Made{};
   int32_t count = 0;
   auto* creators = reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(handle, "getCreators"))(count);
-  const char* const normalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"};
+  const char* const normalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2", "softpick"};
   const char* normalizer = normalizers[attributes.normalizer];
   const PluginField fields[] = {
       {"normalizer", normalizer, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(normalizer))},

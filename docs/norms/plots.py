@@ -16,7 +16,7 @@ from sharp.plugins.ops.normalizers import Normalizer, normalize
 
 LENGTHS = np.unique(np.geomspace(16, 32768, 12).astype(int))
 LOGIT, ROWS, KEYS = 6.0, 20, 40
-COLORS = ("0.6", "C0", "C2", "C3")
+COLORS = ("0.6", "C0", "C2", "C3", "C4")
 Row = NDArray[np.float64]
 Weigh = Callable[[Row], Row]
 
@@ -33,10 +33,10 @@ def scaled(name: str, factor: Callable[[float], float]) -> Weigh:
     return lambda logits: normalize(logits * factor(np.log(len(logits) + 1)), normalizer)[0]
 
 
-def ssa(b: float, n: float) -> Weigh:
-    """SSA with these parameters."""
-    normalizer = Normalizer("ssa")
-    return lambda logits: normalize(logits, normalizer, (b, n))[0]
+def with_params(name: str, *head_params: float) -> Weigh:
+    """Of a normalizer with these columns of `head_params`."""
+    normalizer = Normalizer(name)
+    return lambda logits: normalize(logits, normalizer, head_params)[0]
 
 
 PICTURES: dict[str, dict[str, Weigh]] = {
@@ -46,8 +46,14 @@ PICTURES: dict[str, dict[str, Weigh]] = {
         "ssmax, s = 0.25": scaled("softmax", lambda length: 0.25 * length),
         "asentmax, 1 + 0.1 L": scaled("entmax", lambda length: 1 + 0.1 * length),
     },
-    "ssa": {"b = 1, n = 1.5": ssa(1, 1.5), "b = 1, n = 2.5": ssa(1, 2.5)},
-    "pointwise": {"sigmoid": plain("sigmoid"), "relu": plain("relu"), "relu2": plain("relu2")},
+    "ssa": {"b = 1, n = 1.5": with_params("ssa", 1, 1.5), "b = 1, n = 2.5": with_params("ssa", 1, 2.5)},
+    "pointwise": {
+        "sigmoid": plain("sigmoid"),
+        "sigmoid-n": with_params("sigmoid", 0.0, 1.0),
+        "relu": plain("relu"),
+        "relu2": plain("relu2"),
+    },
+    "softpick": {"softpick": plain("softpick"), "entmax 1.5": plain("entmax", alpha=1.5)},
 }
 
 

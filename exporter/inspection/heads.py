@@ -17,6 +17,7 @@ from sharp.exporter.inspection.recording import (
     INVERSE_TEMPERATURE,
     LOGIT_SPREAD,
     SUPPORT,
+    Floats,
     LayerRecord,
 )
 from sharp.plugins.errors import InputError
@@ -105,16 +106,30 @@ def _of_all(layers: Sequence[LayerRecord], compute: Callable[[LayerRecord], Doub
 
 
 def sink_mass(layer: LayerRecord) -> Doubles | None:
-    """The weight of every head's sink [q_heads, tokens]: what the output of values that all are 1 lacks to 1."""
+    """The weight of every head's sink [q_heads, tokens]: what the output of values that all are 1 lacks to 1.
+
+    Under softpick it lacks some without a sink too, and the sink's share of the sum is what is lost beside that; 0
+    where no key has a weight.
+    """
     normalizer = layer.normalizer
     own = len(HEAD_PARAMETERS.get(normalizer.name, ()))
     if layer.head_params is None or layer.head_params.shape[1] == own:
         return None
+    with_sink = weight_sums(layer, layer.head_params)
+    if normalizer.name != "softpick":
+        return (1 - with_sink).clip(0, 1)
+    without = weight_sums(layer, None)
+    return np.asarray(1 - np.divide(with_sink, without, out=np.ones_like(without), where=without > 0)).clip(0, 1)
+
+
+def weight_sums(layer: LayerRecord, head_params: Floats | None) -> Doubles:
+    """The sum of the weights of the keys [q_heads, tokens]."""
+    normalizer = layer.normalizer
     sums, _ = attend_one_sequence(
         torch.from_numpy(layer.query),
         torch.from_numpy(layer.key),
         torch.ones(*layer.key.shape[:2], 1),
-        torch.from_numpy(layer.head_params),
+        None if head_params is None else torch.from_numpy(head_params),
         None if layer.alibi_slopes is None else torch.from_numpy(layer.alibi_slopes),
         {
             "normalizer": normalizer.name,
@@ -126,7 +141,7 @@ def sink_mass(layer: LayerRecord) -> Doubles | None:
             "window": layer.window,
         },
     )
-    return np.asarray(1 - sums[..., 0].double().numpy().T).clip(0, 1)
+    return np.asarray(sums[..., 0].double().numpy().T)
 
 
 def spread_bound(layer: LayerRecord) -> Doubles | None:

@@ -24,7 +24,7 @@ from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
 
 TOLERANCE = 2e-5  # of a weight, which is at most about 1; graphs compute in float32
 SPREAD = 1.5  # of random logits
-PLAIN = ("softmax", "sigmoid", "relu", "relu2")
+PLAIN = ("softmax", "sigmoid", "relu", "relu2", "softpick")
 MOST_ALPHA = 4.0
 NEAR, FAR = 1.0, 20.0  # logits that tell b and n of ssa
 DEGREE = 4  # of the polynomials of adaptive temperature

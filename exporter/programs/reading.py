@@ -43,6 +43,7 @@ NORMS_OF_OP = {
     "sigmoid": "sigmoid",
     "relu": "relu",
     "relu2": "relu2",
+    "softpick": "softpick",
 }
 
 

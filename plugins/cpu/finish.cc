@@ -15,7 +15,7 @@ bool divides_by_sum(NormalizerKind normalizer) { return takes_sinks(normalizer);
 
 bool drops_keys(NormalizerKind normalizer) {
   return normalizer == NormalizerKind::kEntmax || normalizer == NormalizerKind::kRelu ||
-         normalizer == NormalizerKind::kRelu2;
+         normalizer == NormalizerKind::kRelu2 || normalizer == NormalizerKind::kSoftpick;
 }
 
 // The weight of a row's sink beside `factor` times the weights of its keys.
@@ -35,6 +35,10 @@ Sink sink_of(const Problem& problem, const Row& row, const RowState& state, floa
     return {1, x <= 0 ? 0 : std::pow(x, 1 / (attributes.alpha - 1.0))};
   }
   double exponent = logit, level = shift;
+  if (attributes.normalizer == NormalizerKind::kSoftpick) {
+    if (logit > shift) return {std::exp(level - exponent), std::fabs(std::expm1(-exponent))};
+    return {1, std::fabs(std::expm1(exponent)) * std::exp(-level)};
+  }
   if (attributes.normalizer == NormalizerKind::kSsa) {
     const float* params = problem.head_params + row.head * problem.head_params_width;
     exponent = std::copysign(params[1] * std::log1p(static_cast<double>(params[0]) * std::fabs(logit)), logit);
@@ -98,7 +102,7 @@ void merge_observations(const Part* parts, int64_t count, int64_t index) {
 }
 
 RowSums merge_sums(const Part* parts, int64_t count, int64_t index) {
-  RowSums whole{-kInfinity, 0, 0};
+  RowSums whole{-kInfinity, 0, 0, 0};
   for (int64_t part = 0; part < count; ++part) whole.shift = std::max(whole.shift, parts[part].states[index].shift);
   for (int64_t part = 0; part < count; ++part) {
     const RowState& state = parts[part].states[index];
@@ -106,6 +110,7 @@ RowSums merge_sums(const Part* parts, int64_t count, int64_t index) {
     const double sum = lane_sum(state.sum);
     if (factor != 0) whole.weighted_log += factor * (lane_sum(state.weighted_log) + difference * sum);
     whole.sum += factor * sum;
+    whole.opposed += factor * lane_sum(state.opposed);
   }
   return whole;
 }
@@ -133,7 +138,7 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
       if (stats != nullptr) std::fill_n(stats, 4, 0.0f);
       continue;
     }
-    const auto [shift, sum, weighted_log] = merge_sums(parts, count, index);
+    const auto [shift, sum, weighted_log, opposed] = merge_sums(parts, count, index);
     for (int64_t part = 0; part < count; ++part) {
       const RowState& state = parts[part].states[index];
       if (state.visible == 0) continue;
@@ -144,8 +149,10 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
     double total = 1;
     if (divides_by_sum(normalizer)) {
       const Sink sink = sink_of(problem, row, parts[0].states[index], shift);
-      total = sink.factor * sum + sink.weight;
-      const float inverse = static_cast<float>(sink.factor / total);
+      total = sink.factor * (sum + opposed) + sink.weight;
+      const bool no_weights = total == 0 && normalizer == NormalizerKind::kSoftpick;
+      const float inverse = no_weights ? 0.0f : static_cast<float>(sink.factor / total);
+      if (no_weights) total = 1;
       for (int64_t channel = 0; channel < channels; ++channel)
         output[channel] = total == 0 ? std::numeric_limits<float>::quiet_NaN() : output[channel] * inverse;
     }

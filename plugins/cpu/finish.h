@@ -11,10 +11,10 @@ void start_part(const Part& part, int64_t rows, int64_t value_dim);
 // Gives every part's state of row `index` the highest logit, the lowest and the number of keys of the whole row.
 void merge_observations(const Part* parts, int64_t count, int64_t index);
 
-// Sums over all parts of a tile's row, with weights e^(t - shift).
+// Sums over all parts of a tile's row, with weights e^(t - shift); `opposed` as in RowState.
 struct RowSums {
   float shift;
-  double sum, weighted_log;
+  double sum, weighted_log, opposed;
 };
 RowSums merge_sums(const Part* parts, int64_t count, int64_t index);
 

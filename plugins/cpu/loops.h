@@ -34,6 +34,8 @@ inline Loops loops_for(const Attributes& attributes) {
       return streamed<Relu>();
     case NormalizerKind::kRelu2:
       return streamed<Relu2>();
+    case NormalizerKind::kSoftpick:
+      return streamed<Softpick>();
     case NormalizerKind::kAdaptiveSoftmax:
       return stored<AdaptiveSoftmax>();
     case NormalizerKind::kEntmax:

@@ -1,6 +1,7 @@
 // The normalizers as parameters of the attention loops.
 //
-// Exponential: weight = e^(exponent(z) - shift), the shift being the running maximum of the exponents.
+// Exponential: weight = e^(exponent(z) - shift), the shift being the running maximum of the exponents. Softpick shifts
+// its weights e^z - 1 in the same way.
 // Pointwise: weight = weight(z), no shift. Both see a masked key as z = -inf and give it weight 0.
 #pragma once
 
@@ -11,6 +12,16 @@
 #include "vector_math.h"
 
 namespace sharp::cpu::SHARP_ISA {
+
+// (e^z - 1) e^-shift, with `one` = e^-shift; 0 for z = -inf. Near 0 the difference would lose digits, the series does
+// not.
+inline Vec shifted_expm1(Vec z, float shift, float one) {
+  constexpr float kReciprocals[] = {1.0f / 9, 1.0f / 8, 1.0f / 7, 1.0f / 6, 1.0f / 5, 1.0f / 4, 1.0f / 3, 1.0f / 2};
+  Vec series = splat(1.0f);
+  for (const float reciprocal : kReciprocals) series = series * z * reciprocal + 1.0f;
+  const Vec far = exp_nonpositive(z - shift) - one;
+  return select(z == -kInfinity, Vec{}, select(absolute(z) < 0.5f, series * z * one, far));
+}
 
 struct Softmax {
   static constexpr bool kExponential = true, kSparse = false;
@@ -76,6 +87,12 @@ struct Relu2 {
     return positive * positive * factor;
   }
   float factor;
+};
+
+// max(e^z - 1, 0), divided by the sum of all |e^z - 1| (Zuhri et al. 2025).
+struct Softpick {
+  static constexpr bool kExponential = true, kSparse = true;
+  Softpick(const Problem&, const Row&, float = 0) {}
 };
 
 }  // namespace sharp::cpu::SHARP_ISA

@@ -5,7 +5,7 @@
 
 namespace sharp::cpu {
 
-enum class NormalizerKind { kSoftmax, kSsa, kAdaptiveSoftmax, kEntmax, kSigmoid, kRelu, kRelu2 };
+enum class NormalizerKind { kSoftmax, kSsa, kAdaptiveSoftmax, kEntmax, kSigmoid, kRelu, kRelu2, kSoftpick };
 
 // Columns of head_params that a normalizer has of its own.
 [[gnu::always_inline]] constexpr int64_t own_parameters(NormalizerKind kind) {

@@ -33,6 +33,7 @@ inline void move_shift(float shift, RowState& state, float* output, int64_t chan
   const Vec sum = load(state.sum);
   store(state.weighted_log, (load(state.weighted_log) + sum * difference) * factor);
   store(state.sum, sum * factor);
+  store(state.opposed, load(state.opposed) * factor);
   for (int64_t channel = 0; channel < channels; ++channel) output[channel] *= factor;
 }
 
@@ -59,6 +60,30 @@ void weigh_exponential(const Normalizer& normalizer, float* row, RowState& state
   if (kCollect) add_lanes(state.weighted_log, weighted_log);
 }
 
+// The same for softpick. Its shift is at least 0, so that the 1 in e^z - 1 stays in range as well.
+template <bool kCollect>
+void weigh_softpick(float* row, RowState& state, float* output, int64_t channels) {
+  Vec highest = splat(-kInfinity);
+  for (int v = 0; v < kChunkVectors; ++v) highest = maximum(load(row + v * kLanes), highest);
+  const float top = maximum_of(highest);
+  if (top > state.shift) move_shift(top, state, output, channels);
+  const float one = exp_nonpositive(splat(-state.shift))[0];
+  if (kCollect)  // by the logits: a weight may be too small for a float32; a NaN counts
+    for (int key = 0; key < kChunkKeys; ++key) state.support += !(row[key] <= 0.0f);
+  Vec sum{}, opposed{}, weighted_log{};
+  for (int v = 0; v < kChunkVectors; ++v) {
+    const Vec part = shifted_expm1(load(row + v * kLanes), state.shift, one);
+    const Vec w = select(part <= 0.0f, Vec{}, part);  // not a maximum, which drops a NaN
+    store(row + v * kLanes, w);
+    sum += w;
+    opposed += select(part < 0.0f, -part, Vec{});
+    if (kCollect) weighted_log += select(w == 0.0f, Vec{}, w * log_positive(w));
+  }
+  add_lanes(state.sum, sum);
+  add_lanes(state.opposed, opposed);
+  if (kCollect) add_lanes(state.weighted_log, weighted_log);
+}
+
 // The same for pointwise normalizers; w ln w is left out where w = 0.
 template <typename Normalizer>
 void weigh_pointwise(const Normalizer& normalizer, bool collect, float* row, RowState& state) {
@@ -78,15 +103,16 @@ void weigh_pointwise(const Normalizer& normalizer, bool collect, float* row, Row
 template <typename Normalizer>
 void stream(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   constexpr bool kShiftIsHighest = std::is_same_v<Normalizer, Softmax>;  // its exponent is the logit
+  constexpr bool kSoftpick = std::is_same_v<Normalizer, Softpick>;
   const bool collect = problem.stats != nullptr;
   const int64_t channels = problem.value_dim;
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
   float length_terms[kMaxTileRows] = {};
-  if (!Normalizer::kExponential)
+  if (!Normalizer::kExponential || kSoftpick)
     for (int64_t index = 0; index < tile.rows(); ++index) {
       part.states[index].shift = 0;
-      length_terms[index] = length_term(problem, tile.sequence, rows[index]);
+      if (!kSoftpick) length_terms[index] = length_term(problem, tile.sequence, rows[index]);
     }
   const auto row_done = [&](int64_t index, int64_t, uint64_t visible, float* logits) {
     RowState& state = part.states[index];
@@ -96,7 +122,10 @@ void stream(const Problem& problem, const Tile& tile, const Part& part, const Sc
       if (!kShiftIsHighest) observe_highest(logits, state);
       observe_lowest(logits, visible, state);
     }
-    if constexpr (Normalizer::kExponential) {
+    if constexpr (kSoftpick) {
+      const auto weigh = collect ? weigh_softpick<true> : weigh_softpick<false>;
+      weigh(logits, state, part.output + index * channels, channels);
+    } else if constexpr (Normalizer::kExponential) {
       const auto weigh = collect ? weigh_exponential<true, Normalizer> : weigh_exponential<false, Normalizer>;
       weigh(normalizer, logits, state, part.output + index * channels, channels);
     } else {

@@ -58,6 +58,7 @@ struct Row {
 struct RowState {
   alignas(64) float sum[kStateLanes];
   float weighted_log[kStateLanes];
+  float opposed[kStateLanes];  // softpick: sum of e^-shift - e^(z - shift) of keys with z < 0, which have no weight
   float highest_lanes[kStateLanes], lowest_lanes[kStateLanes];  // what `highest` and `lowest` are made of
   float shift;                // largest exponent so far; weights of two parts are comparable after e^(shift difference)
   float highest, lowest;      // logits of visible keys; lowest only when statistics are collected

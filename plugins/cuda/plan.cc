@@ -10,7 +10,8 @@ namespace sharp::cuda {
 namespace {
 
 constexpr uintptr_t kVectorBytes = 16;  // what the kernels' loads rely on
-const char* const kNormalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"};
+const char* const kNormalizers[] = {"softmax", "ssa",   "adaptive_softmax", "entmax", "sigmoid",
+                                    "relu",    "relu2", "softpick"};
 const char* const kTypes[] = {"float32", "float16", "bfloat16", "int8"};
 
 int64_t ceil_div(int64_t number, int64_t by) { return (number + by - 1) / by; }
@@ -160,7 +161,7 @@ void check_sizes(const SharpPagedAttention& problem) {
           "max_blocks * block_size and tokens must together fit 32 bits");
   require(problem.blocks <= std::numeric_limits<int32_t>::max() / problem.block_size,
           "blocks * block_size must fit 32 bits, as slots do");
-  require(problem.attributes.normalizer >= SHARP_SOFTMAX && problem.attributes.normalizer <= SHARP_RELU2,
+  require(problem.attributes.normalizer >= SHARP_SOFTMAX && problem.attributes.normalizer <= SHARP_SOFTPICK,
           "there is no such normalizer");
   require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&
               problem.cache_type <= SHARP_INT8,

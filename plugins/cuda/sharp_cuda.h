@@ -25,7 +25,8 @@ typedef enum {
   SHARP_ENTMAX,
   SHARP_SIGMOID,
   SHARP_RELU,
-  SHARP_RELU2
+  SHARP_RELU2,
+  SHARP_SOFTPICK
 } SharpNormalizer;
 
 enum { SHARP_MAX_TEMPERATURE_TERMS = 8 };

@@ -20,6 +20,7 @@ const NormalizerName kNormalizers[] = {
     {"sigmoid", cpu::NormalizerKind::kSigmoid},
     {"relu", cpu::NormalizerKind::kRelu},
     {"relu2", cpu::NormalizerKind::kRelu2},
+    {"softpick", cpu::NormalizerKind::kSoftpick},
 };
 
 template <typename Read>

@@ -36,7 +36,7 @@ SharpType sharp_type(ONNXTensorElementDataType type) {
 // Both have the order of the op's definition.
 static_assert(static_cast<int>(cpu::NormalizerKind::kSoftmax) == SHARP_SOFTMAX &&
               static_cast<int>(cpu::NormalizerKind::kEntmax) == SHARP_ENTMAX &&
-              static_cast<int>(cpu::NormalizerKind::kRelu2) == SHARP_RELU2);
+              static_cast<int>(cpu::NormalizerKind::kSoftpick) == SHARP_SOFTPICK);
 
 SharpAttributes attributes_of(const cpu::Attributes& from) {
   if (from.temperature_terms > SHARP_MAX_TEMPERATURE_TERMS)

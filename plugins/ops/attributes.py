@@ -1,6 +1,6 @@
 """Names and defaults of the ops' attributes, for code that runs where onnx is not installed, such as a GPU machine."""
 
-NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2")
+NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2", "softpick")
 
 HEAD_PARAMETERS: dict[str, tuple[str, ...]] = {
     "ssa": ("b", "n"),
@@ -14,7 +14,7 @@ HEAD_PARAMETERS: dict[str, tuple[str, ...]] = {
 and relu2 are divided by n^p.
 """
 
-SPARSE = ("entmax", "relu", "relu2")
+SPARSE = ("entmax", "relu", "relu2", "softpick")
 """Normalizers in which a visible key can have the weight 0."""
 
 WITHOUT_SINK = ("sigmoid", "relu", "relu2")

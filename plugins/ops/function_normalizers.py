@@ -71,6 +71,8 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
             return _softmax(nodes, nodes.op("Mul", beta, rows.logits), rows.visible, rows.sinks, beta)
         case "entmax":
             return Weights(_entmax(nodes, rows), one)
+        case "softpick":
+            return _softpick(nodes, rows)
         case "sigmoid":
             logits = rows.logits
             if rows.head_params:
@@ -94,12 +96,15 @@ def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, normalizer:
     """The four statistics of every row, [..., q_heads, queries, 4]; 0 where no key is visible."""
     zero = nodes.constant(0.0)
     sparse = normalizer in SPARSE or (normalizer not in NORMALIZERS and custom.get(normalizer).sparse)
-    positive = nodes.op("Greater", result.weights, zero) if sparse else rows.visible
+    among_keys = result.among_keys or result.weights
+    positive = nodes.op("Greater", among_keys, zero) if sparse else rows.visible
+    if normalizer == "softpick":  # as `ops.normalizers` counts it
+        positive = nodes.op("And", rows.visible, nodes.op("Greater", rows.logits, zero))
     support = nodes.reduce("ReduceSum", nodes.op("Cast", positive, to=1))
     lowest, highest = nodes.constant(LOWEST), nodes.constant(-LOWEST)
     top = nodes.reduce("ReduceMax", nodes.op("Where", rows.visible, rows.logits, lowest))
     bottom = nodes.reduce("ReduceMin", nodes.op("Where", rows.visible, rows.logits, highest))
-    entropy = _entropy(nodes, _divide_by_sum(nodes, result.among_keys or result.weights))
+    entropy = _entropy(nodes, _divide_by_sum(nodes, among_keys))
     shape = nodes.op("Shape", entropy)
     columns = [entropy, support, result.inverse_temperature, nodes.op("Sub", top, bottom)]
     stacked = nodes.op("Concat", *(nodes.op("Expand", column, shape) for column in columns), axis=-1)
@@ -134,6 +139,27 @@ def _softmax(nodes: NodeList, exponents: str, visible: str, sinks: str, inverse_
     share = nodes.op("Div", total, nodes.op("Add", total, nodes.op("Exp", nodes.op("Sub", sinks, top))))
     weights = nodes.op("Where", visible, nodes.op("Mul", among_keys, share), nodes.constant(0.0))
     return Weights(weights, inverse_temperature, among_keys)
+
+
+def _softpick(nodes: NodeList, rows: MaskedLogits) -> Weights:
+    """max(e^z - 1, 0) / sum |e^z - 1| (Zuhri et al. 2025), both over e^m with m = max(z, 0) of the row."""
+    zero = nodes.constant(0.0)
+    top = nodes.op("Max", _masked_top(nodes, rows.logits, rows.visible), zero)
+    one_shifted = nodes.op("Exp", nodes.op("Neg", top))
+
+    def parts(logits: str) -> str:
+        """(e^z - 1) e^-m; tanh(z / 2) (e^z + 1) is e^z - 1 and loses nothing near 0."""
+        both = nodes.op("Add", nodes.op("Exp", nodes.op("Sub", logits, top)), one_shifted)
+        product = nodes.op("Mul", nodes.op("Tanh", nodes.op("Mul", logits, nodes.constant(0.5))), both)
+        return nodes.op("Where", nodes.op("LessOrEqual", logits, nodes.constant(LOWEST)), zero, product)
+
+    of_keys = nodes.op("Where", rows.visible, parts(rows.logits), zero)
+    positive = nodes.op("Where", nodes.op("LessOrEqual", of_keys, zero), zero, of_keys)
+    total = nodes.reduce("ReduceSum", nodes.op("Abs", of_keys))
+    if rows.sinks:
+        total = nodes.op("Add", total, nodes.op("Abs", parts(rows.sinks)))
+    divisor = nodes.op("Where", nodes.op("Equal", total, zero), nodes.constant(1.0), total)
+    return Weights(nodes.op("Div", positive, divisor), nodes.constant(1.0), positive)
 
 
 def _columns(nodes: NodeList, head_params: str, normalizer: str) -> list[str]:

@@ -110,6 +110,17 @@ def sigmoid(logits: Row) -> Row:
     return np.asarray(np.exp(-np.logaddexp(0, -logits)))
 
 
+def softpick(logits: Row) -> Row:
+    """max(e^z - 1, 0) / sum |e^z - 1| (Zuhri et al. 2025); 0 where the sum is 0.
+
+    Numerator and sum are divided by e^m with m = max(z, 0), and e^z - 1 = tanh(z / 2) (e^z + 1) loses nothing near 0.
+    """
+    top = max(logits.max(initial=0.0), 0.0)
+    parts = np.tanh(logits / 2) * (np.exp(logits - top) + np.exp(-top))
+    parts[np.isneginf(logits)] = 0  # as good as masked
+    return np.asarray(np.maximum(parts, 0) / (np.abs(parts).sum() or 1.0))
+
+
 def beside(function: Callable[[Row], Row], logits: Row, sink: Row) -> Row:
     """What `function` gives the keys where the sink [1], or [0] for none, takes part as one more."""
     return function(np.concatenate([logits, sink]))[: logits.size]
@@ -169,6 +180,8 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
             weights, among_keys = beside(softmax, beta * logits, sink), softmax(beta * logits)
         case "entmax":
             weights = among_keys = beside(lambda z: entmax(z, normalizer.alpha), logits, sink)
+        case "softpick":
+            weights, among_keys = beside(softpick, logits, sink), softpick(logits)
         case "sigmoid":
             bias, power = head_params or (0.0, 0.0)
             weights = among_keys = sigmoid(logits + bias - power * np.log(logits.size))
@@ -178,5 +191,6 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
         case _:
             weights = among_keys = _of_user(normalizer.name, logits)
     sparse = normalizer.name in SPARSE or (normalizer.name not in NORMALIZERS and custom.get(normalizer.name).sparse)
-    support = np.count_nonzero(weights) if sparse else logits.size
+    # Softpick's are counted by the logits: beside one of 1e4 the weight of another is too small for a float64.
+    support = np.count_nonzero(logits > 0 if normalizer.name == "softpick" else among_keys) if sparse else logits.size
     return weights, RowStatistics(entropy(among_keys), float(support), beta, float(logits.max() - logits.min()))

@@ -50,7 +50,7 @@ def normalize(
     beta = torch.ones_like(logits[..., 0])
     if normalizer == "adaptive_softmax":
         beta = inverse_temperature(shown, visible, options).squeeze(-1)
-    kept = weights != 0 if is_sparse(normalizer) else visible
+    kept = among_keys != 0 if is_sparse(normalizer) else visible
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
     stats = torch.stack([entropy(among_keys), kept.sum(-1).float(), beta, spread], dim=-1)
     return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
@@ -230,6 +230,24 @@ def relu2(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
     return functional.relu(logits).square() * length_factor(logits, visible, options)
 
 
+def softpick(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """w_j = max(0, e^z_j - 1) / sum_k |e^z_k - 1| (Zuhri et al. 2025); the weights of a row add up to at most 1."""
+    parts = softpick_parts(beside_sink(skip_masked(logits, visible), options))
+    total = parts.abs().sum(-1, keepdim=True)
+    return functional.relu(parts) / total.masked_fill(total == 0, 1.0)
+
+
+def softpick_parts(logits: Tensor) -> Tensor:
+    """(e^z - 1) e^-m with m = max(z, 0) of the row, as tanh(z / 2) (e^z + 1) e^-m, which loses nothing near z = 0.
+
+    A logit of -inf is as good as masked and gives 0.
+    """
+    none = torch.isneginf(logits)
+    shown = logits.masked_fill(none, 0.0)
+    top = shown.detach().amax(-1, keepdim=True).clamp(min=0)
+    return torch.tanh(shown / 2) * (torch.exp(shown - top) + torch.exp(-top))
+
+
 def length_factor(logits: Tensor, visible: Tensor, options: Options) -> Tensor | float:
     """What relu's weights [..., q_heads, queries, keys] are multiplied by: n^-power [..., q_heads, queries, 1]."""
     if options.head_params is None:
@@ -256,6 +274,7 @@ NORMALIZERS: dict[str, Callable[[Tensor, Tensor, Options], Tensor]] = {
     "sigmoid": sigmoid,
     "relu": relu,
     "relu2": relu2,
+    "softpick": softpick,
 }
 
 

@@ -13,7 +13,8 @@ using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
 // In the order of SharpNormalizer.
-const char* const kNormalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"};
+const char* const kNormalizers[] = {"softmax", "ssa",   "adaptive_softmax", "entmax", "sigmoid",
+                                    "relu",    "relu2", "softpick"};
 constexpr int kNormalizerCount = sizeof(kNormalizers) / sizeof(kNormalizers[0]);
 constexpr float kIcml2025Coefficients[] = {-0.037f, 0.481f, -2.3f, 4.917f, -1.791f};
 

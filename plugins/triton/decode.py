@@ -6,12 +6,14 @@ more tokens are left to `prefill.py`, but not where a step has no more tokens th
 a unit, is then one token. The number of splits follows from shapes; which keys a split has follows from the
 sequence's length, read here.
 
-Softmax, ssa and the pointwise normalizers take one kernel, `decode_stream`. Adaptive softmax and entmax take three:
-`decode_observe` reads the keys and leaves the logits in scratch memory, `decode_solve` finds each row's temperature or
-threshold from them, `decode_settled` reads the values, under entmax only of keys that some row gives a weight.
+Softmax, ssa, softpick and the pointwise normalizers take one kernel, `decode_stream`. Adaptive softmax and entmax take
+three: `decode_observe` reads the keys and leaves the logits in scratch memory, `decode_solve` finds each row's
+temperature or threshold from them, `decode_settled` reads the values, under entmax only of keys that some row gives a
+weight.
 
 Scratch memory, float32 (rows = tokens that may be decoded here * q_heads):
-    sums      [rows, splits, 8]: peak, total, weighted_log, highest, lowest, visible, support of `normalizers.py`
+    sums      [rows, splits, 8]: peak, total, weighted_log, highest, lowest, visible, support, and of softpick opposed,
+              of `normalizers.py`
     outputs   [rows, splits, value_dim]
     logits    [rows, max_blocks * block_size], -infinity where a key is not seen
     solution  [rows, 3]: peak, inverse temperature or tau, and the weight of the sink beside those of the keys
@@ -70,11 +72,11 @@ MOST_STEPS = tl.constexpr(64)
 @triton.jit
 def store_sums(sums, index, exists, state, scale, OPTIONS: tl.constexpr, OBSERVED: tl.constexpr, WEIGHED: tl.constexpr):
     """What a split has found: `OBSERVED` the logits, `WEIGHED` the weights, or both."""
-    peak, total, weighted_log, highest, lowest, visible, support, _ = state
+    peak, total, weighted_log, highest, lowest, visible, support, _, opposed = state
     if OBSERVED:
         factor = logit_factor(scale, OPTIONS)
         highest, lowest = (peak if OPTIONS.peak_is_highest else highest) * factor, lowest * factor
-        peak = peak if OPTIONS.normalizer == "ssa" else peak * factor
+        peak = peak if OPTIONS.peak_of_exponents else peak * factor
     place = sums + index * 8
     tl.store(place, peak, mask=exists)
     tl.store(place + 1, total, mask=exists)
@@ -85,6 +87,8 @@ def store_sums(sums, index, exists, state, scale, OPTIONS: tl.constexpr, OBSERVE
         tl.store(place + 5, visible, mask=exists)
     if WEIGHED:
         tl.store(place + 6, support, mask=exists)
+    if OPTIONS.normalizer == "softpick":
+        tl.store(place + 7, opposed, mask=exists)
 
 
 @triton.jit
@@ -312,7 +316,7 @@ def merged_sums(peaks, peak, totals, weighted_logs):
 @triton.jit
 def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS: tl.constexpr):
     """The state after the stored logits of the keys [low, high); values are read where a weight is not 0."""
-    peak, total, weighted_log, highest, lowest, visible, support, output = empty_state(OPTIONS, False)
+    peak, total, weighted_log, highest, lowest, visible, support, output, opposed = empty_state(OPTIONS, False)
     pointers, exists = stored
     # Under entmax no matrix product follows a load at once, and Triton would fetch no logits ahead by itself.
     AHEAD: tl.constexpr = 4 if OPTIONS.normalizer == "entmax" else None
@@ -332,7 +336,7 @@ def weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS:
                 output = add_values(output, weights, values_of(start, needed, begin, end, cache, OPTIONS), OPTIONS)
         else:
             output = add_values(output, weights, values_of(start, keys >= 0, begin, end, cache, OPTIONS), OPTIONS)
-    state = (peak, total, weighted_log, highest, lowest, visible, support, output)
+    state = (peak, total, weighted_log, highest, lowest, visible, support, output, opposed)
     return added_up(state, 1.0, OPTIONS, False)
 
 
@@ -386,8 +390,9 @@ def decode_settled(
     peak = tl.load(solution + index * 3, mask=exists, other=0.0)
     solved = tl.load(solution + index * 3 + 1, mask=exists, other=0.0)
     state = weigh_stored(low, high, begin, end, cache, stored, (peak, solved), alpha, OPTIONS)
-    _, total, weighted_log, highest, lowest, visible, support, output = state
+    _, total, weighted_log, highest, lowest, visible, support, output, opposed = state
     # All splits have the same peak: what is merged has none.
-    state = (tl.full([OPTIONS.rows], 0, tl.float32), total, weighted_log, highest, lowest, visible, support, output)
+    none = tl.full([OPTIONS.rows], 0, tl.float32)
+    state = (none, total, weighted_log, highest, lowest, visible, support, output, opposed)
     store_sums(sums, index * splits + split, exists, state, 1.0, OPTIONS, False, True)
     store_output(outputs, index * splits + split, exists, output, OPTIONS)

@@ -61,6 +61,9 @@ def merge_row(
     of_sink = weight_of_sink(head_params, solution, row, tl.program_id(1), active > 0, peak, parameters, OPTIONS)
 
     shift = tl.where(peak == -float("inf"), 0.0, peak)
+    opposed = 0.0
+    if OPTIONS.normalizer == "softpick":
+        opposed = tl.sum(tl.exp2(peaks - shift) * tl.load(place + 7, mask=used, other=0.0), 0)
     channels = tl.arange(0, OPTIONS.value_width)
     inside = (channels < OPTIONS.value_dim)[None, :]
     merged = tl.full([OPTIONS.value_width], 0, tl.float32)
@@ -69,9 +72,8 @@ def merge_row(
         factor = tl.exp2(tl.load(sums + (row * parts + some) * 8, mask=some < active, other=-float("inf")) - shift)
         shares = outputs + (row * parts + some)[:, None] * OPTIONS.value_dim + channels[None, :]
         merged += tl.sum(factor[:, None] * tl.load(shares, mask=(some < active)[:, None] & inside, other=0.0), 0)
-    result = divided(
-        merged[None, :], total + of_sink + tl.full([1], 0, tl.float32), visible + tl.full([1], 0, tl.float32), OPTIONS
-    )
+    none = tl.full([1], 0, tl.float32)
+    result = divided(merged[None, :], total + opposed + of_sink + none, visible + none, OPTIONS)
     at = own * OPTIONS.value_dim + channels[None, :]
     tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
 

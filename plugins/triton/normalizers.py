@@ -10,6 +10,7 @@ instruction. The state of a tile's rows is a tuple of
     visible       number of visible keys; of decoding only
     support       number of keys with w > 0
     output        sum of w * value, [rows, value_width]
+    opposed       softpick: sum of |e^z - 1| of the keys with z < 0, which have no weight; of others 0
 with w a weight before division. In decoding (`Options.spread`) there is a sum for every place of a tile, [rows, keys]
 in the place of [rows]: sums over a row would wait for all warps. The peak is so too where a walk is ALONE with it, as
 no values are weighed. `highest`, `lowest`, `support` and, but for the entropy, `weighted_log` are kept for
@@ -23,6 +24,7 @@ from sharp.plugins.triton.arithmetic import finite_or_zero, log2, log2_above_one
 from sharp.plugins.triton.entmax import entmax_excess, entmax_power
 
 LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
 SIGN = tl.constexpr(-(2**31))
 
 
@@ -31,9 +33,9 @@ def empty_state(OPTIONS: tl.constexpr, ALONE: tl.constexpr):
     """The state of rows that have seen no key."""
     row = tl.full([OPTIONS.rows], 0, tl.float32)
     zeros = tl.full([OPTIONS.rows, OPTIONS.keys], 0, tl.float32) if OPTIONS.spread else row
-    peak = (zeros if ALONE else row) - (0.0 if OPTIONS.pointwise else float("inf"))
+    peak = (zeros if ALONE else row) - (0.0 if OPTIONS.peak_from_zero else float("inf"))
     output = tl.full([OPTIONS.rows, OPTIONS.value_width], 0, tl.float32)
-    return peak, zeros, zeros, zeros - float("inf"), zeros + float("inf"), zeros, zeros, output
+    return peak, zeros, zeros, zeros - float("inf"), zeros + float("inf"), zeros, zeros, output, zeros
 
 
 @triton.jit
@@ -53,7 +55,7 @@ def added_up(state, factor, OPTIONS: tl.constexpr, ALONE: tl.constexpr):
     """The state with everything for whole rows."""
     if not OPTIONS.spread:
         return state
-    peak, total, weighted_log, highest, lowest, visible, support, output = state
+    peak, total, weighted_log, highest, lowest, visible, support, output, opposed = state
     if ALONE:
         largest = tl.max(peak, 1)
         moved = (peak - finite_or_zero(largest)[:, None]) * factor
@@ -62,7 +64,8 @@ def added_up(state, factor, OPTIONS: tl.constexpr, ALONE: tl.constexpr):
         total, peak = share * total, largest
     total, weighted_log = tl.sum(total, 1), tl.sum(weighted_log, 1)
     highest, lowest = tl.max(highest, 1), tl.min(lowest, 1)
-    return peak, total, weighted_log, highest, lowest, tl.sum(visible, 1), tl.sum(support, 1), output
+    opposed = tl.sum(opposed, 1)
+    return peak, total, weighted_log, highest, lowest, tl.sum(visible, 1), tl.sum(support, 1), output, opposed
 
 
 @triton.jit
@@ -99,6 +102,22 @@ def ssa_exponents(logits, row, factor):
 
 
 @triton.jit
+def shifted_expm1(z, peak):
+    """(e^z - 1) 2^-peak, 0 for z = -inf. Near 0 the difference would lose digits, the series does not."""
+    one = tl.exp2(-peak)
+    series = 1.0 + z * (1.0 / 9.0)
+    series = 1.0 + series * z * (1.0 / 8.0)
+    series = 1.0 + series * z * (1.0 / 7.0)
+    series = 1.0 + series * z * (1.0 / 6.0)
+    series = 1.0 + series * z * (1.0 / 5.0)
+    series = 1.0 + series * z * (1.0 / 4.0)
+    series = 1.0 + series * z * (1.0 / 3.0)
+    series = 1.0 + series * z * (1.0 / 2.0)
+    parts = tl.where(tl.abs(z) < 0.5, series * z * one, tl.exp2(z * LOG2_E - peak) - one)
+    return tl.where(z == -float("inf"), 0.0, parts)
+
+
+@triton.jit
 def pointwise_weights(logits, row, OPTIONS: tl.constexpr):
     """sigmoid, relu, relu2; `z <= 0` and not `max`, which drops a NaN. The row's b is its `length_term`."""
     _, _, _, _, term, _ = row
@@ -123,14 +142,14 @@ def stream(
     SHIFTED: tl.constexpr,
     ALONE: tl.constexpr,
 ):
-    """Weights of a tile from one pass over the logits, and the state (peak, total, weighted_log, support, factor).
+    """Weights of a tile from one pass over the logits, and the state (peak, total, weighted_log, support, opposed).
 
     Exponential: online softmax, and the entropy's sum beside it (ICML 2025, App. G): when the peak moves by
     d = old - new, weighted_log becomes 2^d (weighted_log + d total). The last result, 2^d, is for the output so far.
     Without SHIFTED the weights are 2^exponent as they are, and there are no statistics: `within_range` says afterwards
     whether that went well.
     """
-    peak, total, weighted_log, support = state
+    peak, total, weighted_log, support, opposed = state
     if OPTIONS.pointwise:
         weights = pointwise_weights(logits * factor, row, OPTIONS)
         shrunk = 1.0
@@ -138,6 +157,20 @@ def stream(
         if STATISTICS:
             weighted_log += sum_of_logs(weights, log2(weights), OPTIONS)
             support += summed((weights != 0).to(tl.float32), OPTIONS)
+    elif OPTIONS.normalizer == "softpick":
+        z = logits * factor
+        moved = tl.maximum(peak, tl.max(z, 1) * LOG2_E)
+        shrunk = widened(tl.exp2(peak - moved), OPTIONS.spread)
+        parts = shifted_expm1(z, moved[:, None])
+        weights = tl.where(parts <= 0, 0.0, parts)  # not a maximum, which drops a NaN
+        if STATISTICS:
+            weighted_log = shrunk * (weighted_log + widened(peak - moved, OPTIONS.spread) * total)
+            weighted_log += sum_of_logs(weights, log2(weights), OPTIONS)
+            # Not by the weights, which may be too small for a float32. A NaN counts.
+            support += summed(tl.where(z <= 0, 0.0, 1.0), OPTIONS)
+        total = total * shrunk + summed(weights, OPTIONS)
+        opposed = opposed * shrunk + summed(tl.where(parts < 0, -parts, 0.0), OPTIONS)
+        peak = moved
     elif not SHIFTED:
         weights = tl.exp2(ssa_exponents(logits, row, factor))
         shrunk = 1.0
@@ -159,7 +192,7 @@ def stream(
             weighted_log = before + sum_of_logs(weights, shifted, OPTIONS)
         total = total * shrunk + summed(weights, OPTIONS)
         peak = moved
-    return weights, (peak, total, weighted_log, support), shrunk
+    return weights, (peak, total, weighted_log, support, opposed), shrunk
 
 
 @triton.jit
@@ -215,11 +248,15 @@ def sink_weight(sink, level, b, n, OPTIONS: tl.constexpr):
 
     It may be infinite, beside which all others are nothing. Not entmax's.
     """
-    exponent = sink * OPTIONS.unit
-    if OPTIONS.normalizer == "ssa":
-        size = n * tl.log2(1.0 + b * tl.abs(sink))
-        exponent = tl.where(sink < 0, -size, size)
-    return tl.where(sink == -float("inf"), 0.0, tl.exp2(exponent - level))
+    if OPTIONS.normalizer == "softpick":
+        weight = tl.abs(shifted_expm1(sink, level))
+    else:
+        exponent = sink * OPTIONS.unit
+        if OPTIONS.normalizer == "ssa":
+            size = n * tl.log2(1.0 + b * tl.abs(sink))
+            exponent = tl.where(sink < 0, -size, size)
+        weight = tl.exp2(exponent - level)
+    return tl.where(sink == -float("inf"), 0.0, weight)
 
 
 @triton.jit
@@ -230,7 +267,7 @@ def row_statistics(total, weighted_log, highest, lowest, visible, support, beta,
     """
     keys = support if OPTIONS.sparse else visible
     spoilt = total * 0.0  # NaN where the sum is no number
-    if not OPTIONS.pointwise:
+    if not OPTIONS.peak_from_zero:
         spoilt = tl.where((total == 0) & (of_sink == 0), float("nan"), spoilt)
     sees = visible > 0
     return (
@@ -244,6 +281,8 @@ def row_statistics(total, weighted_log, highest, lowest, visible, support, beta,
 @triton.jit
 def divided(output, total, visible, OPTIONS: tl.constexpr):
     """The rows' output from their sums, with a sink's weight in `total`: 0 for a row that sees nothing."""
-    if not OPTIONS.pointwise:
+    if OPTIONS.normalizer == "softpick":
+        output = tl.where(total[:, None] == 0, 0.0, output / total[:, None])
+    elif not OPTIONS.pointwise:
         output = output / total[:, None]  # 0 / 0: a row that sees logits of -infinity only is NaN
     return tl.where(visible[:, None] > 0, output, 0.0)

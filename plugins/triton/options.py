@@ -85,6 +85,11 @@ class Options:
         return self.normalizer in WITHOUT_SINK
 
     @property
+    def peak_from_zero(self) -> bool:
+        """There is a scale without any key: rows whose weights all are 0 have output and entropy 0."""
+        return self.pointwise or self.normalizer == "softpick"
+
+    @property
     def own_parameters(self) -> int:
         """Columns of head_params before that of the sinks."""
         return len(HEAD_PARAMETERS.get(self.normalizer, ()))
@@ -105,7 +110,7 @@ class Options:
     @property
     def sparse(self) -> bool:
         """Weights may be 0; `support` counts those that are not."""
-        return self.normalizer in ("entmax", "relu", "relu2")
+        return self.normalizer in ("entmax", "relu", "relu2", "softpick")
 
     @property
     def scaled_late(self) -> bool:
@@ -116,6 +121,11 @@ class Options:
     def unit(self) -> float:
         """What logits are multiplied by inside: e^z is computed as 2^(z log2 e), and the factor goes into the scale."""
         return LOG2_E if self.normalizer in ("softmax", "adaptive_softmax") else 1.0
+
+    @property
+    def peak_of_exponents(self) -> bool:
+        """The peak is that of base-2 exponents made of the logits, and no `logit_factor` is missing from it."""
+        return self.normalizer in ("ssa", "softpick")
 
     @property
     def peak_is_highest(self) -> bool:

@@ -2,7 +2,7 @@
 
 The rows of a tile are (token, head) pairs that share a KV head, numbered token * group + head of the group, so that a
 chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Passes over the keys:
-    softmax, ssa, pointwise  one; ssa repeats it where weights left float32's range
+    softmax, ssa, pointwise  one, and so softpick; ssa repeats it where weights left float32's range
     adaptive softmax         two: entropy, then weights
     entmax                   one for the maximum and about where the threshold is, one for each step from there, mostly
                              two, until all rows of the tile have settled, and one for the output; but for the first,
@@ -80,7 +80,7 @@ def entmax_thresholds(bounds, source, listed, peak, sink_s, tau, estimate, visib
     step = 0
     while step < MOST_STEPS:
         state = walk(bounds, source, (peak, tau), listed, OPTIONS, "count", "listed", False)
-        _, total, slope, _, _, _, support, _ = state
+        _, total, slope, _, _, _, support, _, _ = state
         add_total, add_slope, add_support = entmax_sink_sums(tau, sink_s, alpha, OPTIONS)
         total += add_total
         sums = (total, slope + add_slope, support + add_support)
@@ -95,7 +95,7 @@ def entmax_thresholds(bounds, source, listed, peak, sink_s, tau, estimate, visib
 def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state of the rows of a tile behind all keys under entmax, and the weight of their sinks."""
     state, count = aim(bounds, source, tiles, exists, OPTIONS, STATISTICS)
-    peak, total, slope, _, lowest, distance, support, output = state
+    peak, total, slope, _, lowest, distance, support, output, opposed = state
     nearer = entmax_near(distance, (total, slope, support), source[3][2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance
     alpha = source[3][2]
@@ -106,12 +106,12 @@ def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.cons
     while settling:
         tau = entmax_thresholds(bounds, source, (tiles, count), peak, sink_s, tau, estimate, visible, exists, OPTIONS)
         state = walk(bounds, source, (peak, tau), (tiles, count), OPTIONS, "settled", "listed", STATISTICS)
-        _, total, weighted_log, _, _, _, support, output = state
+        _, total, weighted_log, _, _, _, support, output, _ = state
         of_sink = entmax_sink_sums(tau, sink_s, alpha, OPTIONS)[0]
         missed = entmax_missed(total + of_sink) & exists & (visible > 0)
         settling = estimate & (tl.max(missed.to(tl.int32)) > 0)
         estimate = False
-    return (peak, total, weighted_log, peak, lowest, visible, support, output), of_sink
+    return (peak, total, weighted_log, peak, lowest, visible, support, output, opposed), of_sink
 
 
 @triton.jit
@@ -124,14 +124,14 @@ def attend_tile(
     if OPTIONS.solves:
         if OPTIONS.normalizer == "entmax":
             state, of_sink = attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS, STATISTICS)
-            peak, total, weighted_log, highest, lowest, _, support, output = state
+            peak, total, weighted_log, highest, lowest, _, support, output, opposed = state
         else:
             state = walk(bounds, source, unused, unused, OPTIONS, "observe", "all", STATISTICS)
-            peak, total, weighted_log, highest, lowest, _, _, _ = state
+            peak, total, weighted_log, highest, lowest, _, _, _, opposed = state
             threshold, t0, t1, t2, t3, t4, t5, t6, t7 = polynomial
             beta = temperature(total, weighted_log, threshold, t0, t1, t2, t3, t4, t5, t6, t7)
             state = walk(bounds, source, (peak, beta), unused, OPTIONS, "settled", "all", STATISTICS)
-            _, total, weighted_log, _, _, _, support, output = state
+            _, total, weighted_log, _, _, _, support, output, _ = state
             highest = peak
             of_sink = sink_weight(sink, peak * logit_factor(source[3][0], OPTIONS) * beta, beta, beta, OPTIONS)
     else:
@@ -142,7 +142,7 @@ def attend_tile(
             lost = exists & (visible > 0) & ~within_range(state[1], state[7])
             if tl.max(lost.to(tl.int32)) > 0:
                 state = walk(bounds, source, unused, unused, OPTIONS, "stream", "all", STATISTICS)
-        peak, total, weighted_log, highest, lowest, _, support, output = state
+        peak, total, weighted_log, highest, lowest, _, support, output, opposed = state
         if FIXED:  # weights as they are have the peak 0, but in rows that another part must not be measured by
             peak = tl.where((peak == -float("inf")) & (visible > 0), 0.0, peak)
         if OPTIONS.peak_is_highest:
@@ -150,22 +150,24 @@ def attend_tile(
         of_sink = total * 0.0
         if not OPTIONS.pointwise:
             _, _, _, _, b, n = source[1]
-            level = peak if OPTIONS.normalizer == "ssa" else peak * logit_factor(source[3][0], OPTIONS)
+            level = peak if OPTIONS.peak_of_exponents else peak * logit_factor(source[3][0], OPTIONS)
             of_sink = sink_weight(sink, level, b, n, OPTIONS)
-    return (peak, total, weighted_log, highest, lowest, visible, support, output), beta, of_sink
+    return (peak, total, weighted_log, highest, lowest, visible, support, output, opposed), beta, of_sink
 
 
 @triton.jit
 def store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The rows' output and statistics."""
     output, stats, _, _ = tensors
-    _, total, weighted_log, highest, lowest, visible, support, weighted = state
+    _, total, weighted_log, highest, lowest, visible, support, weighted, opposed = state
     channels = tl.arange(0, OPTIONS.value_width)
     inside = exists[:, None]
     if OPTIONS.value_width != OPTIONS.value_dim:
         inside = inside & (channels < OPTIONS.value_dim)[None, :]
     at = output + rows[:, None] * OPTIONS.value_dim + channels[None, :]
-    tl.store(at, divided(weighted, total + of_sink, visible, OPTIONS).to(output.dtype.element_ty), mask=inside)
+    tl.store(
+        at, divided(weighted, total + opposed + of_sink, visible, OPTIONS).to(output.dtype.element_ty), mask=inside
+    )
     if STATISTICS:
         factor = logit_factor(scale, OPTIONS)
         entropy, keys, beta, spread = row_statistics(

@@ -1,7 +1,7 @@
 """The walk over a tile's keys, shared by decode and prefill: logits tile by tile, and what a pass does with them.
 
 A walk's mode is one of
-    "stream"   weights from one pass over the logits, and their values (softmax, ssa, sigmoid, relu, relu2)
+    "stream"   weights from one pass over the logits, and their values (softmax, ssa, softpick, sigmoid, relu, relu2)
     "fixed"    as "stream", but weights are not kept in range by the running maximum
     "observe"  what the solution of a row is found from: running sums (adaptive softmax) or the maximum (entmax)
     "aim"      entmax: the maximum, in `visible` how far below it tau about is, and estimates of what "count" finds
@@ -72,7 +72,7 @@ def visit(
 
     Only a tile that is MASKED may hold keys that some row does not see, or that have no block.
     """
-    peak, total, weighted_log, highest, lowest, visible, support, output = state
+    peak, total, weighted_log, highest, lowest, visible, support, output, opposed = state
     query, row, cache, attributes = source
     _, begin, end, _, _, _ = row
     scale, _, alpha = attributes
@@ -100,9 +100,9 @@ def visit(
             highest = tl.maximum(highest, logits if OPTIONS.spread else tl.max(logits, 1))
         lowest = tl.minimum(lowest, shown if OPTIONS.spread else tl.min(shown, 1))
     if MODE == "stream" or MODE == "fixed":
-        sums = (peak, total, weighted_log, support)
+        sums = (peak, total, weighted_log, support, opposed)
         weights, sums, shrunk = stream(logits, row, factor, sums, OPTIONS, STATISTICS, MODE == "stream", False)
-        peak, total, weighted_log, support = sums
+        peak, total, weighted_log, support, opposed = sums
         if MODE == "stream" and not OPTIONS.pointwise:
             output = output * widened(shrunk, not OPTIONS.spread)
         output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS, not MASKED), OPTIONS)
@@ -110,9 +110,9 @@ def visit(
         if OPTIONS.normalizer == "entmax":
             peak = tl.maximum(peak, logits if OPTIONS.spread else tl.max(logits, 1))
         else:
-            sums = (peak, total, weighted_log, support)
+            sums = (peak, total, weighted_log, support, opposed)
             _, sums, _ = stream(logits, row, factor, sums, OPTIONS, True, True, OPTIONS.spread)
-            peak, total, weighted_log, support = sums
+            peak, total, weighted_log, support, opposed = sums
     elif MODE == "aim":
         aimed, live = entmax_aim(logits, factor, (peak, visible, total, weighted_log, support), alpha, OPTIONS)
         peak, visible, total, weighted_log, support = aimed
@@ -126,7 +126,7 @@ def visit(
         weights, sums = settled(logits, solution, factor, alpha, (total, weighted_log, support), OPTIONS, STATISTICS)
         total, weighted_log, support = sums
         output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS, not MASKED), OPTIONS)
-    return (peak, total, weighted_log, highest, lowest, visible, support, output), live
+    return (peak, total, weighted_log, highest, lowest, visible, support, output, opposed), live
 
 
 @triton.jit

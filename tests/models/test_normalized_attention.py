@@ -99,7 +99,7 @@ CASES = {
     "padding": {"causal": True, "mask": (torch.arange(11) >= 4)[None, None, None].repeat(BATCH, 1, 1, 1)},
     "a mask of its own": {"mask": torch.rand(BATCH, Q_HEADS, 11, 11, generator=torch.Generator().manual_seed(0)) < 0.3},
 }
-NORM_NAMES = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa", "sigmoid", "relu", "relu2")
+NORM_NAMES = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa", "sigmoid", "relu", "relu2", "softpick")
 
 # As the papers have them: Ramapuram et al. 2024, the bias -ln n; Wortsman et al. 2023, over the length.
 WITH_LENGTH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

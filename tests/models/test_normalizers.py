@@ -185,7 +185,7 @@ def test_registry_knows_every_norm_of_the_contract():
             "entmax",
             "sparsemax",
         ),
-        *("sentmax", "asentmax", "ssa", "sigmoid", "sigmoid-n", "relu", "relu-n", "relu2", "relu2-n"),
+        *("sentmax", "asentmax", "ssa", "sigmoid", "sigmoid-n", "relu", "relu-n", "relu2", "relu2-n", "softpick"),
     }
     assert {norm.normalizer for norm in NORMS.values()} == set(NORMALIZERS)
 

@@ -14,7 +14,7 @@ from sharp.models.normalizers import NORMS, Options, attention_weights
 from sharp.plugins.errors import InputError
 from tests.models.test_normalized_attention import BATCH, CASES, Q_HEADS, eager, tensors, visible_keys
 
-COMPETING = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa")
+COMPETING = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa", "softpick")
 SINKS = torch.tensor([-2.0, 0.0, 1.0, 3.0, 40.0, -40.0], dtype=torch.float64)
 
 

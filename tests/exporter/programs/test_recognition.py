@@ -181,6 +181,13 @@ def test_a_scale_that_is_learned_has_no_start_values() -> None:
         read(gpt.GPT(), TOKENS, norm="assmax", norm_parameters={"w_beta": "head.weight", "w_gamma": 0.0})
 
 
+def softpick_of_the_authors(scores: Tensor) -> Tensor:
+    """With their epsilon, and a mask that takes part in the sum only where it is finite (Zuhri et al. 2025)."""
+    top = scores.amax(-1, keepdim=True)
+    parts = torch.exp(scores - top) - torch.exp(-top)
+    return parts.relu() / (torch.where(scores.isfinite(), parts.abs(), 0).sum(-1, keepdim=True) + 1e-8)
+
+
 @pytest.mark.parametrize(
     ("normalize", "norm", "alpha"),
     [
@@ -191,6 +198,7 @@ def test_a_scale_that_is_learned_has_no_start_values() -> None:
         (lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True), "softmax", 1.5),
         (torch.sigmoid, "sigmoid", 1.5),
         full(lambda scores: scores.relu().square(), "relu2", 1.5),
+        (softpick_of_the_authors, "softpick", 1.5),
         (lambda scores: torch.sigmoid(scores - count(scores).log()), "sigmoid-n", 1.5),
         full(lambda scores: scores.relu() / count(scores), "relu-n", 1.5),
         full(lambda scores: scores.relu().square() / count(scores), "relu2-n", 1.5),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, NORMALIZERS, WITHOUT_SINK
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.variants import Shapes, kernels, prompt_options, scratch
 from tests.full.cuda.native import OTHER_SHARED, PREFILL_SHARED
@@ -54,7 +54,7 @@ def random_calls(count: int) -> list[Call]:
     rng = random.Random(7)
     calls = []
     for _ in range(count):
-        normalizer = rng.choice(["softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2"])
+        normalizer = rng.choice(NORMALIZERS)
         kv_heads = rng.choice([1, 2, 8])
         absent = [name for name in ("alibi_slopes", "collect_stats") if rng.random() < 0.5]
         more = rng.random() < 0.3  # sinks, or the columns of those that have none

@@ -146,7 +146,7 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
         "1 PagedAttention: head_params of this normalizer must have 1 column, the sinks",
         "1 PagedAttention: it has 5 inputs, but must have 9 to 12",
         "1 PagedAttention: attribute normalizer is 'softmin'; it must be one of softmax, ssa, adaptive_softmax, "
-        "entmax, sigmoid, relu, relu2",
+        "entmax, sigmoid, relu, relu2, softpick",
         "1 PagedAttention: attribute alpha is 1; entmax needs a finite alpha above 1",
         "1 PagedAttention: attribute temperature_coefficients has 9 numbers; TensorRT's plugin takes 1 to 8",
         "1 PagedAttention: attribute scale is missing, not positive or not finite; it must be a positive number",

@@ -276,8 +276,9 @@ def assert_statistics_agree(
     entropy, support, beta, spread = (actual[..., column] for column in range(4))
     np.testing.assert_allclose(entropy, expected[..., 0], rtol=5 * tolerance, atol=5 * tolerance)
     # A key within a rounding error of the threshold may fall on either side, and any number of equal keys with it. The
-    # logits of ties are exact, and so is 0, the threshold of relu.
-    slack = {"entmax": 1e9 if ties else 1, "relu": int(not ties), "relu2": int(not ties)}.get(normalizer, 0)
+    # logits of ties are exact, and so is 0, the threshold of relu and softpick.
+    slacks = {"entmax": 1e9 if ties else 1, "relu": int(not ties), "relu2": int(not ties), "softpick": int(not ties)}
+    slack = slacks.get(normalizer, 0)
     np.testing.assert_allclose(support, expected[..., 1], rtol=0, atol=slack)
     np.testing.assert_allclose(beta, expected[..., 2], rtol=5 * tolerance)
     np.testing.assert_allclose(spread, expected[..., 3], rtol=tolerance, atol=tolerance)

@@ -24,7 +24,7 @@ def with_key(case: Case, position: int, number: float) -> Case:
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-@pytest.mark.parametrize("normalizer", DIVIDING)
+@pytest.mark.parametrize("normalizer", [*DIVIDING, "softpick"])
 def test_a_key_that_is_nan_or_infinite_makes_the_rows_that_see_it_nan(normalizer: str, number: float) -> None:
     case = with_key(make_case(normalizer, LONG), 1200, number)
     assert np.isnan(run(case, kernel=True).output).all()
@@ -54,7 +54,7 @@ def test_a_value_that_is_nan_reaches_only_the_rows_that_see_it(normalizer: str, 
     np.testing.assert_allclose(actual[blind], clean[blind], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("normalizer", ["entmax", "relu", "relu2"])
+@pytest.mark.parametrize("normalizer", ["entmax", "relu", "relu2", "softpick"])
 def test_a_value_that_is_nan_is_left_out_where_the_normalizer_drops_its_key(normalizer: str) -> None:
     case = make_case(normalizer, LONG, scale=0.5)
     table, cache = case.inputs["block_table"], case.inputs["value_cache"].copy()

@@ -91,7 +91,8 @@ def test_random_calls_with_a_bfloat16_cache(case: Case) -> None:
 
 @given(case=cases())
 def test_random_calls_with_an_int8_cache(case: Case) -> None:
-    assume(not (case.ties and case.normalizer in ("relu", "relu2")))  # logits that cancel to 0 do so nearly, and often
+    # Logits that cancel to 0 do so nearly, and often.
+    assume(not (case.ties and case.normalizer in ("relu", "relu2", "softpick")))
     case = int8_case(case)
     actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *BESIDE_OUT], case.inputs))
     # The scales of a cache make the logits of whole numbers inexact too: float32 rounds one of 1,000 by 6e-5.

@@ -1,0 +1,1 @@
+	Bcollect_statsJ
