@@ -57,10 +57,9 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
 def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     """Train MODEL twice from the same start: with the norm from the first step, and on a path to it from softmax."""
     from sharp.exporter.adapt.figures import token_losses, windows_of
-    from sharp.exporter.adapt.path import FIRST_ALPHA
     from sharp.exporter.adapt.student import make_student
     from sharp.exporter.adapt.text import encode, read_text
-    from sharp.exporter.adapt.training import Progress, Recipe, train
+    from sharp.exporter.adapt.training import FIRST_ALPHA, Progress, Recipe, train
     from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
     from sharp.exporter.verification.perplexity import licence, perplexity
 

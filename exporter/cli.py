@@ -51,7 +51,7 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     Raises:
         click.MissingParameter: it is another checkpoint, of which the user must say it.
     """
-    from sharp.exporter.checkpoints.adapted_folder import recorded_norm
+    from sharp.exporter.checkpoints.trained_norm import recorded_norm
 
     norm = recorded_norm(source, trained_norm)
     if norm is None:

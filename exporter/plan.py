@@ -10,7 +10,7 @@ from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.forms.form import Form
 from sharp.exporter.graph.graph_options import GraphOptions
 from sharp.exporter.graph.quantization import choose_packings
-from sharp.exporter.programs.products import product_shapes
+from sharp.exporter.programs.matrix_products import product_shapes
 from sharp.exporter.programs.program import Program
 from sharp.exporter.verification.parked_weights import LEAST_BYTES
 from sharp.models.config import SharpConfig

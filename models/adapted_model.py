@@ -13,11 +13,12 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from sharp.models.config import check_gamma, check_norm_options
 from sharp.models.normalized_attention import normalized_attention
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, SsaValues, get_norm
+from sharp.models.norms import Norm, SsaParameters, SsaValues, get_norm
 from sharp.models.positions import slopes_of
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
+from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE
 
 MODEL_TYPE = "sharp_adapted"  # also the name of the attention implementation
 PROBE = "sharp_probe"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import attention_weights
+from sharp.plugins.ops.torch_normalizers import attention_weights
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class EagerAttention:
 
     `attention_mask` [batch, keys] is 0 at padding, which no query sees; None if there is none. With `record`, the
     weights of every layer are kept in `weights` [batch, q_heads, queries, keys], float32, in the order of the layers;
-    `sharp.models.normalizers.entropy` of one gives the entropy of every head and query.
+    `sharp.plugins.ops.torch_normalizers.entropy` of one gives the entropy of every head and query.
     """
 
     def __init__(self, config: SharpConfig, record: bool = False, attention_mask: Tensor | None = None) -> None:

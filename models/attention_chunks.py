@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sharp.models.normalizer_gradients import GRADIENTS
-from sharp.models.normalizers import Options, function_of
+from sharp.plugins.ops.torch_normalizers import Options, function_of
 
 CHUNK = 2**19  # logits of one chunk: several arrays of this size are alive at once, 2 MiB each in float32
 

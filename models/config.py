@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sharp.models.byte_tokenizer import VOCAB_SIZE as BYTES_VOCAB_SIZE
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, get_norm
+from sharp.models.norms import Norm, get_norm
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE
 
 Positions = Literal["none", "rope", "alibi", "nape"]
 RopeScaling = Literal["linear", "llama3"]

@@ -36,7 +36,7 @@ from sharp.models.checkpoint import VERSION, describe, parse_description
 from sharp.models.checkpoint_files import MODEL_TYPE
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.models.transformer import Transformer
 from sharp.plugins.errors import InputError
 

@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import MOST_SIZE, check_gamma, check_norm_options
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, SsaParameters, attention_weights, get_norm
+from sharp.models.norms import Norm, SsaParameters, get_norm
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE, attention_weights
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from sharp.models.attention_chunks import Chunk, ChunkedAttention, by_head, by_key_head, wide
 from sharp.models.normalizer_gradients import GRADIENTS
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, Norm, Options, get_norm
+from sharp.models.norms import Norm, get_norm
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
-from sharp.plugins.ops.torch_normalizers import check_sinks
+from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE, Options, check_sinks
 
 
 def normalized_attention(
@@ -47,7 +47,7 @@ def normalized_attention(
         query: [batch, q_heads, queries, head_dim]; a learned length scale (asentmax and its like) is already in it.
         key: [batch, kv_heads, keys, head_dim]; q_heads is a multiple of kv_heads.
         value: [batch, kv_heads, keys, value_dim].
-        norm: a name of `sharp.models.normalizers.NORMS`.
+        norm: a name of `sharp.models.norms.NORMS`.
         alpha: entmax's; None takes the norm's own.
         head_params: [q_heads, 2] with the columns b > 0 and n >= 1 of ssa. sigmoid may have [q_heads, 2], bias and
             power, relu and relu2 [q_heads, 1], the power: `sharp.plugins.ops.attributes.HEAD_PARAMETERS` says what

@@ -1,9 +1,9 @@
 """The gradients of the normalizers, from the weights: what streamed attention computes again in its backward pass.
 
 A function takes logits z [batch, heads, queries, keys] with 0 where a key is not visible, the weights w that
-`sharp.models.normalizers.attention_weights` makes of them, and g = dL/dw. It returns dL/dz and, where the normalizer
-has learned parameters, dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0. A sink is
-one more key of them all, the last, whose g is 0.
+`attention_weights` makes of them, and g = dL/dw. It returns dL/dz and, where the normalizer has learned parameters,
+dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0. A sink is one more key of them all,
+the last, whose g is 0.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sharp.models.normalizers import Options, skip_masked
 from sharp.plugins.ops.torch_entmax import entmax_gradient
-from sharp.plugins.ops.torch_normalizers import length_factor, log_count, softpick_parts
+from sharp.plugins.ops.torch_normalizers import Options, length_factor, log_count, skip_masked, softpick_parts
 
 Gradient = tuple[Tensor, Tensor | None]
 

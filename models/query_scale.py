@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sharp.models.normalizers import ScaleKind
+from sharp.models.norms import ScaleKind
 
 LOG_LENGTH_OFFSET = 2
 DELTA = 1.0

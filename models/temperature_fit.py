@@ -24,9 +24,9 @@ from torch import Tensor
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, EagerAttention, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval
-from sharp.models.normalizers import entropy
 from sharp.models.objective import IGNORED, Batch
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.torch_normalizers import entropy
 
 
 class LanguageModel(Protocol):

@@ -20,7 +20,7 @@ from sharp.models.checkpoint import save_checkpoint, start_from
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.device import choose_device
 from sharp.models.evaluation import TEXT
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.models.objective import Batch
 from sharp.models.plots import plot_losses
 from sharp.models.tasks.recipe import (

@@ -29,7 +29,7 @@ from sharp.models.adapted_model import (
     attach,
     is_local,
 )
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.plugins.errors import InputError
 
 PREFIX = "sharp-"

@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import SsaParameters
+from sharp.models.norms import SsaParameters
 from sharp.models.positions import RotaryEmbedding, alibi_slopes, rotate, scaled_heads
 from sharp.models.query_scale import QueryScale
 

@@ -12,7 +12,8 @@ from sharp.exporter.adapt.student import Student
 from sharp.exporter.adapt.training import LOGITS_ROWS
 from sharp.exporter.verification.perplexity import perplexity
 from sharp.models.adapted_model import attention_norms
-from sharp.models.normalizers import attention_weights, entropy, get_norm
+from sharp.models.norms import get_norm
+from sharp.plugins.ops.torch_normalizers import attention_weights, entropy
 
 WINDOWS = 6  # of a text
 HEAD_TOKENS = 512

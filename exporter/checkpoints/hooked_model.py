@@ -15,7 +15,7 @@ from sharp.models.adapted_model import MODEL_TYPE as ADAPTED
 from sharp.models.adapted_model import AttentionNorm, attention_norms, is_local
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import SsaParameters
+from sharp.models.norms import SsaParameters
 from sharp.models.positions import scaled_heads
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.manifest import ModelKind, Port, PositionScheme

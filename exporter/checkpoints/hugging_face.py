@@ -49,7 +49,7 @@ from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.models.adapted_config import AdaptedConfig
 from sharp.models.adapted_model import AdaptedNorm, find_attention, read_adapted_norm
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import get_norm
+from sharp.models.norms import get_norm
 from sharp.models.trained_attention import ENTRY
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import PositionScheme

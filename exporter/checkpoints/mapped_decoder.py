@@ -14,7 +14,7 @@ from sharp.exporter.checkpoints.norm_options import norm_parameters
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.graph.head_parts import Part, split
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
-from sharp.models.normalizers import SSA_START, ScaleKind
+from sharp.models.norms import SSA_START, ScaleKind
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.plugins import manifest
 from sharp.plugins.errors import InputError

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from sharp.models.adapted_model import VERSION, AdaptedNorm, attach, attention_norms, find_attention
 from sharp.models.checkpoint_files import read_torch_file
 from sharp.models.config import MOST_LAYERS, MOST_SIZE
-from sharp.models.normalizers import SsaValues
+from sharp.models.norms import SsaValues
 from sharp.plugins.errors import InputError
 
 ARGUMENTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.models.attention import HeadNorm
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import get_norm
+from sharp.models.norms import get_norm
 from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_BYTES = 2**20

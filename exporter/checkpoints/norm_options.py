@@ -6,12 +6,13 @@ from typing import Any
 from torch import nn
 
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, SSA_START, SsaParameters, SsaValues, get_norm
+from sharp.models.norms import SSA_START, SsaParameters, SsaValues, get_norm
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Norm, NormParameter, NormValue
 from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
+from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE
 
 # Option -> the norms that it is for.
 OPTIONS = {

@@ -21,7 +21,7 @@ from sharp.models.checkpoint_files import folder_files
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval
-from sharp.models.normalizers import get_norm
+from sharp.models.norms import get_norm
 from sharp.plugins.errors import InputError
 
 ModelT = TypeVar("ModelT", bound=Model)

@@ -27,8 +27,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sharp.exporter.checkpoints.authors_models import norm_of_configuration
+from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt
 from sharp.models.adapted_model import MODEL_TYPE, AdaptedNorm, Positions, read_adapted_norm
-from sharp.models.normalizers import get_norm
+from sharp.models.norms import get_norm
 from sharp.models.trained_attention import ENTRY as ATTENTION_ENTRY
 from sharp.plugins.errors import InputError, NotFoundError
 
@@ -145,3 +146,17 @@ def stored_norm(path: Path) -> TrainedNorm | AdaptedNorm | None:
     if (entry := content.get(ENTRY)) is not None:
         return _validated(entry, f"the entry {ENTRY!r} of {path / 'config.json'}")
     return None
+
+
+def recorded_norm(path: Path, trained_norm: Path | None = None) -> str | None:
+    """The norm that a folder's `config.json`, or else the file `trained_norm`, names; None for every other checkpoint.
+
+    Raises:
+        InputError, NotFoundError: what it says cannot be read.
+    """
+    if trained_norm is not None:
+        return read_trained_norm(trained_norm).norm
+    if is_ssa_nano_gpt(path):
+        return "ssa"
+    found = stored_norm(path)
+    return None if found is None else found.norm

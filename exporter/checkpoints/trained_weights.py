@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from sharp.exporter.checkpoints.trained_norm import TRANSFORMS, TrainedNorm, Weights
 from sharp.models.adapted_model import VERSION, AdaptedNorm, AttentionNorm, attach, attention_norms, find_attention
-from sharp.models.normalizers import SsaValues, get_norm
+from sharp.models.norms import SsaValues, get_norm
 from sharp.models.temperature_preset import read_temperature
 from sharp.plugins.errors import InputError
 

@@ -9,7 +9,7 @@ import torch
 from onnx_ir import DataType
 from torch import nn
 
-from sharp.models.normalizers import SsaParameters
+from sharp.models.norms import SsaParameters
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.ops import schema
 

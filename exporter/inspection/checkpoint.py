@@ -8,10 +8,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from sharp.exporter.checkpoints.adapted_folder import recorded_norm
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.checkpoints.trained_norm import recorded_norm
 from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.exporter.inspection.one_sequence import attend_one_sequence
 from sharp.exporter.inspection.prompt import read_tokenizer

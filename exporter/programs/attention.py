@@ -7,7 +7,7 @@ soft cap, mask, bias) is found by evaluating it: see `sharp.exporter.programs.ma
 import torch
 from torch.fx import Node
 
-from sharp.exporter.programs.calls import AttentionCall, Operand, OwnNorm, no_head, one_head, rank, same
+from sharp.exporter.programs.attention_call import AttentionCall, Operand, OwnNorm, no_head, one_head, rank, same
 from sharp.exporter.programs.flat_graph import FLEXIBLE
 from sharp.exporter.programs.logits import given_at
 from sharp.exporter.programs.masks import SIZES

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.calls import Arrange, Operand
+from sharp.exporter.programs.attention_call import Arrange, Operand
 from sharp.exporter.programs.nodes import where
 from sharp.plugins.errors import InputError
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.attention import find_attention
-from sharp.exporter.programs.calls import AttentionCall, Operand, rank, same
+from sharp.exporter.programs.attention_call import AttentionCall, Operand, rank, same
 from sharp.exporter.programs.masks import Logits, examine, find_masks
 from sharp.exporter.programs.nodes import name_of
 from sharp.exporter.programs.norm_parameters import ProgramAttention

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.calls import AttentionCall
+from sharp.exporter.programs.attention_call import AttentionCall
 from sharp.exporter.programs.nodes import ancestors
 from sharp.exporter.programs.program import Program, ProgramInput
 from sharp.exporter.programs.sizes import Roles, random_inputs

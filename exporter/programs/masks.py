@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.calls import AttentionCall
+from sharp.exporter.programs.attention_call import AttentionCall
 from sharp.exporter.programs.logits import MASKED, between, given_at, logits_of, mask_inputs
 from sharp.exporter.programs.program import Program, ProgramInput
 from sharp.exporter.programs.sizes import Roles

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sharp.exporter.checkpoints.hook import check_uncapped
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import SSA_START
+from sharp.models.norms import SSA_START
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
 

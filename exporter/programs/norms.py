@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.calls import AttentionCall, OwnNorm
+from sharp.exporter.programs.attention_call import AttentionCall, OwnNorm
 from sharp.exporter.programs.logits import MASKED, fold, shape_of_logits, unfold
 from sharp.exporter.programs.nodes import ancestors
 from sharp.exporter.programs.positions import after
 from sharp.exporter.programs.program import Program
-from sharp.models.normalizers import DEFAULT_TEMPERATURE, attention_weights
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
+from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE, attention_weights
 
 TOLERANCE = 2e-5  # of a weight, which is at most about 1; graphs compute in float32
 SPREAD = 1.5  # of random logits

@@ -15,10 +15,10 @@ from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.source import Source, sha256
 from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
 from sharp.exporter.programs.archive import load_program
-from sharp.exporter.programs.calls import OwnNorm
+from sharp.exporter.programs.attention_call import OwnNorm
 from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_a_decoder
 from sharp.exporter.programs.heads import Attention, find_layers
-from sharp.exporter.programs.memory import memory_of_program
+from sharp.exporter.programs.memory_limit import memory_of_program
 from sharp.exporter.programs.model import ProgramModel
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, longest_sequence
@@ -27,7 +27,7 @@ from sharp.exporter.programs.sizes import Roles, random_inputs, roles_of
 from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import NORMS, get_norm
+from sharp.models.norms import NORMS, get_norm
 from sharp.plugins.errors import InputError, SharpError
 
 DEFAULT_LONGEST = 4096  # tokens, where neither the program nor the user says a number

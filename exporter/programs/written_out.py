@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.programs.calls import Arrange, AttentionCall, Operand, no_head, one_head, rank, same
+from sharp.exporter.programs.attention_call import Arrange, AttentionCall, Operand, no_head, one_head, rank, same
 from sharp.exporter.programs.einsum import einsum_logits, einsum_values
 from sharp.exporter.programs.nodes import name_of, where
 from sharp.exporter.programs.norms import find_norm

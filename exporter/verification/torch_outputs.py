@@ -9,7 +9,7 @@ from torch import Tensor
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.verification.comparison import CaseOutputs, Floats, Tokens
 from sharp.models.attention import EagerAttention
-from sharp.models.normalizers import entropy
+from sharp.plugins.ops.torch_normalizers import entropy
 
 
 @torch.no_grad()

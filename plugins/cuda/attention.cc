@@ -9,7 +9,7 @@ namespace {
 
 int64_t bytes_of(SharpType type) { return type == SHARP_FLOAT32 ? 4 : 2; }
 
-int64_t places_of(const SharpAttention& problem) {
+int64_t slots_of(const SharpAttention& problem) {
   return problem.shared ? problem.capacity : problem.capacity + problem.new_keys;
 }
 
@@ -17,7 +17,7 @@ void check_problem(const SharpAttention& problem) {
   require(problem.batch >= 0 && problem.queries >= 0 && problem.new_keys >= 0 && problem.capacity >= 0,
           "batch, queries, new_keys and capacity must be 0 or more");
   require(problem.has_past || (problem.capacity == 0 && !problem.shared),
-          "without a past it has neither places nor lengths");
+          "without a past it has neither slots nor lengths");
   require(problem.type != SHARP_INT8, "SharpAttention has no int8 keys");
 }
 
@@ -36,9 +36,9 @@ struct Workspace {
     counts = buffers.take(problem.batch, sizeof(int32_t));
     // For a call that leaves a present out.
     const bool spare = problem.has_past && !problem.has_presents;
-    const int64_t places = spare ? problem.batch * problem.kv_heads * call.places : 0;
-    keys = buffers.take(places * problem.head_dim, bytes_of(problem.type));
-    values = buffers.take(places * problem.value_dim, bytes_of(problem.type));
+    const int64_t slots = spare ? problem.batch * problem.kv_heads * call.slots : 0;
+    keys = buffers.take(slots * problem.head_dim, bytes_of(problem.type));
+    values = buffers.take(slots * problem.value_dim, bytes_of(problem.type));
   }
 
   Buffers buffers;
@@ -50,7 +50,7 @@ struct Workspace {
 Call call_of(const SharpAttention& from) {
   Call call{};
   call.contiguous = true;
-  call.places = places_of(from);
+  call.slots = slots_of(from);
   call.new_keys = from.new_keys;
   call.past = from.shared ? -1 : from.capacity;
   call.stored = from.has_past;
@@ -66,7 +66,7 @@ Call call_of(const SharpAttention& from) {
   problem.value_dim = from.value_dim;
   problem.block_size = Call::kBlockSize;
   problem.sequences = from.batch;
-  problem.max_blocks = (call.places + Call::kBlockSize - 1) / Call::kBlockSize;
+  problem.max_blocks = (call.slots + Call::kBlockSize - 1) / Call::kBlockSize;
   problem.type = problem.cache_type = from.type;
   problem.query = from.query;
   problem.key = from.key;
@@ -104,7 +104,7 @@ void* gather(const SharpAttention& problem, const Keys& keys, void* spare, Sharp
   }
   void* present = keys.present == nullptr ? spare : keys.present;
   if (present != keys.past)
-    copy_rows(present, places_of(problem) * row, keys.past, problem.capacity * row, pairs, stream);
+    copy_rows(present, slots_of(problem) * row, keys.past, problem.capacity * row, pairs, stream);
   return present;
 }
 
@@ -145,7 +145,7 @@ SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* works
                 (problem->past_lens != nullptr) == (problem->shared != 0),
             "has_past or shared says otherwise than the buffers");
     require(!problem->has_past || !problem->has_presents ||
-                (problem->present_key != nullptr && problem->present_value != nullptr) || places_of(*problem) == 0,
+                (problem->present_key != nullptr && problem->present_value != nullptr) || slots_of(*problem) == 0,
             "has_presents says otherwise than the buffers");
     const Plan planned = plan(call);
     const Workspace memory(*problem, call, planned, split_rows(call, planned), workspace);

@@ -191,7 +191,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
           "a buffer is null that every call needs");
   require(!call.contiguous || ((problem.tokens == 0 || (problem.query && problem.output)) &&
                                (call.new_keys == 0 || (problem.key && problem.value)) &&
-                               (call.places == 0 || (problem.key_cache && problem.value_cache))),
+                               (call.slots == 0 || (problem.key_cache && problem.value_cache))),
           "a buffer is null that is not empty");
   require(problem.cache_type != SHARP_INT8 || (problem.key_scale && problem.value_scale),
           "an int8 cache needs key_scale and value_scale");
@@ -229,7 +229,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   arguments.set(Argument::q_heads, problem.q_heads);
   arguments.set(Argument::kv_heads, problem.kv_heads);
   arguments.set(Argument::max_blocks, problem.max_blocks);
-  arguments.set(Argument::places, call.contiguous ? call.places : problem.blocks * problem.block_size);
+  arguments.set(Argument::slots, call.contiguous ? call.slots : problem.blocks * problem.block_size);
   arguments.set(Argument::new_keys, call.new_keys);
   arguments.set(Argument::past, call.past);
   arguments.set(Argument::counted, static_cast<int64_t>(call.total_lens != nullptr));

@@ -19,14 +19,14 @@ struct Call {
   SharpPagedAttention problem;
   bool contiguous = false;
   // Of contiguous calls only:
-  int64_t places = 0;  // of a head, for keys
+  int64_t slots = 0;  // of a head, for keys
   int64_t new_keys = 0;
   int64_t past = 0;                     // keys before this call; -1: see past_lens
-  bool stored = false;                  // whether new keys must be written to the places
+  bool stored = false;                  // whether new keys must be written to the slots
   const int32_t* past_lens = nullptr;   // null unless `past` is -1
   const int32_t* total_lens = nullptr;  // null: all keys count
 
-  // A block for every 16 places, in which scratch memory for logits is counted.
+  // A block for every 16 slots, in which scratch memory for logits is counted.
   static constexpr int64_t kBlockSize = 16;
 };
 

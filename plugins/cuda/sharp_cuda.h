@@ -78,11 +78,11 @@ typedef struct {
 /* One call of Attention, the op over contiguous keys. Keys of a sequence are those of the past, then the new ones.
  *
  * Without a past (`capacity` 0, no past_key) the keys are `key`. With past_lens the past is a buffer, and new keys that
- * count are written behind its filled places; those that find no place are left out. Else past and key are joined. */
+ * count are written behind its filled slots; those that find no slot are left out. Else past and key are joined. */
 typedef struct {
   SharpAttributes attributes;
   int64_t batch, q_heads, kv_heads, queries, new_keys, head_dim, value_dim;
-  int64_t capacity;        /* places of a sequence in the past */
+  int64_t capacity;        /* slots of a sequence in the past */
   int64_t multiprocessors; /* that the call is planned for; 0: those of the current device */
   /* Known before the buffers are: whether there are past_key and past_value; past_lens; both presents. */
   int32_t has_past, shared, has_presents;

@@ -30,7 +30,7 @@ void read_lengths(Inputs& inputs) {
     if (inputs.shared_buffer() && total > capacity)
       throw InputError("past_lens[" + std::to_string(sequence) + "] is " + std::to_string(past) + ", and with " +
                        std::to_string(new_keys) + " new keys that is more than the buffer's " +
-                       std::to_string(capacity) + " places; make it larger, or leave keys out with total_lens");
+                       std::to_string(capacity) + " slots; make it larger, or leave keys out with total_lens");
     problem.past.push_back(static_cast<int32_t>(past));
     problem.total.push_back(static_cast<int32_t>(total));
   }

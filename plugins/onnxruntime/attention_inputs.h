@@ -27,7 +27,7 @@ struct Inputs {
   // All but query, keys, values, `output` and `stats`, which may have to be converted; past and total are numbers.
   cpu::ContiguousProblem problem;
   const void *query, *key, *value;
-  const void *past_key, *past_value;      // null where there is no past, and maybe where it has no places
+  const void *past_key, *past_value;      // null where there is no past, and maybe where it has no slots
   const int32_t *past_lens, *total_lens;  // [batch] or null
   const bool* collect_stats;              // or null: false
 
@@ -35,7 +35,7 @@ struct Inputs {
 
   // Places of a sequence in the past, and in the present.
   int64_t capacity() const { return problem.keys.capacity; }
-  int64_t places() const { return shared_buffer() ? capacity() : capacity() + problem.keys.new_keys; }
+  int64_t slots() const { return shared_buffer() ? capacity() : capacity() + problem.keys.new_keys; }
 };
 
 // Checks the type of the past and the shape of every input against every other, and fills all but problem.past and

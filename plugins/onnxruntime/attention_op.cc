@@ -53,13 +53,13 @@ struct AttentionKernel {
   void write(const Ort::KernelContext& context, Output output, const Inputs& inputs, const void* past,
              const void* fresh, int64_t dim, const cpu::ParallelFor& parallel) const {
     const cpu::ContiguousProblem& problem = inputs.problem;
-    void* present = output_of(context, output, {problem.batch, problem.kv_heads, inputs.places(), dim});
+    void* present = output_of(context, output, {problem.batch, problem.kv_heads, inputs.slots(), dim});
     if (present == nullptr) return;
     const auto copy = [&](auto element) {
       using Element = decltype(element);
       const cpu::ContiguousRows<Element> rows{static_cast<const Element*>(past), inputs.capacity(),
                                               static_cast<const Element*>(fresh), problem.keys.new_keys, dim};
-      cpu::write_present(rows, problem.batch, problem.kv_heads, inputs.places(), problem.past,
+      cpu::write_present(rows, problem.batch, problem.kv_heads, inputs.slots(), problem.past,
                          inputs.shared_buffer() ? &problem.total : nullptr, static_cast<Element*>(present), parallel);
     };
     if (types.compute == kFloat32)

@@ -1,7 +1,7 @@
 // `ai.sharp::SharpAttention` for CUDAExecutionProvider: the kernels of libsharp_cuda.so on the step's stream.
 //
 // Every input stays on the device: its numbers cannot be checked here without waiting for the device, only its shape.
-// New keys that find no place in a shared buffer are left out, where the CPU's op refuses the call.
+// New keys that find no slot in a shared buffer are left out, where the CPU's op refuses the call.
 //
 // In place: bind present_key and present_value to the buffers of past_key and past_value, with past_lens.
 #include "attention_op.h"
@@ -27,7 +27,7 @@ SharpAttention call_of(const Inputs& from, ElementTypes types) {
   call.query = from.query;
   call.key = from.key;
   call.value = from.value;
-  // A past without places is none: its memory, of no bytes, may have no address. In a shared buffer without places the
+  // A past without slots is none: its memory, of no bytes, may have no address. In a shared buffer without slots the
   // new keys find none either.
   if (from.capacity() > 0) {
     call.capacity = from.capacity();
@@ -57,7 +57,7 @@ struct CudaAttentionKernel {
     const Inputs inputs = read_attention_shapes(context, attributes.values, types);
     SharpAttention call = call_of(inputs, types);
     const auto present = [&](Output output, int64_t dim) {
-      return output_of(context, output, {call.batch, call.kv_heads, inputs.places(), dim});
+      return output_of(context, output, {call.batch, call.kv_heads, inputs.slots(), dim});
     };
     call.output = output_of(context, kOutput, {call.batch, call.q_heads, call.queries, call.value_dim});
     call.present_key = present(kPresentKey, call.head_dim);

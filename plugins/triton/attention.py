@@ -87,8 +87,8 @@ def attention(
         alibi_slopes=alibi_slopes,
         collect_stats=collect_stats,
     )
-    places = keys.shape[2]
-    blocks = -(-places // BLOCK_SIZE)
+    slots = keys.shape[2]
+    blocks = -(-slots // BLOCK_SIZE)
     shapes = Shapes(batch * queries, batch, blocks, q_heads, kv_heads, device_of(query.device)[1], new_keys)
     output = query.new_empty(batch, q_heads, queries, value_dim)
     stats = torch.zeros(batch, q_heads, queries, 4, dtype=torch.float32, device=query.device)
@@ -117,7 +117,7 @@ def attention(
             "output": output,
             "stats": stats,
             "parameters": 0 if head_params is None else head_params.shape[-1],
-            "places": places,
+            "slots": slots,
             "new_keys": new_keys,
             "past": capacity if past_lens is None else -1,
             "counted": int(total_lens is not None),

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-INTEGERS = ("tokens", "sequences", "q_heads", "kv_heads", "places")
+INTEGERS = ("tokens", "sequences", "q_heads", "kv_heads", "slots")
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -20,19 +20,19 @@ def write_cache(
     sequences,
     q_heads,
     kv_heads,
-    places,
+    slots,
     OPTIONS: tl.constexpr,
 ):
     """Tiles of `OPTIONS.rows` tokens and one KV head. Grid: token tiles, KV heads.
 
-    A slot of -1 is not stored, nor is one behind the `places` of the cache: the host cannot see them. The output of
+    A slot of -1 is not stored, nor is one behind the `slots` of the cache: the host cannot see them. The output of
     tokens behind the last sequence's becomes 0, and so do all statistics.
     """
     kv_head = tl.program_id(1)
     token = tl.program_id(0) * OPTIONS.rows + tl.arange(0, OPTIONS.rows)
     exists = token < tokens
     slot = tl.load(slot_mapping + token, mask=exists, other=-1)
-    stored = (slot >= 0) & (slot < places)
+    stored = (slot >= 0) & (slot < slots)
     row = token.to(tl.int64) * kv_heads + kv_head
     panel = (slot // OPTIONS.block_size).to(tl.int64) * kv_heads + kv_head
     offset = slot % OPTIONS.block_size
@@ -84,7 +84,7 @@ def quantized(numbers, inverse):
 def store_token(held, scale, numbers, offset, column):
     """A block [channels, block_size] of integers, and its scale, after a token at `offset` was stored in it.
 
-    As `sharp.plugins.ops.reference.store_int8` says, to the bit. `column` [block_size] numbers the block's places.
+    As `sharp.plugins.ops.reference.store_int8` says, to the bit. `column` [block_size] numbers the block's slots.
     """
     sizes = tl.abs(numbers)
     needed = tl.div_rn(tl.max(sizes, 0), 127.0)
@@ -110,18 +110,18 @@ def store_int8(
     block,
     kv_head,
     kv_heads,
-    places,
+    layout,
     channels,
     dim: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
     """All tokens from `token` on that go to `block`, in order, into one of two caches.
 
-    `places` [channels, block_size] says where a block's numbers lie in it.
+    `layout` [channels, block_size] says where a block's numbers lie in it.
     """
     head = block.to(tl.int64) * kv_heads + kv_head
     within = channels < dim
-    at = cache + head * (dim * OPTIONS.block_size) + places
+    at = cache + head * (dim * OPTIONS.block_size) + layout
     held = tl.load(at, mask=within[:, None], other=0).to(tl.float32)
     scale = tl.load(scales + head)
     column = tl.arange(0, OPTIONS.block_size)
@@ -153,7 +153,7 @@ def write_int8_cache(
     sequences,
     q_heads,
     kv_heads,
-    places,
+    slots,
     OPTIONS: tl.constexpr,
 ):
     """`write_cache` for integers. Grid: tokens, KV heads; the first token of a block stores all that go to it.
@@ -164,7 +164,7 @@ def write_int8_cache(
     own = token + tl.arange(0, 1)
     clear(own, own >= 0, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
     slot = tl.load(slot_mapping + token)
-    if (slot < 0) | (slot >= places):
+    if (slot < 0) | (slot >= slots):
         return
     block = slot // OPTIONS.block_size
     before = token - 1 - tl.arange(0, OPTIONS.block_size)

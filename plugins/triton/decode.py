@@ -59,7 +59,7 @@ INTEGERS = (
     "q_heads",
     "kv_heads",
     "max_blocks",
-    "places",
+    "slots",
     "most_tokens",
     "splits",
     "window",
@@ -126,7 +126,7 @@ def decode_stream(
     q_heads,
     kv_heads,
     max_blocks,
-    places,
+    slots,
     most_tokens,
     splits,
     parameters,
@@ -152,7 +152,7 @@ def decode_stream(
     begins, ends = row_bounds(position + tokens, end, window, causal)
     row = (position + tokens, begins, ends, slope, b, n)
     tensors = (key_cache, value_cache, key_scale, value_scale)
-    cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, slots, begin, end, kv_head, kv_heads, OPTIONS)
     if OPTIONS.pointwise:
         row = (position + tokens, begins, ends, slope, length_term(row, cache, parameters, OPTIONS), n)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
@@ -177,7 +177,7 @@ def decode_observe(
     q_heads,
     kv_heads,
     max_blocks,
-    places,
+    slots,
     most_tokens,
     splits,
     window,
@@ -202,7 +202,7 @@ def decode_observe(
     begins, ends = row_bounds(position + tokens, end, window, causal)
     row = (position + tokens, begins, ends, slope, b, n)
     tensors = (key_cache, key_cache, key_scale, key_scale)
-    cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, slots, begin, end, kv_head, kv_heads, OPTIONS)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     index = scratch_row(unit, tokens, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
@@ -363,7 +363,7 @@ def decode_settled(
     q_heads,
     kv_heads,
     max_blocks,
-    places,
+    slots,
     most_tokens,
     splits,
     window,
@@ -384,7 +384,7 @@ def decode_settled(
         return
     kv_head, heads, tokens, exists = decode_rows(count, q_heads, kv_heads, OPTIONS)
     tensors = (value_cache, value_cache, value_scale, value_scale)
-    cache = cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(tensors, block_table, sequence, max_blocks, slots, begin, end, kv_head, kv_heads, OPTIONS)
     index = scratch_row(unit, tokens, most_tokens, q_heads, heads)
     stored = (logits + index * max_blocks * OPTIONS.block_size, exists)
     peak = tl.load(solution + index * 3, mask=exists, other=0.0)

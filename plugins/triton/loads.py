@@ -77,14 +77,14 @@ def blocks_of(keys, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def cache_of(tensors, block_table, sequence, max_blocks, places, begin, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """A walk's `cache`; `tensors` are the first four of it, `places` those of all blocks, or of a contiguous head."""
+def cache_of(tensors, block_table, sequence, max_blocks, slots, begin, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
+    """A walk's `cache`; `tensors` are the first four of it, `slots` those of all blocks, or of a contiguous head."""
     key_cache, value_cache, key_scale, value_scale = tensors
     if OPTIONS.contiguous:
-        table = (sequence.to(tl.int64) * kv_heads + kv_head) * places
+        table = (sequence.to(tl.int64) * kv_heads + kv_head) * slots
     else:
         table = block_table + sequence.to(tl.int64) * max_blocks
-    return key_cache, value_cache, key_scale, value_scale, table, begin, end, kv_head, kv_heads, places
+    return key_cache, value_cache, key_scale, value_scale, table, begin, end, kv_head, kv_heads, slots
 
 
 @triton.jit
@@ -93,8 +93,8 @@ def every_block_mapped(low, high, cache, OPTIONS: tl.constexpr):
     highest = (low * 0).to(tl.uint32)  # unsigned, in which -1 is above every block
     behind = highest + 1
     if not OPTIONS.contiguous:
-        _, _, _, _, table, _, _, _, _, places = cache
-        behind = (places // OPTIONS.block_size).to(tl.uint32)
+        _, _, _, _, table, _, _, _, _, slots = cache
+        behind = (slots // OPTIONS.block_size).to(tl.uint32)
         blocks = blocks_of(high, OPTIONS)
         # A number and not a tensor goes round the loop: Triton gives up pipelining the loops whose bounds depend on it.
         for start in tl.range(low // OPTIONS.block_size, blocks, 1024):
@@ -143,7 +143,7 @@ def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
     A block is looked up once and not once for each of its keys: in prefill the registers that this takes made the
     assembler wait for every single matrix product. Contiguous keys are all of block 0, as far as there are any.
     """
-    _, _, _, _, table, _, end, _, _, places = cache
+    _, _, _, _, table, _, end, _, _, slots = cache
     if OPTIONS.contiguous:
         index = tl.arange(0, OPTIONS.keys)
         page = index * 0 if MAPPED else tl.where(start + index < end, 0, -1)
@@ -155,7 +155,7 @@ def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
             page = tl.load(table + index)
         else:
             page = tl.load(table + index, mask=index < blocks_of(end, OPTIONS), other=-1)
-            page = tl.where(page < places // OPTIONS.block_size, page, -1)
+            page = tl.where(page < slots // OPTIONS.block_size, page, -1)
         page = tl.broadcast_to(page[:, None], [BLOCKS, KEYS])
         page = tl.max_constancy(tl.reshape(page, [OPTIONS.keys]), KEYS)
     return page

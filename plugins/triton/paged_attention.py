@@ -103,7 +103,7 @@ def paged_attention(
         "output": output,
         "stats": stats,
         "parameters": 0 if head_params is None else head_params.shape[-1],
-        "places": key_cache.shape[0] * block_size,
+        "slots": key_cache.shape[0] * block_size,
     }
     if tokens > 0:
         run_kernels(options, shapes, query.device, arguments)

@@ -50,7 +50,7 @@ from sharp.plugins.triton.rows import row_bounds, rows_of_part
 from sharp.plugins.triton.walk import aim, walk
 
 INTEGERS = (
-    *("sequences", "q_heads", "kv_heads", "max_blocks", "places", "most_tokens", "parts", "parameters", "window"),
+    *("sequences", "q_heads", "kv_heads", "max_blocks", "slots", "most_tokens", "parts", "parameters", "window"),
     "causal",
 )
 
@@ -216,7 +216,7 @@ def prefill(
     q_heads,
     kv_heads,
     max_blocks,
-    places,
+    slots,
     most_tokens,
     parts,
     parameters,
@@ -265,7 +265,7 @@ def prefill(
     slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     if OPTIONS.pointwise:
         low, high = tl.min(begin), tl.max(end)
-        cache = cache_of(caches, block_table, sequence, max_blocks, places, low, high, kv_head, kv_heads, OPTIONS)
+        cache = cache_of(caches, block_table, sequence, max_blocks, slots, low, high, kv_head, kv_heads, OPTIONS)
         b = length_term((position, begin, end, slope, b, n), cache, parameters, OPTIONS)
     if not OPTIONS.solves:
         begin, end = rows_of_part(begin, end, tl.program_id(2), parts, OPTIONS)
@@ -276,7 +276,7 @@ def prefill(
     full_high = tl.min(end) // EACH * EACH
     sink = sink_of(head_params, heads, exists, parameters, OPTIONS)
     row = (position, begin, end, slope, b, n)
-    cache = cache_of(caches, block_table, sequence, max_blocks, places, tl.min(begin), high, kv_head, kv_heads, OPTIONS)
+    cache = cache_of(caches, block_table, sequence, max_blocks, slots, tl.min(begin), high, kv_head, kv_heads, OPTIONS)
     mapped = every_block_mapped(tl.min(begin), high, cache, OPTIONS)
     full_high = tl.where(mapped, full_high, 0)
     none_full = full_low >= full_high

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-INTEGERS = ("tokens", "sequences", "kv_heads", "places", "new_keys", "past", "counted", "stored")
+INTEGERS = ("tokens", "sequences", "kv_heads", "slots", "new_keys", "past", "counted", "stored")
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -20,7 +20,7 @@ def write_present(
     tokens,
     sequences,
     kv_heads,
-    places,
+    slots,
     new_keys,
     past,
     counted,
@@ -30,14 +30,14 @@ def write_present(
     """Tiles of `OPTIONS.rows` new keys. Grid: their tiles, KV heads, sequences.
 
     `past` is the number of keys before this call, or negative where `past_lens` has it; then new keys that do not count
-    or find no place are not stored. `total_lens` is read where `counted` is not 0. Without `stored` the new keys are
+    or find no slot are not stored. `total_lens` is read where `counted` is not 0. Without `stored` the new keys are
     all there are, and lie where they are. What the other kernels read of sequences is written here.
     """
     kv_head, sequence = tl.program_id(1), tl.program_id(2)
     first = tl.load(past_lens + sequence, mask=past < 0, other=past)
     total = first + new_keys
     total = tl.minimum(total, tl.load(total_lens + sequence, mask=counted != 0, other=total))
-    total = tl.maximum(tl.minimum(total, places), 0)
+    total = tl.maximum(tl.minimum(total, slots), 0)
     if (tl.program_id(0) == 0) & (kv_head == 0):
         queries = tokens // sequences
         tl.store(query_start, 0, mask=sequence == 0)
@@ -47,18 +47,16 @@ def write_present(
     if stored == 0:
         return
     index = tl.program_id(0) * OPTIONS.rows + tl.arange(0, OPTIONS.rows)
-    place = first + index
-    inside = (index < new_keys) & (place >= 0) & (place < tl.where(past < 0, total, places))
+    slot = first + index
+    inside = (index < new_keys) & (slot >= 0) & (slot < tl.where(past < 0, total, slots))
     head = sequence.to(tl.int64) * kv_heads + kv_head
 
     channels = tl.arange(0, OPTIONS.head_width)
     within = inside[:, None] & (channels < OPTIONS.head_dim)[None, :]
     keys = tl.load(key + (head * new_keys + index)[:, None] * OPTIONS.head_dim + channels[None, :], mask=within)
-    tl.store(key_cache + (head * places + place)[:, None] * OPTIONS.head_dim + channels[None, :], keys, mask=within)
+    tl.store(key_cache + (head * slots + slot)[:, None] * OPTIONS.head_dim + channels[None, :], keys, mask=within)
 
     channels = tl.arange(0, OPTIONS.value_width)
     within = inside[:, None] & (channels < OPTIONS.value_dim)[None, :]
     values = tl.load(value + (head * new_keys + index)[:, None] * OPTIONS.value_dim + channels[None, :], mask=within)
-    tl.store(
-        value_cache + (head * places + place)[:, None] * OPTIONS.value_dim + channels[None, :], values, mask=within
-    )
+    tl.store(value_cache + (head * slots + slot)[:, None] * OPTIONS.value_dim + channels[None, :], values, mask=within)

@@ -9,17 +9,17 @@ buffers, and
     parameters  the width P of head_params
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
     most_tokens the function of that name
-    places      blocks * block_size, the slots of the caches
+    slots       blocks * block_size, the slots of the caches
 An optional input that is absent is a null pointer; `Options` says so, `parameters` of head_params, and no kernel reads
 it. `stats` is always written.
 
 Attention is computed by the same kernels, compiled with `Options.contiguous`. For them a batch is sequences of equally
 many tokens, and
-    key_cache, value_cache      [sequences, kv_heads, places, head_dim or value_dim]
+    key_cache, value_cache      [sequences, kv_heads, slots, head_dim or value_dim]
     query, output, stats        [sequences, q_heads, tokens of a sequence, ...]
     query_start, context_lens   as in PagedAttention; scratch memory that `write_present` fills
     block_table                 [sequences], the number of keys that count; so too
-    max_blocks                  so many blocks of 16 as hold `places` keys
+    max_blocks                  so many blocks of 16 as hold `slots` keys
 """
 
 from collections.abc import Callable, Sequence
@@ -220,7 +220,7 @@ def kernels(
         store = kernel(
             write_present,
             "key value key_cache value_cache past_lens total_lens query_start context_lens block_table"
-            " tokens sequences kv_heads places new_keys past counted stored",
+            " tokens sequences kv_heads slots new_keys past counted stored",
             lambda shapes: (max(1, _ceil(shapes.new_keys, decode.rows)), shapes.kv_heads, shapes.sequences),
             tile,
             needed=lambda shapes: shapes.sequences > 0,
@@ -229,7 +229,7 @@ def kernels(
         store = kernel(
             write_int8_cache,
             "key value key_cache value_cache key_scale value_scale slot_mapping query_start output stats"
-            " tokens sequences q_heads kv_heads places",
+            " tokens sequences q_heads kv_heads slots",
             lambda shapes: (shapes.tokens, shapes.kv_heads, 1),
             tile,
         )
@@ -237,7 +237,7 @@ def kernels(
         store = kernel(
             write_cache,
             "key value key_cache value_cache slot_mapping query_start output stats"
-            " tokens sequences q_heads kv_heads places",
+            " tokens sequences q_heads kv_heads slots",
             lambda shapes: (_ceil(shapes.tokens, decode.rows), shapes.kv_heads, 1),
             tile,
         )
@@ -247,7 +247,7 @@ def kernels(
             kernel(
                 decode_observe,
                 "query key_cache key_scale block_table query_start context_lens alibi_slopes sums logits"
-                " sequences q_heads kv_heads max_blocks places most_tokens splits window causal scale softcap",
+                " sequences q_heads kv_heads max_blocks slots most_tokens splits window causal scale softcap",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -266,7 +266,7 @@ def kernels(
             kernel(
                 decode_settled,
                 "value_cache value_scale block_table query_start context_lens sums logits solution outputs"
-                " sequences q_heads kv_heads max_blocks places most_tokens splits window causal alpha",
+                " sequences q_heads kv_heads max_blocks slots most_tokens splits window causal alpha",
                 by_split,
                 tile,
                 needed=decoding_needed,
@@ -279,7 +279,7 @@ def kernels(
             kernel(
                 decode_stream,
                 "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-                " alibi_slopes sums outputs sequences q_heads kv_heads max_blocks places most_tokens splits"
+                " alibi_slopes sums outputs sequences q_heads kv_heads max_blocks slots most_tokens splits"
                 " parameters window causal scale softcap",
                 by_split,
                 tile,
@@ -300,7 +300,7 @@ def kernels(
         prefill,
         "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
         " alibi_slopes collect_stats output stats sums outputs tiles"
-        " sequences q_heads kv_heads max_blocks places most_tokens parts parameters window causal"
+        " sequences q_heads kv_heads max_blocks slots most_tokens parts parameters window causal"
         " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
         tiles_of_prompts,
         {"OPTIONS": prompt},
@@ -345,7 +345,7 @@ def _types(options: Options) -> dict[str, str]:
         ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens tiles"),
         ("*fp32", "key_scale value_scale head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
-        ("i32", "tokens sequences max_blocks places most_tokens q_heads kv_heads splits parts parameters"),
+        ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads splits parts parameters"),
         ("i32", "window causal"),
         ("i32", "new_keys past counted stored"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),

@@ -13,7 +13,7 @@ The parameters come in tuples:
     row         position, begin, end, slope, b, n; each [rows]: the row sees the keys begin <= key < end
     cache       key_cache, value_cache, key_scale, value_scale, table (pointer to the sequence's row; of contiguous keys
                 the place of its head's first), begin, end (no row sees other keys: their values, and keys from the
-                end on, are not read), kv_head, kv_heads, places (slots of the whole cache; blocks behind are none)
+                end on, are not read), kv_head, kv_heads, slots (of the whole cache; blocks behind are none)
     attributes  scale, softcap, alpha
     solution    peak, inverse temperature or tau; each [rows]
     stored      pointers [rows] to the logits of key 0 in scratch memory, and whether the rows exist; of a walk over

@@ -15,9 +15,9 @@ from sharp.serving.backends import Backend, Limits, load_backend
 from sharp.serving.backends.cache_size import cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
+from sharp.serving.engine.first_token import check_first_token
 from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.engine.prepare import prepare_request
-from sharp.serving.engine.warm_up import check_first_token
 from sharp.serving.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)

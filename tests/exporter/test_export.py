@@ -23,7 +23,7 @@ from sharp.exporter.staging import UNLOCKED_SECONDS, Staging, remove_stale
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import DOMAIN

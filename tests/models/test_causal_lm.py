@@ -9,9 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sharp.models.attention import EagerAttention
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
-from sharp.models.normalizers import NORMS, entropy
+from sharp.models.norms import NORMS
 from sharp.models.positions import alibi_slopes, inverse_frequency
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.torch_normalizers import entropy
 
 TINY = SharpConfig(
     vocab_size=50,

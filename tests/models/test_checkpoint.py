@@ -13,7 +13,7 @@ from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import load_checkpoint, load_masked_lm, save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.plugins.errors import InputError, NotFoundError
 
 CONFIG = SharpConfig(

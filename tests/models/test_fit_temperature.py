@@ -18,7 +18,6 @@ from sharp.models.checkpoint import read_checkpoint, save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
-from sharp.models.normalizers import entropy
 from sharp.models.number_sequence import SharpForNumbers
 from sharp.models.objective import Batch
 from sharp.models.tasks import scoring
@@ -36,6 +35,7 @@ from sharp.models.temperature_fit import (
 from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
+from sharp.plugins.ops.torch_normalizers import entropy
 
 TRAINED = Path(__file__).parents[2] / "models" / "checkpoints" / "max-retrieval-softmax.safetensors"
 

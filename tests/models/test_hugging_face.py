@@ -18,7 +18,7 @@ from sharp.models.checkpoint import load_checkpoint, load_masked_lm
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.plugins.errors import InputError
 
 TINY = SharpConfig(

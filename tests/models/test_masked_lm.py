@@ -10,7 +10,7 @@ from sharp.models.attention import EagerAttention
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM, babyberta_config
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from sharp.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from sharp.models.evaluate import with_adaptive_temperature
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.models.objective import loss
 from sharp.models.tasks.largest_item import LargestItem
 from sharp.models.trainer import Stage, TrainSettings, train

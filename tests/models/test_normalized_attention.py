@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sharp.models import attention_chunks
 from sharp.models.normalized_attention import normalized_attention
-from sharp.models.normalizers import NORMS, attention_weights
+from sharp.models.norms import NORMS
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.torch_normalizers import attention_weights
 
 BATCH, Q_HEADS, KV_HEADS, DIM = 2, 6, 2, 5
 

@@ -10,17 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.models.normalizers import (
-    NORMALIZERS,
-    NORMS,
-    SsaParameters,
-    attention_weights,
-    entropy,
-    get_norm,
-)
+from sharp.models.norms import NORMS, SsaParameters, get_norm
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS
 from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
+from sharp.plugins.ops.torch_normalizers import NORMALIZERS, attention_weights, entropy
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "plugins" / "conformance" / "normalizers.json").read_text())["rows"]
 finite = st.floats(-30, 30, allow_nan=False, width=32)

@@ -9,9 +9,10 @@ from sharp.models import attention_chunks
 from sharp.models.attention import EagerAttention, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.normalized_attention import normalized_attention
-from sharp.models.normalizers import NORMALIZERS as WEIGHTS
-from sharp.models.normalizers import NORMS, Options, attention_weights
+from sharp.models.norms import NORMS
 from sharp.plugins.errors import InputError
+from sharp.plugins.ops.torch_normalizers import NORMALIZERS as WEIGHTS
+from sharp.plugins.ops.torch_normalizers import Options, attention_weights
 from tests.models.test_normalized_attention import BATCH, CASES, Q_HEADS, eager, tensors, visible_keys
 
 COMPETING = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa", "softpick")

@@ -14,7 +14,7 @@ from sharp.models import evaluate, train
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Checkpoint, describe, read_checkpoint, save_checkpoint
 from sharp.models.evaluation import sampler_of
-from sharp.models.normalizers import NORMS
+from sharp.models.norms import NORMS
 from sharp.models.objective import loss
 from sharp.models.tasks.registry import get_task
 from sharp.plugins.errors import InputError

@@ -10,7 +10,7 @@ from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.exporter.verification.comparison import CaseOutputs, Floats, Shape, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.torch_outputs import torch_logits
-from sharp.models.normalizers import entropy
+from sharp.plugins.ops.torch_normalizers import entropy
 
 # A batch is of one length; in an encoder's there is padding.
 CASES = {

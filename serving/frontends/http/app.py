@@ -22,7 +22,6 @@ from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import KServeRoutes
-from sharp.serving.frontends.http.live import LiveState
 from sharp.serving.frontends.http.messages_request import MessagesRequest, messages_refusal
 from sharp.serving.frontends.http.openai_request import CompletionRequest
 from sharp.serving.frontends.http.openapi import OpenApi, Operation
@@ -35,6 +34,7 @@ from sharp.serving.frontends.http.operations import (
 )
 from sharp.serving.frontends.http.request_ids import HEADER, RequestIdMiddleware
 from sharp.serving.frontends.http.responses_request import ResponsesRequest
+from sharp.serving.frontends.http.status_page import LiveState
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, tokenization
 from sharp.serving.frontends.http.unknown_fields import UnknownFields

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from sharp.serving.frontends.http.live import PAGE_HEADERS
+from sharp.serving.frontends.http.status_page import PAGE_HEADERS
 from sharp.serving.version import sharp_version
 
 REFERENCE = "#/components/schemas/{model}"

@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sharp.serving.api.errors import NotFoundError, SharpError
-from sharp.serving.frontends.http.live import PAGE, PAGE_HEADERS, LiveState
+from sharp.serving.frontends.http.status_page import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.version import sharp_version

@@ -21,10 +21,10 @@ from sharp.exporter.inspection.prompt import DEFAULT_TOKENS, Prompt, tokenize
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
-from sharp.models.normalizers import entropy
 from sharp.plugins.cli import main
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import normalize
+from sharp.plugins.ops.torch_normalizers import entropy
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 from tests.marks import full

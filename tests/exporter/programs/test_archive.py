@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sharp.exporter.programs.archive import load_program
-from sharp.exporter.programs.memory import MASKS, memory_of_program
+from sharp.exporter.programs.memory_limit import MASKS, memory_of_program
 from sharp.exporter.programs.module import evaluated, trace
 from sharp.exporter.programs.reading import read_program
 from sharp.plugins.errors import InputError

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from sharp.serving.config import EngineConfig, MetricsConfig
-from sharp.serving.frontends.http.live import PAGE
+from sharp.serving.frontends.http.status_page import PAGE
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.full.browser.chromium import Chromium
 

@@ -148,8 +148,8 @@ class AttentionStep(Call):
         return {name: described for name, described in found.items() if name not in names or name in self.shapes}
 
     def usual_outputs(self) -> Described:
-        places = {"none": self.new_keys, "concatenating": self.past + self.new_keys, "shared": self.past}[self.form]
-        present = self.dtype, [self.batch, KV_HEADS, places, DIM]
+        slots = {"none": self.new_keys, "concatenating": self.past + self.new_keys, "shared": self.past}[self.form]
+        present = self.dtype, [self.batch, KV_HEADS, slots, DIM]
         return {
             "output": (self.dtype, [self.batch, HEADS, self.queries, DIM]),
             "present_key": present,

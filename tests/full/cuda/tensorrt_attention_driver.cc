@@ -9,7 +9,7 @@ constexpr int32_t kInputs = 10;
 enum Form { kNone, kConcatenating, kShared };
 const char* const kForms[] = {"none", "concatenating", "shared"};
 
-// The inputs of a call: 3 sequences of 5 queries, 8 query heads, 2 KV heads, head_dim 64, `past` places before 5 keys.
+// The inputs of a call: 3 sequences of 5 queries, 8 query heads, 2 KV heads, head_dim 64, `past` slots before 5 keys.
 std::vector<PluginTensorDesc> call(Form form, DataType type = DataType::kHALF, int64_t past = 100,
                                    int64_t queries = 5) {
   const PluginTensorDesc absent = tensor(DataType::kFLOAT, dims({0})), no_lens = tensor(DataType::kINT32, dims({0}));
@@ -207,7 +207,7 @@ int main(int, char** arguments) {
       {"rank", with(call(kConcatenating), 3, DataType::kHALF, dims({3, 2, 64})), kInputs},
       {"half", with(call(kConcatenating), 4, DataType::kFLOAT, dims({0})), kInputs},
       {"batch", with(call(kConcatenating), 3, DataType::kHALF, dims({2, 2, 100, 64})), kInputs},
-      {"places", with(call(kShared), 4, DataType::kHALF, dims({3, 2, 99, 64})), kInputs},
+      {"slots", with(call(kShared), 4, DataType::kHALF, dims({3, 2, 99, 64})), kInputs},
       {"buffer", with(call(kNone), 5, DataType::kINT32, dims({3})), kInputs},
       {"lens", with(call(kNone), 6, DataType::kINT32, dims({4})), kInputs},
       {"columns", with(call(kNone), 7, DataType::kFLOAT, dims({8, 2})), kInputs},

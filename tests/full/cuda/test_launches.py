@@ -222,7 +222,7 @@ def test_a_past_is_joined_with_the_new_keys(launch):
     }
     assert values["to"] == str(ADDRESSES["present_value"]) and values["from"] == str(ADDRESSES["past_value"])
     first, second, *_ = launches(result)
-    assert (first[1]["past"], first[1]["stored"], first[1]["places"], first[1]["new_keys"]) == ("40", "1", "43", "3")
+    assert (first[1]["past"], first[1]["stored"], first[1]["slots"], first[1]["new_keys"]) == ("40", "1", "43", "3")
     assert second[1]["key_cache"] == str(ADDRESSES["present_key"])
     # Presents that nobody wants are scratch memory.
     starts = [int(copy["to"]) for copy in row_copies(unwanted)]
@@ -235,7 +235,7 @@ def test_a_shared_buffer_is_written_in_place(launch):
     [result] = launch([apart])
     assert [copy["bytes"] for copy in row_copies(result)] == [str(64 * 64 * 2)] * 2  # of a present that is not the past
     first = launches(result)[0][1]
-    assert (first["past"], first["counted"], first["places"]) == ("-1", "1", "64")
+    assert (first["past"], first["counted"], first["slots"]) == ("-1", "1", "64")
     assert first["past_lens"] == str(ADDRESSES["past_lens"]) and first["total_lens"] == str(ADDRESSES["total_lens"])
     [whole] = launch([replace(apart, absent=[*apart.absent, "total_lens"])])
     assert launches(whole)[0][1]["counted"] == "0"
@@ -316,7 +316,7 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(dtype="int8"), "there is no such type"),
         (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
         (attention("none", dtype="int8"), "SharpAttention has no int8 keys"),
-        (attention("none", past=5), "without a past it has neither places nor lengths"),
+        (attention("none", past=5), "without a past it has neither slots nor lengths"),
         (replace(attention("concatenating", past=5), absent=[*FORMS["concatenating"], "past_value"]), "says otherwise"),
         (replace(attention("none"), absent=[*FORMS["none"], "output"]), "a buffer is null that is not empty"),
         (attention("none", sequences=70_000, tokens=1), "which is more than CUDA has"),

@@ -50,7 +50,7 @@ def test_the_kernels_get_the_tensors_of_the_session_on_its_stream(run):
     addresses = result["addresses"]
     assert [name for name, _ in launches(result)] == ["write_present", "prefill"]
     given = ("query", "key", "value", "past_lens", "total_lens", *OPTIONAL, "output", "stats")
-    expected = {name: addresses[name] for name in given} | {"stream": 77, "places": 40, "past": -1, "counted": 1}
+    expected = {name: addresses[name] for name in given} | {"stream": 77, "slots": 40, "past": -1, "counted": 1}
     assert_values(
         result,
         expected | {f"{name}_cache": addresses[f"past_{name}"] for name in CACHED} | {"new_keys": 20, "stored": 1},
@@ -75,7 +75,7 @@ def test_without_a_past_keys_are_read_where_they_lie(run):
         for name in CACHED
     ]
     caches = {f"{name}_cache": addresses[name] for name in CACHED}
-    assert_values(result, caches | {"past": 0, "stored": 0, "places": 3, "counted": 0, "past_lens": 0, "total_lens": 0})
+    assert_values(result, caches | {"past": 0, "stored": 0, "slots": 3, "counted": 0, "past_lens": 0, "total_lens": 0})
 
 
 def test_a_past_and_new_keys_are_joined_in_the_present(run):
@@ -86,7 +86,7 @@ def test_a_past_and_new_keys_are_joined_in_the_present(run):
         for name in CACHED
     ]
     caches = {f"{name}_cache": addresses[f"present_{name}"] for name in CACHED}
-    assert_values(result, caches | {"past": 40, "stored": 1, "places": 43, "new_keys": 3})
+    assert_values(result, caches | {"past": 40, "stored": 1, "slots": 43, "new_keys": 3})
 
 
 def test_a_shared_buffer_is_copied_only_where_it_is_not_bound_in_place(run):
@@ -132,7 +132,7 @@ def test_optional_inputs_that_are_empty_are_absent(run):
         AttentionStep(absent=["alibi_slopes"], shapes=empty),
     )
     for result in (absent, standing_in, typed):
-        expected = {"past": 0, "stored": 0, "counted": 0, "past_lens": 0, "total_lens": 0, "places": 3}
+        expected = {"past": 0, "stored": 0, "counted": 0, "past_lens": 0, "total_lens": 0, "slots": 3}
         assert_values(result, expected | {"collect_stats": result["addresses"]["collect_stats"]})
 
 
@@ -188,13 +188,13 @@ def test_sizes_that_are_nothing(run):
     )
     nobody, first, full, unasked, nothing_new, nothing_new32, no_keys = results
     assert not nobody["events"]
-    assert_values(first, {"past": 0, "stored": 0, "places": 3, "key_cache": first["addresses"]["key"]})
-    # A buffer without places holds no keys, so what they would be is left out.
-    assert_values(full, {"past": 0, "stored": 0, "places": 0, "new_keys": 0})
+    assert_values(first, {"past": 0, "stored": 0, "slots": 3, "key_cache": first["addresses"]["key"]})
+    # A buffer without slots holds no keys, so what they would be is left out.
+    assert_values(full, {"past": 0, "stored": 0, "slots": 0, "new_keys": 0})
     assert [name for name, _ in launches(unasked)] == ["write_present"]
     for result in (nothing_new, nothing_new32):
-        assert_values(result, {"places": 40, "new_keys": 0, "key_cache": result["addresses"]["present_key"]})
-    assert_values(no_keys, {"places": 0, "new_keys": 0})
+        assert_values(result, {"slots": 40, "new_keys": 0, "key_cache": result["addresses"]["present_key"]})
+    assert_values(no_keys, {"slots": 0, "new_keys": 0})
 
 
 WRONG = [

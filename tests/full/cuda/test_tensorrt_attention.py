@@ -85,7 +85,7 @@ def test_without_a_past_the_keys_are_read_where_they_are(said):
     ]
     first, prefill = map(values, launches(said["none"]))
     assert (first["key_cache"], first["value_cache"]) == (str(KEY), str(VALUE))
-    passed = {"query": QUERY, "output": OUTPUT, "stats": STATS, "collect_stats": FLAG, "places": 5}
+    passed = {"query": QUERY, "output": OUTPUT, "stats": STATS, "collect_stats": FLAG, "slots": 5}
     assert {name: int(prefill[name]) for name in passed} == passed
     # Empty tensors are inputs that were left out.
     assert prefill["head_params"] == prefill["alibi_slopes"] == first["past_lens"] == first["total_lens"] == "0"
@@ -106,7 +106,7 @@ def test_the_past_is_copied_before_the_new_keys(said):
         (PRESENT_VALUE, PAST_VALUE, 100 * ROW, 6, f"{100 * ROW},{105 * ROW}"),
     ]
     first, prefill = map(values, launches(said["concatenating"]))
-    assert (first["key"], first["key_cache"], first["past"], first["places"]) == (
+    assert (first["key"], first["key_cache"], first["past"], first["slots"]) == (
         str(KEY),
         str(PRESENT_KEY),
         "100",
@@ -124,7 +124,7 @@ def test_a_shared_buffer_is_updated_in_place(said):
     assert said["placed"][:2] == ["shape 0", "enqueue 0"]
     assert not copies(said["placed"])
     first, prefill = map(values, launches(said["placed"]))
-    assert (first["key_cache"], first["past_lens"], first["places"]) == (str(PAST_KEY), str(PAST_LENS), "100")
+    assert (first["key_cache"], first["past_lens"], first["slots"]) == (str(PAST_KEY), str(PAST_LENS), "100")
     assert prefill["value_cache"] == str(PAST_VALUE)
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import load_checkpoint
-from sharp.models.normalizers import entropy
+from sharp.plugins.ops.torch_normalizers import entropy
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.full.end_to_end.commands import CHECKPOINT, Server, run, serve
 from tests.prometheus import program

@@ -67,7 +67,7 @@ def make_case(
     sinks: bool = False,
     **attributes: Any,
 ) -> Case:
-    """A case; what no query may see (padding, unfilled places of a buffer) is NaN."""
+    """A case; what no query may see (padding, unfilled slots of a buffer) is NaN."""
     rng = np.random.default_rng(seed)
     q_heads, kv = shape.kv_heads * shape.group, (shape.batch, shape.kv_heads)
     inputs = {

@@ -185,7 +185,7 @@ def test_alibi_falls_off_to_both_sides_without_causal() -> None:
     ("form", "changes", "message"),
     [
         ("shared", {"past_lens": [10, 0]}, r"past_lens\[0\] is 10; it must be from 0 to 9"),
-        ("shared", {"past_lens": [0, 7]}, r"past_lens\[1\] is 7, and with 3 new keys .* the buffer's 9 places"),
+        ("shared", {"past_lens": [0, 7]}, r"past_lens\[1\] is 7, and with 3 new keys .* the buffer's 9 slots"),
         ("none", {"total_lens": [-1, 0]}, r"total_lens\[0\] is -1; it must be 0 or more"),
         ("none", {"total_lens": [1]}, r"total_lens has shape \[1\]; it must be \[batch\] = \[2\]"),
         ("none", {"alibi_slopes": [1.0]}, r"alibi_slopes has shape \[1\]"),

@@ -1,7 +1,7 @@
 """ONNX's own test data for its standard Attention, wherever its semantics and ours with `normalizer` softmax coincide.
 
 `_why_not` has the reason for every test that is left out. What the standard calls an external cache, K and V of which
-nonpad_kv_seqlen places are filled, is our shared buffer after this call's keys were written.
+nonpad_kv_seqlen slots are filled, is our shared buffer after this call's keys were written.
 """
 
 from collections import Counter

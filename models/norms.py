@@ -13,32 +13,8 @@ from torch.nn import functional
 
 from sharp.plugins.custom import normalizer as custom
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import (
-    DEFAULT_TEMPERATURE,
-    NORMALIZERS,
-    Options,
-    attention_weights,
-    entropy,
-    function_of,
-    skip_masked,
-)
 
 ScaleKind = Literal["none", "length", "length-bias", "head", "token"]
-
-__all__ = [
-    "DEFAULT_TEMPERATURE",
-    "NORMALIZERS",
-    "NORMS",
-    "Norm",
-    "Options",
-    "SsaParameters",
-    "SsaValues",
-    "attention_weights",
-    "entropy",
-    "function_of",
-    "get_norm",
-    "skip_masked",
-]
 
 
 @dataclass(frozen=True)

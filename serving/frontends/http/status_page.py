@@ -13,7 +13,7 @@ from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.metrics.attention import AttentionModel
 from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT
 
-PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+PAGE = Path(__file__).with_name("status_page.html").read_text(encoding="utf-8")
 # The page is one file: nothing is loaded from elsewhere, and no text of a server can become a script in it.
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
