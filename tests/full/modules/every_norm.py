@@ -3,8 +3,8 @@
 .venv/bin/python -m tests.full.modules.every_norm run PART PARTS
 .venv/bin/python -m tests.full.modules.every_norm write
 
-The first appends to build/every_norm.PART.jsonl, and goes on where it ended; the second writes the archive
-every_norm.json beside this, and the table of the page.
+The first appends to build/every_norm.PART.jsonl what neither that file nor the archive has; the second adds the parts
+to the archive every_norm.json beside this, and writes the table of the page.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.full.modules.test_foreign import DECODERS, OTHERS
 ROOT = Path(__file__).parents[3]
 BUILD = ROOT / "build"
 ARCHIVE = Path(__file__).with_suffix(".json")
-PAGE = ROOT / "docs" / "your-own-model.md"
+PAGE = ROOT / "docs" / "reference" / "foreign-modules.md"
 BEGIN = "<!-- Written by tests/full/modules/every_norm.py from its archive; do not edit. -->\n"
 END = "<!-- End of the written part. -->\n"
 FORMS = ("paged", "contiguous", "none")
@@ -61,7 +61,9 @@ def jobs() -> list[tuple[str, str, str]]:
 def run(part: int, parts: int) -> None:
     """Export the modules of one part."""
     path = BUILD / f"every_norm.{part}.jsonl"
-    done = {tuple(json.loads(line)[:3]) for line in path.read_text().splitlines()} if path.exists() else set()
+    done = {*archived()}
+    if path.exists():
+        done |= {tuple(json.loads(line)[:3]) for line in path.read_text().splitlines()}
     names = list({**DECODERS, **OTHERS})
     program, current = None, None
     for name, form, norm in jobs():
@@ -115,9 +117,9 @@ def cell(found: Counter[str]) -> str:
 
 
 def write() -> None:
-    """Collect the parts into the archive, and put the table into the page."""
+    """Add the parts to the archive, and put the table into the page."""
     lines = [line for path in sorted(BUILD.glob("every_norm.*.jsonl")) for line in path.read_text().splitlines()]
-    outcomes = sorted({tuple(json.loads(line)[:3]): json.loads(line)[3] for line in lines}.items())
+    outcomes = sorted((archived() | {tuple(json.loads(line)[:3]): json.loads(line)[3] for line in lines}).items())
     content = ",\n".join(json.dumps([*case, found]) for case, found in outcomes)
     ARCHIVE.write_text(f"[\n{content}\n]\n", encoding="utf-8")
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)

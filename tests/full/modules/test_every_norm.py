@@ -1,4 +1,4 @@
-"""The table of docs/your-own-model.md is what the archive of `every_norm` says, and nothing of it failed."""
+"""The table of docs/reference/foreign-modules.md is what the archive of `every_norm` says, and nothing of it failed."""
 
 from tests.full.modules.every_norm import BEGIN, CAPPED, END, PAGE, VERIFIED, archived, jobs, table
 
