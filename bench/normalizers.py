@@ -51,6 +51,7 @@ NORMS: dict[str, dict[str, Any]] = {
     "sigmoid": {"normalizer": "sigmoid"},
     "relu": {"normalizer": "relu"},
     "relu2": {"normalizer": "relu2"},
+    "softpick": {"normalizer": "softpick"},
 }
 SSA = (1.0, 1.5)
 # The heads' scale of a query at position i, L = ln(i + 2): L, or 1 + beta L^gamma (`sharp.models.query_scale`).
