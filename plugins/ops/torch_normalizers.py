@@ -51,6 +51,8 @@ def normalize(
     if normalizer == "adaptive_softmax":
         beta = inverse_temperature(shown, visible, options).squeeze(-1)
     kept = among_keys != 0 if is_sparse(normalizer) else visible
+    if normalizer == "softpick":  # as `ops.normalizers` counts it
+        kept = shown > 0
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
     stats = torch.stack([entropy(among_keys), kept.sum(-1).float(), beta, spread], dim=-1)
     return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
