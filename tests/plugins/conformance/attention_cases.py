@@ -15,10 +15,10 @@ from sharp.plugins.ops.schema import ATTENTION, DOMAIN, NORMALIZERS, VERSION
 from tests.plugins.conformance.cases import (
     Case,
     assert_statistics_agree,
-    beside_sinks,
     random_head_params,
     random_numbers,
     session,
+    slack_of_beta,
     vanished_rows_alike,
 )
 
@@ -183,7 +183,7 @@ def run(case: Case, kernel: bool, threads: int = 2) -> ContiguousOutput:
 def assert_agrees(actual: ContiguousOutput, expected: ContiguousOutput, case: Case, tolerance: float = 1e-5) -> None:
     """Output relative to its largest value; presents exactly; statistics column by column."""
     scale = max(np.abs(expected.output).max(initial=0.0), 1e-3)
-    slack = tolerance * beside_sinks(case)
+    slack = tolerance * slack_of_beta(case)
     np.testing.assert_allclose(actual.output, expected.output, rtol=slack, atol=slack * scale)
     np.testing.assert_array_equal(actual.present_key, expected.present_key.astype(np.float32))
     np.testing.assert_array_equal(actual.present_value, expected.present_value.astype(np.float32))
