@@ -8,7 +8,8 @@ import pytest
 import torch
 
 # `make test` uses fast and `make test-full` full, the same examples in every run, so that a change fails for itself;
-# search takes new ones. Only tests whose examples are slow (Triton's interpreter, a whole model) have a number of their own.
+# search takes new ones. Only tests whose examples are slow (Triton's interpreter, a whole model) have a number of their
+# own.
 EVERYWHERE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 hypothesis.settings.register_profile("fast", max_examples=60, derandomize=True, **EVERYWHERE)
 hypothesis.settings.register_profile("full", max_examples=100, derandomize=True, **EVERYWHERE)
