@@ -141,6 +141,11 @@ def test_objects_without_other_properties(text):
             "structural_tag cannot be used",
         ),
         ({"structural_tag": {"format": {"type": "newer"}}}, "structural_tag", "structural_tag cannot be used"),
+        (
+            {"structural_tag": {"structures": [{"begin": "<f>", "end": ""}] * 257, "triggers": ["<"]}},
+            "structural_tag",
+            "structural_tag cannot be used: it has more than 256 structures",
+        ),
     ],
 )
 def test_what_cannot_be_is_named_as_it_came(text, body, param, message):
