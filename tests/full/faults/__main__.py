@@ -1,13 +1,12 @@
 """`python -m tests.full.faults --output FILE`: many faults of every kind, and what was lost by them."""
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.result_file import header, write
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig
@@ -41,16 +40,14 @@ def main() -> int:
                         broken.append(f"{name}, seed {seed}, call {call}: {error}")
             print(f"{reached[name]:6} {name}", file=sys.stderr)
     figures = {
-        "benchmark": "faults",
+        **header("faults"),
         "command": f"python -m tests.full.faults --loads {arguments.loads}",
-        "date": datetime.now(UTC).date().isoformat(),
         "kinds": len(FAULTS),
         "faults": sum(reached.values()),
         "reached": reached,
         "broken": broken,
     }
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write(arguments.output, figures)
     print(f"{figures['faults']} faults of {figures['kinds']} kinds, {len(broken)} broke an invariant")
     return int(bool(broken))
 

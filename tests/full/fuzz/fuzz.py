@@ -20,6 +20,7 @@ from types import FrameType
 
 import click
 
+from bench.result_file import header, write
 from sharp.plugins.errors import SharpError
 from tests.full.fuzz.mutations import mutate
 from tests.full.fuzz.readers import READERS, Reader
@@ -94,9 +95,10 @@ def store(finding: Finding, keep: Path, suffix: str) -> None:
 @click.option("--seed", default=0)
 @click.option("--keep", type=click.Path(path_type=Path), help="Folder for the files that were not refused well.")
 @click.option("--verbose", is_flag=True, help="Print every run before it starts.")
-def main(chosen: tuple[str, ...], runs: int, seed: int, keep: Path | None, verbose: bool) -> None:
+@click.option("--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+def main(chosen: tuple[str, ...], runs: int, seed: int, keep: Path | None, verbose: bool, output: Path | None) -> None:
     """Damage files and read them."""
-    found = 0
+    found, rows = 0, []
     for reader in READERS:
         if chosen and reader.name not in chosen:
             continue
@@ -112,6 +114,8 @@ def main(chosen: tuple[str, ...], runs: int, seed: int, keep: Path | None, verbo
                 problems.add(last)
                 if keep is not None:
                     store(finding, keep, Path(reader.file).suffix)
+        rows.append({"name": reader.name, "files": runs, "findings": sorted(problems)})
         click.echo(f"{reader.name}: {runs} files, {len(problems)} kinds of findings")
+    write(output, {**header("fuzz"), "command": f"python -m tests.full.fuzz --runs {runs} --seed {seed}", "rows": rows})
     if found:
         raise SystemExit(1)

@@ -1,0 +1,211 @@
+"""What one request costs a server, and how long it keeps another client's stream from its next token."""
+
+import http.client
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from sharp.v1 import inference_pb2, inference_pb2_grpc
+from tests.full.budgets.kinds import CONTEXT, Request, grpc_requests, http_requests
+from tests.serving.conftest import write_folder
+from tests.serving.processes import ServerProcess, server_process
+
+TEMPLATE = "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{% endfor %}a"
+SECONDS = 60.0  # of a request
+TOKENS_AHEAD = 20  # of the other stream, before the request is sent
+SAMPLED = 0.01  # seconds between two looks at the memory
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one request: its status, bytes sent, CPU seconds and bytes of memory of all the server's processes.
+
+    `gap` is the longest time in seconds between two parts of the other stream, and `gap_before` that of as long a time
+    without the request.
+    """
+
+    status: str
+    sent: int
+    cpu_seconds: float
+    memory: int
+    gap: float
+    gap_before: float
+
+
+@contextmanager
+def budget_server(folder: Path) -> Iterator[ServerProcess]:
+    """A server of a model that hashes its context, so that nothing but the server itself takes time."""
+    model = write_folder(folder / "budget", hashing=1)
+    manifest = json.loads((model / "sharp.json").read_text(encoding="utf-8"))
+    (model / "sharp.json").write_text(
+        json.dumps({**manifest, "max_context": CONTEXT, "trained_context": CONTEXT}), encoding="utf-8"
+    )
+    (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    with server_process(model, "--cache-tokens", 4 * CONTEXT, "--threads", 1, "--no-kernels") as running:
+        yield running
+
+
+def costs(running: ServerProcess, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Cost]]:
+    """Of every kind of request, or of these."""
+    for name, request in http_requests().items():
+        if not names or name in names:
+            yield name, cost(running, lambda request=request: send(running.http, request), len(request[1]))
+    for name, message in grpc_requests().items():
+        if not names or name in names:
+            yield name, cost(running, lambda message=message: generate(running.grpc, message), message.ByteSize())
+
+
+def cost(running: ServerProcess, ask: Callable[[], str], sent: int) -> Cost:
+    """Of `ask`, which returns a status, while another client reads a stream."""
+    pid = running.process.pid
+    with OtherStream(running.http) as stream:
+        stream.wait(TOKENS_AHEAD)
+        stream.longest()
+        time.sleep(0.3)
+        gap_before = stream.longest()
+        cpu, memory = processor_seconds(pid), resident(pid)
+        with Peak(pid) as peak:
+            status = ask()
+            stream.wait(TOKENS_AHEAD)
+        return Cost(status, sent, processor_seconds(pid) - cpu, peak.bytes - memory, stream.longest(), gap_before)
+
+
+def send(address: str, request: Request) -> str:
+    """The status of a response, once all of it is there."""
+    path, body, headers = request
+    connection = http.client.HTTPConnection(address, timeout=SECONDS)
+    try:
+        connection.request("POST" if body else "GET", path, body or None, headers)
+        response = connection.getresponse()
+        response.read()
+        return str(response.status)
+    except (http.client.HTTPException, ConnectionError) as error:  # refused before all was sent
+        return type(error).__name__
+    finally:
+        connection.close()
+
+
+def generate(address: str, message: inference_pb2.GenerateRequest) -> str:
+    """The status of a gRPC call."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            for _ in inference_pb2_grpc.InferenceServiceStub(channel).Generate(message, timeout=SECONDS):
+                pass
+        except grpc.RpcError as error:
+            return error.code().name  # type: ignore[attr-defined]
+    return "OK"
+
+
+class OtherStream:
+    """A client that reads tokens for as long as it is open, and the longest time that it waited for one."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._parts = 0
+        self._longest = 0.0
+        self._last = time.perf_counter()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> "OtherStream":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        body = {"prompt": [5, 17], "temperature": 0, "max_tokens": CONTEXT - 100, "ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection(self._address, timeout=SECONDS)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        while not self._ended.is_set() and response.readline():
+            now = time.perf_counter()
+            with self._lock:
+                self._longest = max(self._longest, now - self._last)
+                self._last = now
+                self._parts += 1
+        connection.close()
+
+    def longest(self) -> float:
+        """The longest wait since the last call, the present one included."""
+        with self._lock:
+            found = max(self._longest, time.perf_counter() - self._last)
+            self._longest = 0.0
+        return found
+
+    def wait(self, parts: int) -> None:
+        """Until so many more have come."""
+        until, deadline = self._parts + 2 * parts, time.monotonic() + SECONDS  # a line of data and an empty one
+        while self._parts < until:
+            assert self._thread.is_alive(), "the other stream has ended"
+            assert time.monotonic() < deadline, "the other stream stands still"
+            time.sleep(0.002)
+
+
+class Peak:
+    """The most memory that a server's processes hold inside the block, looked at every 10 ms."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.bytes = 0
+
+    def __enter__(self) -> "Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while True:
+            self.bytes = max(self.bytes, resident(self._pid))
+            if self._ended.wait(SAMPLED):
+                return
+
+
+def processes(pid: int) -> list[int]:
+    """A process and its children, and theirs."""
+    found = [pid]
+    for one in found:
+        try:
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text(encoding="ascii").split())
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process and its children."""
+    total = 0
+    for one in processes(pid):
+        try:
+            total += int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1])
+        except OSError:
+            continue
+    return total * os.sysconf("SC_PAGE_SIZE")
+
+
+def processor_seconds(pid: int) -> float:
+    """CPU seconds of a process and its children, those that have ended among them."""
+    total = 0
+    for one in processes(pid):
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
