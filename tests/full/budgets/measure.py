@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from tests.full.budgets.kinds import CONTEXT, Request, grpc_requests, http_requests
+from tests.full.budgets.hostile_requests import CONTEXT, Request, grpc_requests, http_requests
 from tests.serving.conftest import write_folder
 from tests.serving.processes import ServerProcess, server_process
 
