@@ -9,7 +9,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize kernels gpu-wheel wheel release-dry-run docs lock lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize soak kernels gpu-wheel wheel release-dry-run docs lock lint format typing clean
 
 setup: .venv/installed
 
@@ -55,6 +55,11 @@ coverage: setup
 # A seeded sample of mutants per package; tests/README.md. MUTANTS="--count 100 --seed 1" takes others.
 mutants: setup
 	for package in engine models exporter; do .venv/bin/python -m tests.mutants $$package $(MUTANTS) || exit; done
+
+# A server under mixed load, hostile clients among it, for an hour: fails where something grows, or a token is lost.
+# SOAK="--minutes 5 --output FILE" says otherwise.
+soak: setup
+	.venv/bin/python -m tests.full.soak $(SOAK)
 
 # The kernels' own tests with a library that stops at the first wrong access or undefined operation, on every instruction set.
 sanitize: setup

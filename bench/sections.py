@@ -413,3 +413,15 @@ def fuzz(result: Row) -> Iterator[str]:
     yield ""
     columns = {"reader": field("name"), "files": field("files"), "findings": lambda row: str(len(row["findings"]))}
     yield from table(columns, result["rows"])
+
+
+def soak(result: Row) -> Iterator[str]:
+    """What the server held in the first and the last third, and how many requests there were."""
+    counts = f"{sum(result['requests'].values()):,} requests of {len(result['requests'])} kinds"
+    drift = f"honest ones {result['latency_drift']:.2f} times as long in the end"
+    yield f"`{result['command']}`: {counts}, {len(result['wrong'])} wrong, {drift}."
+    yield ""
+    rows = [{"name": name, "first": result["first"][name], "last": result["last"][name]} for name in result["first"]]
+    yield from table(
+        {"median of": field("name"), "first third": field("first", ",.0f"), "last": field("last", ",.0f")}, rows
+    )

@@ -59,6 +59,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "budgets": ("What one request of up to 1 MB costs a server and another client's stream", sections.budgets),
     "faults": ("Faults inside the engine", sections.faults),
     "fuzz": ("Damaged files", sections.fuzz),
+    "soak": ("A server under mixed load for long", sections.soak),
     "export_memory": ("Memory of an export", sections.export_memory),
     "adapt": ("Softmax models adapted to another norm", sections.adapt),
     "adapt_decode": ("Decoding of an adapted model", sections.adapt_decode),
