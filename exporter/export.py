@@ -58,7 +58,7 @@ Phase = Callable[[str, int], Callable[[], None]]
 class ExportSettings:
     """What the user chose; the fields are the options of `sharp-export`."""
 
-    norm: str
+    norm: str | None = None  # the source's own
     cache: str = "paged"
     target: manifest.Target | None = None
     norm_options: NormOptions = NO_OPTIONS
@@ -73,7 +73,7 @@ class ExportSettings:
     @property
     def chosen_target(self) -> manifest.Target:
         """The target; where none is given, a user's normalizer, which no kernel has, is portable."""
-        return self.target or ("portable" if is_custom(self.norm) else "onnxruntime")
+        return self.target or ("portable" if self.norm is not None and is_custom(self.norm) else "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Export:
 
 
 def export(
-    path: Path, settings: ExportSettings, folder: Path, phase: Phase, on_source: Callable[[Source], None]
+    path: Path, settings: ExportSettings, folder: Path | None, phase: Phase, on_source: Callable[[Source], None]
 ) -> Export:
-    """Export the checkpoint at `path` into `folder`, which must be empty or not exist.
+    """Export the checkpoint at `path` into `folder` (None: named after it and the norm), which must be empty or not exist.
 
     `on_source` is called when the checkpoint is read, before the long work begins.
 
@@ -101,8 +101,8 @@ def export(
         InputError, NotFoundError: see `read_source`, `make_form` and `read_tokens`; or the norm is untrained and the
             settings do not allow that; or `folder` is not empty or cannot be written.
     """
+    source, form, settings, folder = _prepare(path, settings, folder, phase)
     target = folder.resolve()  # a rename to "." is refused
-    source, form = _prepare(path, settings, folder, phase)
     on_source(source)
     made = [parent for parent in target.parents if not parent.exists()]
     try:
@@ -126,20 +126,21 @@ def export(
 
 
 def dry_run(
-    path: Path, settings: ExportSettings, folder: Path, phase: Phase, on_source: Callable[[Source], None]
+    path: Path, settings: ExportSettings, folder: Path | None, phase: Phase, on_source: Callable[[Source], None]
 ) -> Plan:
     """What `export` would do; it refuses what `export` refuses before its long work, and writes nothing.
 
     Raises:
         InputError, NotFoundError: see `export`.
     """
-    source, form = _prepare(path, settings, folder, phase)
+    source, form, settings, _ = _prepare(path, settings, folder, phase)
     on_source(source)
     parameters = norm_parameters(form.config, settings.norm_options, source.learned)
     return make_plan(source, form, settings.graph, settings.chosen_target, parameters)
 
 
-def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> tuple[Source, Form]:
+def check_output(folder: Path) -> None:
+    """Raises InputError if an export cannot be put there."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
     if folder.resolve().is_mount():  # a container's volume, say
@@ -147,12 +148,32 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
             f"the output folder {folder} is a mount point, which a finished export cannot take the place of; choose a "
             f"folder in it: -o {folder / 'model'}"
         )
+
+
+def _check_target(settings: ExportSettings) -> None:
     settings.graph.check(settings.cache, settings.chosen_target)
-    if is_custom(settings.norm) and settings.chosen_target != "portable":
+    if settings.norm is not None and is_custom(settings.norm) and settings.chosen_target != "portable":
         raise InputError(f"no kernel has --norm {settings.norm}; leave --target {settings.target} out")
+
+
+def _prepare(
+    path: Path, settings: ExportSettings, folder: Path | None, phase: Phase
+) -> tuple[Source, Form, ExportSettings, Path]:
+    """What is exported and how, with a norm and a folder in any case."""
+    name = path.stem if path.is_file() else path.resolve().name
+    if folder is None and settings.norm is not None:
+        folder = Path(f"{name}-{settings.norm}")
+    if folder is not None:
+        check_output(folder)  # before the long reading
+    _check_target(settings)
     phase("Reading the checkpoint", 1)
     program = replace(settings.program, max_context=settings.graph.max_context)
     source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm, settings.head)
+    settings = replace(settings, norm=source.model.config.norm)
+    _check_target(settings)
+    if folder is None:
+        folder = Path(f"{name}-{settings.norm}")
+        check_output(folder)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
     named = source.model.head_norms() if isinstance(source.model, MappedDecoder) else ()
@@ -169,7 +190,7 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
         check_text(settings.text)
     if settings.text is not None and not source.reads_text:
         raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
-    return source, form
+    return source, form, settings, folder
 
 
 def _export_into(

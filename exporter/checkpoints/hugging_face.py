@@ -89,19 +89,26 @@ class OpenedModel:
 
 
 def read_hugging_face(
-    path: Path, norm: str, options: NormOptions, trained_norm: Path | None = None, head: str | None = None
+    path: Path, norm: str | None, options: NormOptions, trained_norm: Path | None = None, head: str | None = None
 ) -> Source:
     """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm`, set up with `options`.
+
+    A `norm` of None is the one that it says that it was trained with.
 
     The file `trained_norm` says what its norm has learned, see `sharp.exporter.checkpoints.trained_norm`. `head` is one
     of `HEADS`, for an encoder; None is the one that it was saved with.
 
     Raises:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported, or the norm
-            needs parameters that it cannot have.
+            needs parameters that it cannot have, or none is given and it says none.
     """
     stored = stored_norm(path) if trained_norm is None else read_trained_norm(trained_norm)
     trained = "ssa" if is_ssa_nano_gpt(path) else "softmax" if stored is None else stored.norm
+    if norm is None:
+        if stored is None and trained == "softmax":
+            raise InputError(f"{path} does not say which norm it was trained with; say it with --norm")
+        norm = trained
+        options.check(norm)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
     if get_norm(norm).scale_kind in ("head", "token") and norm != trained:

@@ -245,7 +245,7 @@ def _own_norm(attention: Attention) -> tuple[str, float | None]:
         constants = torch.tensor(scheme.head_constants)
         if all(one.head_params is not None and (one.head_params == constants).all() for one in norms):
             return scheme.name, first.alpha
-    return NORMS_OF_OP[first.normalizer], first.alpha
+    return NORMS_OF_OP.get(first.normalizer, first.normalizer), first.alpha  # a user's has its own name
 
 
 def _described(norm: OwnNorm) -> str:

@@ -109,6 +109,27 @@ def test_a_saved_program_is_exported_from_the_command_line(tmp_path: Path, sharp
     assert "--untrained-norm" in refused.output
 
 
+@pytest.mark.parametrize(
+    ("attend", "norm"), [(gpt.fused, "softmax"), (gpt.with_weights(gpt.ssa_of_the_authors), "ssa")]
+)
+def test_without_a_norm_a_program_has_that_of_its_graph(
+    tmp_path: Path, sharp_export, monkeypatch: pytest.MonkeyPatch, attend: gpt.Attend, norm: str
+) -> None:
+    module, path = gpt.GPT(attend), tmp_path / "tiny.pt2"
+    with evaluated(module):
+        torch.export.save(trace(module, (torch.zeros(1, 9, dtype=torch.int64),)), path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"tiny-{norm}").mkdir()
+    assert sharp_export(path, "--dry-run", "--quiet").exit_code == 0
+    (tmp_path / f"tiny-{norm}" / "file").touch()
+    refused = sharp_export(path)
+    assert refused.exit_code == 2
+    assert f"the output folder tiny-{norm} is not empty" in refused.output
+    planned = sharp_export(path, "--dry-run", "--json", "-o", "out")
+    plan = json.loads(planned.stdout)
+    assert (plan["norm"], plan["trained"]) == (norm, True)
+
+
 def test_a_saved_program_is_inspected_with_a_tokenizer(tmp_path: Path) -> None:
     module, path = gpt.GPT(), tmp_path / "tiny.pt2"
     with evaluated(module):
