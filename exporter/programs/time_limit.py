@@ -1,0 +1,65 @@
+"""A program from a file may compute anything, and for days."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from sharp.plugins.cli import Refusal
+from sharp.plugins.errors import InputError
+
+SECONDS = 1800.0
+SECONDS_OF_BYTE = 3600 / 2**30
+GRACE = 60.0  # seconds, in which a single operator may end
+
+
+class _OutOfTime(BaseException):
+    """Not an Exception, which what runs in between may catch."""
+
+
+@contextmanager
+def time_of_program(path: Path) -> Iterator[None]:
+    """Inside, all that is computed of the program in the file `path` ends; of another file nothing is limited.
+
+    An operator that does not return is no end for Python, so the process then ends by itself, with the same sentence and
+    exit code.
+
+    Raises:
+        InputError: it took too long.
+    """
+    if path.suffix != ".pt2" or not path.is_file() or threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread gets signals
+        return
+    seconds = SECONDS + SECONDS_OF_BYTE * path.stat().st_size
+    sentence = (
+        f"{path} takes more than {seconds / 60:.0f} minutes, the limit for a file of its size; if you trust it, load it "
+        "with torch.export.load and call sharp.export, which has no limit"
+    )
+
+    def stop(_number: int, _frame: object) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    last = threading.Timer(seconds + GRACE, _end, [sentence])
+    last.daemon = True
+    last.start()
+    try:
+        yield
+    except _OutOfTime:
+        raise InputError(sentence) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        last.cancel()
+
+
+def _end(sentence: str) -> None:
+    Console(stderr=True).show_cursor()  # which a bar of progress hides
+    click.echo(f"Error: {sentence}", err=True)
+    os._exit(Refusal.exit_code)
