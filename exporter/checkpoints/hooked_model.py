@@ -100,6 +100,7 @@ class HookedDecoder(Decoder):
         super().__init__()
         self.learned = learned
         self.has_sinks = has_sinks
+        self.routed = model._can_set_experts_implementation()
         self.norm_name = config.norm
         self.model = model
         self.config = config

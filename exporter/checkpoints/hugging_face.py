@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    Mxfp4Config,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -38,6 +39,7 @@ from sharp.exporter.checkpoints.hugging_face_checks import (
     check_shards,
     check_size,
     find_architecture,
+    quantization_of,
     reason,
 )
 from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt, read_ssa_nano_gpt
@@ -185,6 +187,8 @@ def _open(path: Path, given: str | None) -> OpenedModel:
         architecture = find_architecture(path, facts)
         loader, head, making = _loader(path, facts, architecture, given)
         check_size(path, loader, facts, making)
+        if not one_file and quantization_of(facts) == "mxfp4":
+            making["quantization_config"] = Mxfp4Config(dequantize=True)
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
@@ -195,6 +199,8 @@ def _open(path: Path, given: str | None) -> OpenedModel:
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
         kind = "GGUF file" if one_file else "Hugging Face folder with safetensors weights"
         raise InputError(f"{path} cannot be read as a {kind}: {reason(error)}") from error
+    if "quantization_config" in making:
+        del facts.quantization_config  # of the file, not of the model
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")
