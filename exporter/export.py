@@ -93,7 +93,9 @@ class Export:
 def export(
     path: Path, settings: ExportSettings, folder: Path | None, phase: Phase, on_source: Callable[[Source], None]
 ) -> Export:
-    """Export the checkpoint at `path` into `folder` (None: named after it and the norm), which must be empty or not exist.
+    """Export the checkpoint at `path` into `folder`, which must be empty or not exist.
+
+    A `folder` of None is named after the checkpoint and its norm.
 
     `on_source` is called when the checkpoint is read, before the long work begins.
 
@@ -224,10 +226,11 @@ def _export_into(
             lowering.write(graph, checked, tracing.defaults, settings.chosen_target)
     lowering.release_weights(graph)
     del tracing
-    verification = _verify(checked, form, settings, text, phase)
+    routed = isinstance(source.model, Decoder) and source.model.routed
+    verification = _verify(checked, form, settings, text, phase, routed=routed)
     if checked != staging:
         shutil.rmtree(checked)
-    tolerance = tolerance_of(settings.graph, quantized=True)
+    tolerance = tolerance_of(settings.graph, quantized=True, routed=routed)
     report = verification_report(source, form, settings.chosen_target, verification, measured, tolerance)
     described = describe(
         source, form, settings, name, windows, verified=verification.passed, found=summary(verification, measured)
@@ -241,7 +244,9 @@ def _export_into(
     return described, verification, measured, report
 
 
-def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase) -> Verification:
+def _verify(
+    folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase, *, routed: bool
+) -> Verification:
     """Compare the model in `folder` with PyTorch; then quantize it, if requested, and compare it again."""
     verifier, options = form.verifier(), settings.graph
     runtimes = runtimes_of(settings.chosen_target, form.cache)
@@ -249,14 +254,15 @@ def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | Non
         runtimes = tuple(Runtime(f"{name} {WIDENED}", kernels) for name, kernels in runtimes)
     only = text if options.quantize is None else None  # reading a text takes longer than all the rest
     on_check = phase("Verifying against PyTorch", number_of_checks(verifier, runtimes, only))
-    found = verify(verifier, folder, runtimes, only, on_check, tolerance_of(options, quantized=False))
+    found = verify(verifier, folder, runtimes, only, on_check, tolerance_of(options, quantized=False, routed=routed))
     if options.quantize is None:
         return found
     phase(f"Quantizing to {options.quantize}", 1)
     quantize(folder, options.quantize, form.config)
     runtimes = tuple(Runtime(f"{name} {options.quantize}", kernels) for name, kernels in runtimes)
     on_check = phase(f"Verifying the {options.quantize} model", number_of_checks(verifier, runtimes, text))
-    return found + verify(verifier, folder, runtimes, text, on_check, tolerance_of(options, quantized=True))
+    tolerance = tolerance_of(options, quantized=True, routed=routed)
+    return found + verify(verifier, folder, runtimes, text, on_check, tolerance)
 
 
 def _some_tokens(source: Source, settings: ExportSettings, staging: Path) -> Tensor:

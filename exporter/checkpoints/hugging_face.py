@@ -12,10 +12,10 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    Mxfp4Config,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils.quantization_config import Mxfp4Config
 
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
 from sharp.exporter.checkpoints.authors_models import prepare_configuration

@@ -46,6 +46,7 @@ class MappedDecoder(Decoder):
             )
         self.decoder = decoder
         self.has_sinks = decoder.has_sinks
+        self.routed = decoder.routed
         self.config = config
         self.positions = decoder.positions
         self.norm_name = f"{config.norm} and {path.name}"

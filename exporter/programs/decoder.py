@@ -50,6 +50,7 @@ class ProgramDecoder(Decoder):
         self.norm_name = config.norm
         self.parameters_of_norm = parameters
         self.own = own
+        self.routed = any(name_of(node) == "topk" for node in program.data)
         self.positions: PositionScheme = "learned" if tables else "none"
         if not tables and attention.first.logits.slopes is not None:
             self.positions = "alibi"

@@ -27,8 +27,7 @@ class _OutOfTime(BaseException):
 def time_of_program(path: Path) -> Iterator[None]:
     """Inside, all that is computed of the program in the file `path` ends; of another file nothing is limited.
 
-    An operator that does not return is no end for Python, so the process then ends by itself, with the same sentence and
-    exit code.
+    Nothing in Python interrupts an operator; where one does not return, the process ends, with the same sentence.
 
     Raises:
         InputError: it took too long.
@@ -38,8 +37,8 @@ def time_of_program(path: Path) -> Iterator[None]:
         return
     seconds = SECONDS + SECONDS_OF_BYTE * path.stat().st_size
     sentence = (
-        f"{path} takes more than {seconds / 60:.0f} minutes, the limit for a file of its size; if you trust it, load it "
-        "with torch.export.load and call sharp.export, which has no limit"
+        f"{path} takes more than {seconds / 60:.0f} minutes, the limit for a file of its size; if you trust it, load "
+        "it with torch.export.load and call sharp.export, which has no limit"
     )
 
     def stop(_number: int, _frame: object) -> None:
