@@ -14,6 +14,7 @@ import sharp
 from sharp.exporter.forms.paged.session import PagedSession
 from sharp.exporter.inspection.inspection import choose_text, open_model
 from sharp.exporter.inspection.prompt import Prompt
+from sharp.exporter.programs import flat_graph
 from sharp.exporter.programs.module import evaluated, trace
 from sharp.plugins.errors import InputError, NotFoundError, VerificationError
 from sharp.plugins.manifest import read_manifest
@@ -44,6 +45,13 @@ def test_a_module_is_exported_paged_and_left_as_it_was(tmp_path: Path) -> None:
     )
     assert module.training
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_an_unrolled_loop_of_many_writes_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_graph, "MOST_WRITES", 1)
+    inputs = (torch.zeros(1, 9).long(),)
+    with pytest.raises(InputError, match=r"writes into tensors 2 times, .*query\[:, -2:\] = .* at most 1 are taken"):
+        sharp.export(gpt.GPT(gpt.written_into, layers=2), inputs, output=tmp_path / "one")
 
 
 def test_heads_that_are_written_in_place_are_exported(tmp_path: Path) -> None:
