@@ -31,8 +31,8 @@ def writes(exported: ExportedProgram) -> list[Node]:
     found = [node for node in nodes if node.target._schema.is_mutable]
     if len(found) > MOST_WRITES:
         raise InputError(
-            f"it writes into tensors {len(found)} times, {where(found[0])} among them, as an unrolled loop does, and torch "
-            f"needs seconds to rewrite each; at most {MOST_WRITES} are taken: write the loop without, or use fewer layers"
+            f"it writes into tensors {len(found)} times, first at {where(found[0])}, as an unrolled loop does; torch "
+            f"needs seconds for each, and at most {MOST_WRITES} are taken: write the loop without, or use fewer layers"
         )
     return found
 

@@ -149,7 +149,7 @@ def _read(
     if norm in (None, own_norm) and options.alpha in (None, config.alpha) and not given.norm_parameters:
         model = original = _with_tokenizer(original, tokenizer)
     else:
-        model = made(*_chosen(program, attention, config, norm or own_norm, options, given), own=False)
+        model = made(*with_norm(program, attention, config, norm or own_norm, options, given), own=False)
         model = _with_tokenizer(model, tokenizer)
         original = _with_tokenizer(original, tokenizer)
     trained = model is original or given.trained or bool(given.norm_parameters)
@@ -164,7 +164,7 @@ def _read(
     )
 
 
-def _chosen(
+def with_norm(
     program: Program,
     attention: Attention,
     config: SharpConfig,
@@ -172,7 +172,11 @@ def _chosen(
     options: NormOptions,
     given: ProgramOptions,
 ) -> tuple[SharpConfig, NormParameters]:
-    """The configuration and the parameters of a norm that the program itself does not have."""
+    """The configuration and the parameters of a norm that the program itself does not have.
+
+    Raises:
+        InputError: its attention cannot have the norm, or parameters are missing or of other shapes.
+    """
     scheme = get_norm(norm)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
