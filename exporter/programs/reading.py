@@ -146,7 +146,11 @@ def _read(
     original = made(config, NormParameters.of_program(config), own=True)
     _check_own_attention(original, program, output)
     tokenizer = None if given.tokenizer is None else read_tokenizer(given.tokenizer, config.vocab_size)
-    if norm in (None, own_norm) and options.alpha in (None, config.alpha) and not given.norm_parameters:
+    options.check(norm or own_norm)
+    own_options = replace(options, alpha=None) == NO_OPTIONS and options.alpha in (None, config.alpha)
+    if norm in (None, own_norm) and own_norm == "ssa" and (options.ssa_b is None) != (options.ssa_n is None):
+        raise InputError("it has b and n of its own in every head; give both --ssa-b and --ssa-n, or neither")
+    if norm in (None, own_norm) and own_options and not given.norm_parameters:
         model = original = _with_tokenizer(original, tokenizer)
     else:
         model = made(*with_norm(program, attention, config, norm or own_norm, options, given), own=False)

@@ -136,6 +136,10 @@ def test_without_a_norm_a_program_has_that_of_its_graph(
     planned = sharp_export(path, "--dry-run", "--json", "-o", "out")
     plan = json.loads(planned.stdout)
     assert (plan["norm"], plan["trained"]) == (norm, True)
+    half = sharp_export(path, "--ssa-b", "2", "--dry-run", "-o", "out")
+    assert half.exit_code == 2
+    said = "give both --ssa-b and --ssa-n, or neither" if norm == "ssa" else "--ssa-b is for norm ssa, not for softmax"
+    assert said in " ".join(half.output.split())
 
 
 def test_a_saved_program_is_inspected_with_a_tokenizer(tmp_path: Path) -> None:
