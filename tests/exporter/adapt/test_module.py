@@ -20,7 +20,7 @@ TOKENS = torch.randint(97, 123, (512,), generator=torch.Generator().manual_seed(
 SHORT = {"length": 24, "batch": 2, "steps": 12, "rank": 4}
 
 
-@pytest.mark.parametrize("norm", ["ssa", full("asentmax"), full("entmax"), full("ssmax-bias"), full("sentmax")])
+@pytest.mark.parametrize("norm", ["ssa", full("asentmax"), full("entmax"), full("ssmax"), full("sentmax")])
 def test_what_a_module_has_learned_is_exported_with_it(tmp_path: Path, norm: str) -> None:
     module = gpt.GPT(gpt.alibi).train()
     for attention in module.attention:  # so that weights differ by token
