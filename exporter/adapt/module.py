@@ -24,7 +24,7 @@ from sharp.exporter.programs.matrix_products import product_shapes
 from sharp.exporter.programs.module import evaluated, trace
 from sharp.exporter.programs.norm_parameters import NAMES, PARAMETERS
 from sharp.exporter.programs.reading import ProgramOptions, read_program, with_norm
-from sharp.models.attention import AttentionFunction, LayerOptions
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.normalized_attention import normalized_attention
 from sharp.models.norms import Norm, SsaParameters, get_norm
 from sharp.plugins.errors import InputError, SharpError
@@ -198,7 +198,7 @@ class _Student:
             value: Tensor,
             head_params: Tensor | None,
             slopes: Tensor | None,
-            options: LayerOptions,
+            options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
             mixed = normalized_attention(
                 *(one.transpose(1, 2) for one in (query, key, value)),
