@@ -97,6 +97,8 @@ def adapt_module(
         raise InputError(f"{source.name} is no causal language model, which can be adapted: {source.no_cache}")
     if teacher.config.norm != "softmax":
         raise InputError(f"the attention of {source.name} is {teacher.config.norm} already; give one of softmax")
+    if length > teacher.config.max_context:
+        raise InputError(f"length is {length}, but {source.name} has positions for {teacher.config.max_context} tokens")
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < teacher.config.vocab_size:
         raise InputError(
             f"tokens are from {tokens.min()} to {tokens.max()}, of a vocabulary of {teacher.config.vocab_size}"

@@ -58,6 +58,13 @@ def test_the_module_with_the_norm_in_its_code_diverges_by_what_is_returned() -> 
     assert (again.raw, again.adapted) == (adapted.raw, adapted.adapted)
 
 
+def test_a_module_that_writes_into_tensors_is_adapted() -> None:
+    module = gpt.GPT(gpt.written_into)
+    adapted = sharp.adapt_module(module, TOKENS, norm="entmax", alpha=1.7, **SHORT)
+    assert adapted.export_options["alpha"] == 1.7
+    assert adapted.adapted < adapted.raw
+
+
 class Untokened(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -73,11 +80,12 @@ class Untokened(nn.Module):
         (gpt.GPT(gpt.with_weights(gpt.ssa_of_the_authors)), {}, "attention of GPT is ssa already; give one of softmax"),
         (Untokened(), {}, "Untokened is no causal language model, which can be adapted: .*cumsum"),
         (gpt.GPT(), {"tokens": TOKENS[:40]}, "at least 48 of them for sequences of 24"),
+        (gpt.GPT(), {"length": 100}, "length is 100, but GPT has positions for 64 tokens"),
         (gpt.GPT(), {"tokens": TOKENS * 10}, "of a vocabulary of 257"),
         (gpt.GPT(), {"norm": "sigmoid"}, "--norm is 'sigmoid', but must be one of"),
         (gpt.GPT(), {"steps": 0}, "steps is 0, but must be at least 1"),
     ],
-    ids=["norm", "no decoder", "few tokens", "large tokens", "sigmoid", "no steps"],
+    ids=["norm", "no decoder", "few tokens", "long", "large tokens", "sigmoid", "no steps"],
 )
 def test_what_cannot_be_adapted_is_refused(module: nn.Module, changes: dict[str, Any], message: str) -> None:
     arguments = {"tokens": TOKENS, "norm": "ssa"} | SHORT | changes
