@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from sharp.plugins.errors import InputError
 
 SECONDS = 1800.0
 SECONDS_OF_BYTE = 3600 / 2**30
+AGAIN = 5.0  # seconds; what is raised in a destructor or a callback of C++ is lost
 GRACE = 60.0  # seconds, in which a single operator may end
 
 
@@ -44,8 +46,15 @@ def time_of_program(path: Path) -> Iterator[None]:
     def stop(_number: int, _frame: object) -> None:
         raise _OutOfTime
 
+    print_lost = sys.unraisablehook
+
+    def print_others(lost: "sys.UnraisableHookArgs") -> None:
+        if lost.exc_type is not _OutOfTime:
+            print_lost(lost)
+
+    sys.unraisablehook = print_others
     before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
-    other, _ = signal.setitimer(signal.ITIMER_REAL, seconds)  # 0: none runs
+    other, _ = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)  # 0: none runs
     last = threading.Timer(seconds + GRACE, _end, [sentence])
     last.daemon = True
     last.start()
@@ -56,6 +65,7 @@ def time_of_program(path: Path) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = print_lost
         if other:
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, other - (time.monotonic() - began)))
         last.cancel()
