@@ -45,20 +45,6 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     context.exit()
 
 
-def norm_of(source: Path, trained_norm: Path | None) -> str:
-    """The norm that a model says that it was trained with, or that is said of it.
-
-    Raises:
-        click.MissingParameter: it is another checkpoint, of which the user must say it.
-    """
-    from sharp.exporter.checkpoints.trained_norm import recorded_norm
-
-    norm = recorded_norm(source, trained_norm)
-    if norm is None:
-        raise click.MissingParameter(param_hint="'--norm'", param_type="option")
-    return norm
-
-
 @click.command("export", cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option(
@@ -74,7 +60,7 @@ def norm_of(source: Path, trained_norm: Path | None) -> str:
     metavar="NAME",
     help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, ssmax-bias, assmax, entmax, "
     "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2, relu2-n, softpick or one of your own. "
-    " [default: that which the model says it was trained with]",
+    " [default: that which the model says it was trained with, or which is in the graph of a .pt2 program]",
 )
 @click.option(
     "--cache",
@@ -235,9 +221,7 @@ def export(
     """
     exit_on_terminate()
     check_exists(source)  # before seconds of imports
-    chosen["norm"] = chosen["norm"] or norm_of(source, chosen["trained_norm"])
     console = Console(stderr=True, quiet=quiet)
-    folder = output or Path(f"{source.stem if source.is_file() else source.resolve().name}-{chosen['norm']}")
     with Progress(
         SpinnerColumn(finished_text="✓"),
         TextColumn("{task.description}"),
@@ -270,6 +254,7 @@ def export(
         from sharp.exporter.graph.graph_options import GraphOptions
         from sharp.exporter.plan import Plan
         from sharp.exporter.programs.reading import ProgramOptions
+        from sharp.exporter.programs.time_limit import time_of_program
         from sharp.exporter.report import report, report_plan, untrained_warning, unused_warning
         from sharp.plugins.manifest import NormParameter
 
@@ -288,7 +273,8 @@ def export(
             program=ProgramOptions(tokenizer=tokenizer, norm_parameters=dict(map(parse_parameter, norm_parameters))),
         )
         try:
-            result = (plan if dry_run else run)(source, settings, folder, phase, on_source)
+            with time_of_program(source):
+                result = (plan if dry_run else run)(source, settings, output, phase, on_source)
         except BaseException:
             progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
             raise

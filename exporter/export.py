@@ -58,7 +58,7 @@ Phase = Callable[[str, int], Callable[[], None]]
 class ExportSettings:
     """What the user chose; the fields are the options of `sharp-export`."""
 
-    norm: str
+    norm: str | None = None  # the source's own
     cache: str = "paged"
     target: manifest.Target | None = None
     norm_options: NormOptions = NO_OPTIONS
@@ -73,7 +73,7 @@ class ExportSettings:
     @property
     def chosen_target(self) -> manifest.Target:
         """The target; where none is given, a user's normalizer, which no kernel has, is portable."""
-        return self.target or ("portable" if is_custom(self.norm) else "onnxruntime")
+        return self.target or ("portable" if self.norm is not None and is_custom(self.norm) else "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,11 @@ class Export:
 
 
 def export(
-    path: Path, settings: ExportSettings, folder: Path, phase: Phase, on_source: Callable[[Source], None]
+    path: Path, settings: ExportSettings, folder: Path | None, phase: Phase, on_source: Callable[[Source], None]
 ) -> Export:
     """Export the checkpoint at `path` into `folder`, which must be empty or not exist.
+
+    A `folder` of None is named after the checkpoint and its norm.
 
     `on_source` is called when the checkpoint is read, before the long work begins.
 
@@ -101,8 +103,8 @@ def export(
         InputError, NotFoundError: see `read_source`, `make_form` and `read_tokens`; or the norm is untrained and the
             settings do not allow that; or `folder` is not empty or cannot be written.
     """
+    source, form, settings, folder = _prepare(path, settings, folder, phase)
     target = folder.resolve()  # a rename to "." is refused
-    source, form = _prepare(path, settings, folder, phase)
     on_source(source)
     made = [parent for parent in target.parents if not parent.exists()]
     try:
@@ -126,20 +128,21 @@ def export(
 
 
 def dry_run(
-    path: Path, settings: ExportSettings, folder: Path, phase: Phase, on_source: Callable[[Source], None]
+    path: Path, settings: ExportSettings, folder: Path | None, phase: Phase, on_source: Callable[[Source], None]
 ) -> Plan:
     """What `export` would do; it refuses what `export` refuses before its long work, and writes nothing.
 
     Raises:
         InputError, NotFoundError: see `export`.
     """
-    source, form = _prepare(path, settings, folder, phase)
+    source, form, settings, _ = _prepare(path, settings, folder, phase)
     on_source(source)
     parameters = norm_parameters(form.config, settings.norm_options, source.learned)
     return make_plan(source, form, settings.graph, settings.chosen_target, parameters)
 
 
-def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -> tuple[Source, Form]:
+def check_output(folder: Path) -> None:
+    """Raises InputError if an export cannot be put there."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
     if folder.resolve().is_mount():  # a container's volume, say
@@ -147,12 +150,32 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
             f"the output folder {folder} is a mount point, which a finished export cannot take the place of; choose a "
             f"folder in it: -o {folder / 'model'}"
         )
+
+
+def _check_target(settings: ExportSettings) -> None:
     settings.graph.check(settings.cache, settings.chosen_target)
-    if is_custom(settings.norm) and settings.chosen_target != "portable":
+    if settings.norm is not None and is_custom(settings.norm) and settings.chosen_target != "portable":
         raise InputError(f"no kernel has --norm {settings.norm}; leave --target {settings.target} out")
+
+
+def _prepare(
+    path: Path, settings: ExportSettings, folder: Path | None, phase: Phase
+) -> tuple[Source, Form, ExportSettings, Path]:
+    """What is exported and how, with a norm and a folder in any case."""
+    name = path.stem if path.is_file() else path.resolve().name
+    if folder is None and settings.norm is not None:
+        folder = Path(f"{name}-{settings.norm}")
+    if folder is not None:
+        check_output(folder)  # before the long reading
+    _check_target(settings)
     phase("Reading the checkpoint", 1)
     program = replace(settings.program, max_context=settings.graph.max_context)
     source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm, settings.head)
+    settings = replace(settings, norm=source.model.config.norm)
+    _check_target(settings)
+    if folder is None:
+        folder = Path(f"{name}-{settings.norm}")
+        check_output(folder)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
     named = source.model.head_norms() if isinstance(source.model, MappedDecoder) else ()
@@ -169,7 +192,7 @@ def _prepare(path: Path, settings: ExportSettings, folder: Path, phase: Phase) -
         check_text(settings.text)
     if settings.text is not None and not source.reads_text:
         raise InputError(f"{path} does not read text (it is no decoder, or has no tokenizer); leave --text out")
-    return source, form
+    return source, form, settings, folder
 
 
 def _export_into(
@@ -203,10 +226,11 @@ def _export_into(
             lowering.write(graph, checked, tracing.defaults, settings.chosen_target)
     lowering.release_weights(graph)
     del tracing
-    verification = _verify(checked, form, settings, text, phase)
+    routed = isinstance(source.model, Decoder) and source.model.routed
+    verification = _verify(checked, form, settings, text, phase, routed=routed)
     if checked != staging:
         shutil.rmtree(checked)
-    tolerance = tolerance_of(settings.graph, quantized=True)
+    tolerance = tolerance_of(settings.graph, quantized=True, routed=routed)
     report = verification_report(source, form, settings.chosen_target, verification, measured, tolerance)
     described = describe(
         source, form, settings, name, windows, verified=verification.passed, found=summary(verification, measured)
@@ -220,7 +244,9 @@ def _export_into(
     return described, verification, measured, report
 
 
-def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase) -> Verification:
+def _verify(
+    folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase, *, routed: bool
+) -> Verification:
     """Compare the model in `folder` with PyTorch; then quantize it, if requested, and compare it again."""
     verifier, options = form.verifier(), settings.graph
     runtimes = runtimes_of(settings.chosen_target, form.cache)
@@ -228,14 +254,15 @@ def _verify(folder: Path, form: Form, settings: ExportSettings, text: Text | Non
         runtimes = tuple(Runtime(f"{name} {WIDENED}", kernels) for name, kernels in runtimes)
     only = text if options.quantize is None else None  # reading a text takes longer than all the rest
     on_check = phase("Verifying against PyTorch", number_of_checks(verifier, runtimes, only))
-    found = verify(verifier, folder, runtimes, only, on_check, tolerance_of(options, quantized=False))
+    found = verify(verifier, folder, runtimes, only, on_check, tolerance_of(options, quantized=False, routed=routed))
     if options.quantize is None:
         return found
     phase(f"Quantizing to {options.quantize}", 1)
     quantize(folder, options.quantize, form.config)
     runtimes = tuple(Runtime(f"{name} {options.quantize}", kernels) for name, kernels in runtimes)
     on_check = phase(f"Verifying the {options.quantize} model", number_of_checks(verifier, runtimes, text))
-    return found + verify(verifier, folder, runtimes, text, on_check, tolerance_of(options, quantized=True))
+    tolerance = tolerance_of(options, quantized=True, routed=routed)
+    return found + verify(verifier, folder, runtimes, text, on_check, tolerance)
 
 
 def _some_tokens(source: Source, settings: ExportSettings, staging: Path) -> Tensor:

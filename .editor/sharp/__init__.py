@@ -21,6 +21,7 @@ __all__ = [
     "__version__",
     "export",
     "adapt",
+    "adapt_module",
 ]
 
 
@@ -42,6 +43,10 @@ def __getattr__(name: str) -> Any:
         import sharp.exporter.adapt.adapt
 
         return getattr(sharp.exporter.adapt.adapt, name)
+    if name == "adapt_module":
+        import sharp.exporter.adapt.module
+
+        return sharp.exporter.adapt.module.adapt_module
     if name in ("CustomNormalizer", "Streamed"):
         import sharp.plugins.custom.normalizer
 

@@ -131,8 +131,8 @@ def adapt(
     """
     if not isinstance(path, Path | str):
         raise InputError(
-            f"sharp.adapt takes the path of a Hugging Face folder or a .gguf file, not {type(path).__name__}; a module "
-            "of your own is trained with sharp.models.normalized_attention in it, see docs/your-own-model.md"
+            f"sharp.adapt takes the path of a Hugging Face folder or a .gguf file, not {type(path).__name__}; for a "
+            "module of your own there is sharp.adapt_module, see docs/your-own-model.md"
         )
     path, folder = Path(path), Path(folder)
     check_adaptable(path)

@@ -20,6 +20,7 @@ class Decoder(nn.Module):
     positions: PositionScheme  # of `config`, except for learned ones, which our own models do not have
 
     has_sinks = False  # of any head
+    routed = False  # each token chooses its experts, so that rounding may choose others
     norm_name: str  # for people: that of `config`, or a name for several
 
     def layer_parts(self, _layer: int) -> tuple[Part, ...]:

@@ -67,10 +67,10 @@ def local_attention(
     return (logits.softmax(-1) @ value).transpose(1, 2)
 
 
-def check_uncapped(options: LayerOptions) -> None:
-    """Raises InputError if a layer's logits are capped: what ssmax lets grow with the length would end at the cap."""
+def check_uncapped(norm: str, options: LayerOptions) -> None:
+    """Raises InputError if a layer's logits are capped: what `norm` lets grow with the length would end at the cap."""
     if options.softcap > 0:
-        raise InputError("its logits are capped, and norm ssmax would scale them before that; choose another --norm")
+        raise InputError(f"its logits are capped, and norm {norm} would scale them before that; choose another --norm")
 
 
 transformers.AttentionInterface.register(HOOK, hooked_attention)

@@ -26,6 +26,7 @@ class StartParameters(nn.Module):
 
     def __init__(self, config: SharpConfig) -> None:
         super().__init__()
+        self.norm = config.norm
         self.head_parameters = SsaParameters(config.q_heads) if config.scheme.head_parameters else None
         self.query_scale = (
             QueryScale(config.scheme.scale_kind, config.hidden_size, scaled_heads(config), config.trained_context)
@@ -49,7 +50,7 @@ class StartParameters(nn.Module):
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
             if scale is not None:
-                check_uncapped(options)
+                check_uncapped(self.norm, options)
                 query = query * scale.to(query.dtype)
             return attention(layer, query, key, value, head_params, None, options)
 
@@ -99,6 +100,7 @@ class HookedDecoder(Decoder):
         super().__init__()
         self.learned = learned
         self.has_sinks = has_sinks
+        self.routed = model._can_set_experts_implementation()
         self.norm_name = config.norm
         self.model = model
         self.config = config

@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils.quantization_config import Mxfp4Config
 
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
 from sharp.exporter.checkpoints.authors_models import prepare_configuration
@@ -38,6 +39,7 @@ from sharp.exporter.checkpoints.hugging_face_checks import (
     check_shards,
     check_size,
     find_architecture,
+    quantization_of,
     reason,
 )
 from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt, read_ssa_nano_gpt
@@ -89,19 +91,26 @@ class OpenedModel:
 
 
 def read_hugging_face(
-    path: Path, norm: str, options: NormOptions, trained_norm: Path | None = None, head: str | None = None
+    path: Path, norm: str | None, options: NormOptions, trained_norm: Path | None = None, head: str | None = None
 ) -> Source:
     """Read a Hugging Face folder (safetensors) or a GGUF file, to be exported with `norm`, set up with `options`.
+
+    A `norm` of None is the one that it says that it was trained with.
 
     The file `trained_norm` says what its norm has learned, see `sharp.exporter.checkpoints.trained_norm`. `head` is one
     of `HEADS`, for an encoder; None is the one that it was saved with.
 
     Raises:
         InputError: the checkpoint is damaged, incomplete or of an architecture that is not supported, or the norm
-            needs parameters that it cannot have.
+            needs parameters that it cannot have, or none is given and it says none.
     """
     stored = stored_norm(path) if trained_norm is None else read_trained_norm(trained_norm)
     trained = "ssa" if is_ssa_nano_gpt(path) else "softmax" if stored is None else stored.norm
+    if norm is None:
+        if stored is None and trained == "softmax":
+            raise InputError(f"{path} does not say which norm it was trained with; say it with --norm")
+        norm = trained
+        options.check(norm)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError(f"{path} was not trained with a fixed temperature; say which with --temperature")
     if get_norm(norm).scale_kind in ("head", "token") and norm != trained:
@@ -178,6 +187,8 @@ def _open(path: Path, given: str | None) -> OpenedModel:
         architecture = find_architecture(path, facts)
         loader, head, making = _loader(path, facts, architecture, given)
         check_size(path, loader, facts, making)
+        if not one_file and quantization_of(facts) == "mxfp4":
+            making["quantization_config"] = Mxfp4Config(dequantize=True)
         model: PreTrainedModel
         loading: dict[str, Any]
         model, loading = loader.from_pretrained(
@@ -188,6 +199,8 @@ def _open(path: Path, given: str | None) -> OpenedModel:
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
         kind = "GGUF file" if one_file else "Hugging Face folder with safetensors weights"
         raise InputError(f"{path} cannot be read as a {kind}: {reason(error)}") from error
+    if "quantization_config" in making:
+        del facts.quantization_config  # of the file, not of the model
     if loading["missing_keys"] or loading["mismatched_keys"]:
         first = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))[0]
         raise InputError(f"{path} is incomplete: the weights of {first} are missing or have another shape")

@@ -82,11 +82,18 @@ def check_size(path: Path, loader: Any, facts: PreTrainedConfig, making: Mapping
         for shard in shards:
             with safe_open(shard, framework="pt") as file:
                 names = file.keys()
-                stored += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+                stored += sum(_numbers(name, file.get_slice(name).get_shape()) for name in names)
     if described_size > stored:
         raise InputError(
             f"{path} is incomplete: {described} describes {described_size:,} weights, and {holders} {stored:,}"
         )
+
+
+def _numbers(name: str, shape: list[int]) -> int:
+    """Of a tensor in a file; those of MXFP4 are in pairs, with a scale for each 32."""
+    if name.endswith("_scales"):
+        return 0
+    return math.prod(shape) * (2 if name.endswith("_blocks") else 1)
 
 
 def reason(error: Exception) -> str:
@@ -105,7 +112,8 @@ def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
             f"{path} is a {facts.model_type} model, which Sharp does not support yet; "
             "sharp-export --list has those that it does"
         )
-    if path.is_dir() and getattr(facts, "quantization_config", None) is not None:
+    quantized = path.is_dir() and quantization_of(facts)
+    if quantized and (quantized, facts.model_type) != ("mxfp4", "gpt_oss"):
         raise InputError(f"{path} is quantized; export the model that it was made from, with --quantize int8 or int4")
     if not 1 <= facts.num_hidden_layers <= MOST_LAYERS:
         raise InputError(
@@ -119,6 +127,14 @@ def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
                 f"supported are: {', '.join(ROPE_TYPES)}"
             )
     return ARCHITECTURES[facts.model_type]
+
+
+def quantization_of(facts: PreTrainedConfig) -> str | None:
+    """How the weights of a folder are quantized: "mxfp4" is what gpt-oss is published in; None: not at all."""
+    described = getattr(facts, "quantization_config", None)
+    if described is None:
+        return None
+    return str(described.get("quant_method") if isinstance(described, dict) else described)
 
 
 def _rope_types(parameters: dict[str, Any]) -> set[str]:

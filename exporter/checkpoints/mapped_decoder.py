@@ -46,6 +46,7 @@ class MappedDecoder(Decoder):
             )
         self.decoder = decoder
         self.has_sinks = decoder.has_sinks
+        self.routed = decoder.routed
         self.config = config
         self.positions = decoder.positions
         self.norm_name = f"{config.norm} and {path.name}"
@@ -120,8 +121,10 @@ class MappedDecoder(Decoder):
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
             norms = self.nodes[layer]
+            for norm in norms:
+                if norm.config.scheme.scale_kind != "none":
+                    check_uncapped(norm.config.norm, options)
             for scale in self.scales[layer]:  # type: ignore[attr-defined]  # a ModuleList
-                check_uncapped(options)
                 query = query * scale(positions, positions).unsqueeze(-1).to(query.dtype)
             params = None
             if any(norm.config.scheme.head_parameters for norm in norms):

@@ -66,14 +66,16 @@ class OwnDecoder(Decoder):
         return logits
 
 
-def read_own_model(path: Path, norm: str, options: NormOptions) -> Source:
-    """Read a checkpoint of ours, to be exported with `norm`, set up with `options`.
+def read_own_model(path: Path, norm: str | None, options: NormOptions) -> Source:
+    """Read a checkpoint of ours, to be exported with `norm` (None: its own), set up with `options`.
 
     Raises:
         InputError: the checkpoint cannot be read, or the norm needs parameters that it lacks.
     """
     stored = read_checkpoint(path)
     config = stored.model.config
+    norm = norm or config.norm
+    options.check(norm)
     trained = config.norm == norm
     model = (stored.model if trained else with_norm(stored.model, norm, path)).eval()
     if norm == "fixed-temperature" and not trained and options.temperature is None:

@@ -34,6 +34,6 @@ def check_adaptable(path: Path) -> None:
         raise NotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
     if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
         raise InputError(
-            f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes; a model of your own "
-            "is trained with sharp.models.normalized_attention in it, see docs/your-own-model.md"
+            f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes; for a module of "
+            "your own there is sharp.adapt_module in Python, see docs/your-own-model.md"
         )

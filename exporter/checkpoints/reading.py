@@ -19,13 +19,13 @@ from sharp.plugins.errors import InputError
 
 def read_source(
     path: Path,
-    norm: str,
+    norm: str | None,
     options: NormOptions = NO_OPTIONS,
     program: ProgramOptions = NO_PROGRAM_OPTIONS,
     trained_norm: Path | None = None,
     head: str | None = None,
 ) -> Source:
-    """Read the checkpoint at `path` so that it can be exported with `norm`, set up with `options`.
+    """Read the checkpoint at `path` so that it can be exported with `norm` (None: its own), set up with `options`.
 
     `trained_norm` is a file that says what the norm of a Hugging Face folder has learned, `head` is what stands on an
     encoder of such a folder.
@@ -46,7 +46,8 @@ def read_source(
     if path.suffix == ".pt2":
         return read_program(path, norm, options, program)
     program.check_unused(path)
-    options.check(norm)
+    if norm is not None:
+        options.check(norm)
     sampling = read_sampling(path)
     try:
         if trained_norm is not None or head is not None:
@@ -61,7 +62,7 @@ def read_source(
     return replace(source, sampling=sampling)
 
 
-def _reader(path: Path) -> Callable[[Path, str, NormOptions], Source]:
+def _reader(path: Path) -> Callable[[Path, str | None, NormOptions], Source]:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{path} has no config.json; give {KINDS}")

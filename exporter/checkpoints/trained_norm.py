@@ -148,14 +148,12 @@ def stored_norm(path: Path) -> TrainedNorm | AdaptedNorm | None:
     return None
 
 
-def recorded_norm(path: Path, trained_norm: Path | None = None) -> str | None:
-    """The norm that a folder's `config.json`, or else the file `trained_norm`, names; None for every other checkpoint.
+def recorded_norm(path: Path) -> str | None:
+    """The norm that a folder's `config.json` or the SSA authors' file names; None for every other checkpoint.
 
     Raises:
-        InputError, NotFoundError: what it says cannot be read.
+        InputError: what it says cannot be read.
     """
-    if trained_norm is not None:
-        return read_trained_norm(trained_norm).norm
     if is_ssa_nano_gpt(path):
         return "ssa"
     found = stored_norm(path)

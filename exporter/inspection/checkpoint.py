@@ -18,7 +18,6 @@ from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
-from sharp.models.checkpoint import load_checkpoint
 from sharp.models.checkpoint_files import is_sharp_folder
 from sharp.models.config import SharpConfig
 from sharp.models.query_scale import QueryScale
@@ -37,8 +36,7 @@ def open_checkpoint(path: Path, program: ProgramOptions = NO_PROGRAM_OPTIONS) ->
         source = read_program(path, None, given=program)
     else:
         own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
-        norm = load_checkpoint(path).config.norm if own and path.exists() else recorded_norm(path)
-        source = read_source(path, norm or "softmax")
+        source = read_source(path, None if own else recorded_norm(path) or "softmax")
     if source.no_cache is not None:
         raise InputError(f"{path} is no decoder over tokens, which sharp inspect reads: {source.no_cache}")
     decoder = source.model

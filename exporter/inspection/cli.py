@@ -61,9 +61,10 @@ def inspect(
     from sharp.exporter.inspection.page import write_page
     from sharp.exporter.inspection.pictures import draw_pictures
     from sharp.exporter.inspection.table import heads_table
+    from sharp.exporter.programs.time_limit import time_of_program
 
     progress = Console(stderr=True)
-    with progress.status("Reading the model") as status:
+    with progress.status("Reading the model") as status, time_of_program(model):
         opened = open_model(model, tokenizer)
         folder = output or Path(f"{opened.name}-inspect")
         chosen = choose_text(opened, source, layer, head)

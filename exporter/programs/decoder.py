@@ -50,6 +50,7 @@ class ProgramDecoder(Decoder):
         self.norm_name = config.norm
         self.parameters_of_norm = parameters
         self.own = own
+        self.routed = any(name_of(node) == "topk" for node in program.data)
         self.positions: PositionScheme = "learned" if tables else "none"
         if not tables and attention.first.logits.slopes is not None:
             self.positions = "alibi"
@@ -161,7 +162,7 @@ def find_positions(
         InputError: see `find_tables` and `check_tokenwise`; the latter is a `check` of all that depends on tokens.
     """
     source = token_input(program)
-    last, _ = split(program, output, source)
+    last, tail = split(program, output, source)
 
     def given_at(batch: int, length: int) -> Values:
         given: Values = {}
@@ -178,10 +179,13 @@ def find_positions(
     of_tokens = after(program, source)
     tables, longest = find_tables(program, given_at, needed, of_tokens, replaced, longest)
 
+    checked = [output if tail is last else last]  # what follows the last token's state has no row for the others
+
     def run(tokens: Tensor) -> Values:
         given = {**given_at(1, tokens.shape[1]), source: tokens}
-        return program.evaluate(given, [last], replaced, record=True)
+        return program.evaluate(given, checked, replaced, record=True)
 
+    needed = program.needed({}, checked, replaced)
     nodes = [node for node in needed if node in of_tokens and node is not source]
     check_tokenwise(run, nodes, roles.vocabularies[source.name])
     return tables, longest

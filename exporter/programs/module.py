@@ -32,7 +32,7 @@ def export(
     module: nn.Module | ExportedProgram,
     example_inputs: Sequence[Any] = (),
     *,
-    norm: str,
+    norm: str | None = None,
     output: str | Path,
     cache: str = "paged",
     target: Target | None = None,
@@ -54,7 +54,7 @@ def export(
         module: in float32. A causal language model takes token ids int64 [batch, tokens] and returns logits float32
             [batch, tokens, vocabulary]; with `cache="none"` any module that attends will do.
         example_inputs: what it is called with, of any size above 1.
-        norm: the attention scheme, as for `--norm`.
+        norm: the attention scheme, as for `--norm`; None is the one that is found in the module's graph.
         output: the folder to write; it must be new or empty.
         cache: paged (for sharp-serve), contiguous (for other tools) or none (whole sequences).
         target: who runs the model: onnxruntime, tensorrt or portable; None is onnxruntime, or portable for a norm of a

@@ -69,6 +69,7 @@ class NormParameters(nn.Module):
     def __init__(self, config: SharpConfig, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.own = False
+        self.norm = config.norm
         self.reads_hidden = config.scheme.scale_kind == "token"
         names = NAMES.get(config.norm, ())
         for name in given:
@@ -131,7 +132,7 @@ class NormParameters(nn.Module):
             hidden: Tensor | None = None,
         ) -> Tensor:
             if self.scales:
-                check_uncapped(options)
+                check_uncapped(self.norm, options)
                 last = _last_visible(query, key, options, positions)
                 factor = self.scales[layer](last if hidden is None else hidden, last)
                 query = query * factor.unsqueeze(-1).to(query.dtype)

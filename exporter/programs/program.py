@@ -260,6 +260,8 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
         target = torch.ops.aten.reshape.default
     if name_of(node) == "slice_scatter":
         target = _slice_scatter
+    if name_of(node) == "copy":
+        target = _copy
     arguments, named = value_of(node.args), value_of(node.kwargs)
     if name_of(node) in OF_ONE_TYPE:
         arguments, named = _of_one_type((arguments, named))
@@ -278,6 +280,11 @@ def _of_one_type(arguments: Any) -> Any:
         return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
 
     return tree_map(cast, arguments)
+
+
+def _copy(tensor: Tensor, source: Tensor, _non_blocking: bool = False) -> Tensor:
+    """aten.copy, which has no derivative."""
+    return source.to(tensor.dtype).expand(tensor.shape)
 
 
 def _slice_scatter(

@@ -146,10 +146,14 @@ def _read(
     original = made(config, NormParameters.of_program(config), own=True)
     _check_own_attention(original, program, output)
     tokenizer = None if given.tokenizer is None else read_tokenizer(given.tokenizer, config.vocab_size)
-    if norm in (None, own_norm) and options.alpha in (None, config.alpha) and not given.norm_parameters:
+    options.check(norm or own_norm)
+    own_options = replace(options, alpha=None) == NO_OPTIONS and options.alpha in (None, config.alpha)
+    if norm in (None, own_norm) and own_norm == "ssa" and (options.ssa_b is None) != (options.ssa_n is None):
+        raise InputError("it has b and n of its own in every head; give both --ssa-b and --ssa-n, or neither")
+    if norm in (None, own_norm) and own_options and not given.norm_parameters:
         model = original = _with_tokenizer(original, tokenizer)
     else:
-        model = made(*_chosen(program, attention, config, norm or own_norm, options, given), own=False)
+        model = made(*with_norm(program, attention, config, norm or own_norm, options, given), own=False)
         model = _with_tokenizer(model, tokenizer)
         original = _with_tokenizer(original, tokenizer)
     trained = model is original or given.trained or bool(given.norm_parameters)
@@ -164,7 +168,7 @@ def _read(
     )
 
 
-def _chosen(
+def with_norm(
     program: Program,
     attention: Attention,
     config: SharpConfig,
@@ -172,7 +176,11 @@ def _chosen(
     options: NormOptions,
     given: ProgramOptions,
 ) -> tuple[SharpConfig, NormParameters]:
-    """The configuration and the parameters of a norm that the program itself does not have."""
+    """The configuration and the parameters of a norm that the program itself does not have.
+
+    Raises:
+        InputError: its attention cannot have the norm, or parameters are missing or of other shapes.
+    """
     scheme = get_norm(norm)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
@@ -245,7 +253,7 @@ def _own_norm(attention: Attention) -> tuple[str, float | None]:
         constants = torch.tensor(scheme.head_constants)
         if all(one.head_params is not None and (one.head_params == constants).all() for one in norms):
             return scheme.name, first.alpha
-    return NORMS_OF_OP[first.normalizer], first.alpha
+    return NORMS_OF_OP.get(first.normalizer, first.normalizer), first.alpha  # a user's has its own name
 
 
 def _described(norm: OwnNorm) -> str:

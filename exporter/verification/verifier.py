@@ -281,10 +281,11 @@ def against_float64(
         rounding = Difference(
             own.logits_error, own.entropy_error, max((error.largest for error in own.cached.values()), default=0.0)
         )
-        tolerance = Difference(
-            _allowed(before.tolerance.logits, rounding.logits, MOST.logits),
-            _allowed(before.tolerance.entropy, rounding.entropy, MOST.entropy),
-            _allowed(before.tolerance.cached, rounding.cached, MOST.cached),
+        tolerance = replace(
+            before.tolerance,
+            logits=_allowed(before.tolerance.logits, rounding.logits, MOST.logits),
+            entropy=_allowed(before.tolerance.entropy, rounding.entropy, MOST.entropy),
+            cached=_allowed(before.tolerance.cached, rounding.cached, MOST.cached),
         )
         anew = compare(before.runtime, before.case, said, exact[before.case], tolerance)
         # What a layer gets from those before it has their rounding.

@@ -88,15 +88,39 @@ def test_a_fixed_temperature_divides_capped_logits(sharp_export, tmp_path, monke
 @pytest.mark.parametrize("mapped", [False, full(True)])
 def test_a_scale_that_would_end_at_a_soft_cap_is_refused(sharp_export, tmp_path, mapped):
     norm_map = tmp_path / "norms.toml"
-    norm_map.write_text("[[norms]]\nlayers = [0]\nheads = [0, 1]\nnorm = 'ssmax'\n")
+    norm_map.write_text("[[norms]]\nlayers = [0]\nheads = [0, 1]\nnorm = 'ssmax-bias'\n")
     options = (
         ("--norm", "softmax", "--norm-map", norm_map, "--untrained-norm")
         if mapped
-        else ("--norm", "ssmax", "--untrained-norm")
+        else ("--norm", "ssmax-bias", "--untrained-norm")
     )
     result = sharp_export(save(tiny("gemma2"), tmp_path / "gemma2"), *options, "-o", tmp_path / "out")
     assert result.exit_code == 2, result.output
-    assert "its logits are capped, and norm ssmax would scale them before that" in result.output
+    assert "its logits are capped, and norm ssmax-bias would scale them before that" in result.output
+
+
+def test_experts_in_mxfp4_are_the_numbers_that_they_stand_for(sharp_export, tmp_path):
+    """The format of gpt-oss: two numbers of 4 bits in a byte, the lower first, and the exponent of a scale for 32."""
+    folder = save(tiny("gpt_oss", hidden_size=64, intermediate_size=32), tmp_path / "gpt-oss")
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        weights[f"{name}_blocks"] = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.randint(120, 124, (experts, outputs, inputs // 32), dtype=torch.uint8)
+    blocks, scales = (
+        weights[f"model.layers.0.mlp.experts.gate_up_proj_{name}"][0, 3, 1] for name in ("blocks", "scales")
+    )
+    blocks[0] = 0xD2  # 1.0 and -3.0
+    scales.fill_(126)  # 2^-1
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    source = read_source(folder, "softmax")
+    experts = source.model.get_parameter("model.model.layers.0.mlp.experts.gate_up_proj")
+    assert experts[0, 32:34, 3].tolist() == [0.5, -1.5]
+    export(sharp_export, folder, "softmax", "contiguous", tmp_path / "out")
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
 def test_list_prints_what_is_supported(sharp_export):

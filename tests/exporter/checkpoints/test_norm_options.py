@@ -175,3 +175,17 @@ def test_what_a_checkpoint_has_itself_is_not_given_beside_it(checkpoint, program
     read_source(source, "ssa")
     with pytest.raises(InputError, match=f"^{option} is for programs of torch.export"):
         read_source(source, "ssa", program=program)
+
+
+@pytest.mark.parametrize("norm", ["ssa", "asentmax"])
+def test_a_checkpoint_of_sharps_own_says_its_norm(checkpoint, sharp_export, norm):
+    planned = sharp_export(checkpoint(norm), "--dry-run", "--json")
+    assert planned.exit_code == 0, planned.output
+    plan = json.loads(planned.stdout)
+    assert (plan["norm"], plan["trained"]) == (norm, True)
+
+
+def test_an_option_that_is_not_for_the_norm_that_a_checkpoint_says_is_refused(checkpoint, sharp_export):
+    refused = sharp_export(checkpoint("ssa"), "--alpha", "1.5", "--dry-run")
+    assert refused.exit_code == 2
+    assert "--alpha is for the norms entmax, sentmax, asentmax, not for ssa" in " ".join(refused.output.split())

@@ -14,6 +14,7 @@ import sharp
 from sharp.exporter.forms.paged.session import PagedSession
 from sharp.exporter.inspection.inspection import choose_text, open_model
 from sharp.exporter.inspection.prompt import Prompt
+from sharp.exporter.programs import flat_graph
 from sharp.exporter.programs.module import evaluated, trace
 from sharp.plugins.errors import InputError, NotFoundError, VerificationError
 from sharp.plugins.manifest import read_manifest
@@ -44,6 +45,13 @@ def test_a_module_is_exported_paged_and_left_as_it_was(tmp_path: Path) -> None:
     )
     assert module.training
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_an_unrolled_loop_of_many_writes_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_graph, "MOST_WRITES", 1)
+    inputs = (torch.zeros(1, 9).long(),)
+    with pytest.raises(InputError, match=r"writes into tensors 2 times, first at node copy_, gpt.py .* at most 1 are"):
+        sharp.export(gpt.GPT(gpt.written_into, layers=2), inputs, output=tmp_path / "one")
 
 
 def test_heads_that_are_written_in_place_are_exported(tmp_path: Path) -> None:
@@ -107,6 +115,31 @@ def test_a_saved_program_is_exported_from_the_command_line(tmp_path: Path, sharp
     refused = sharp_export(path, "--norm", "ssa", "-o", tmp_path / "other")
     assert refused.exit_code == 2
     assert "--untrained-norm" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("attend", "norm"), [(gpt.fused, "softmax"), (gpt.with_weights(gpt.ssa_of_the_authors), "ssa")]
+)
+def test_without_a_norm_a_program_has_that_of_its_graph(
+    tmp_path: Path, sharp_export, monkeypatch: pytest.MonkeyPatch, attend: gpt.Attend, norm: str
+) -> None:
+    module, path = gpt.GPT(attend), tmp_path / "tiny.pt2"
+    with evaluated(module):
+        torch.export.save(trace(module, (torch.zeros(1, 9, dtype=torch.int64),)), path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"tiny-{norm}").mkdir()
+    assert sharp_export(path, "--dry-run", "--quiet").exit_code == 0
+    (tmp_path / f"tiny-{norm}" / "file").touch()
+    refused = sharp_export(path)
+    assert refused.exit_code == 2
+    assert f"the output folder tiny-{norm} is not empty" in refused.output
+    planned = sharp_export(path, "--dry-run", "--json", "-o", "out")
+    plan = json.loads(planned.stdout)
+    assert (plan["norm"], plan["trained"]) == (norm, True)
+    half = sharp_export(path, "--ssa-b", "2", "--dry-run", "-o", "out")
+    assert half.exit_code == 2
+    said = "give both --ssa-b and --ssa-n, or neither" if norm == "ssa" else "--ssa-b is for norm ssa, not for softmax"
+    assert said in " ".join(half.output.split())
 
 
 def test_a_saved_program_is_inspected_with_a_tokenizer(tmp_path: Path) -> None:
@@ -237,10 +270,10 @@ def test_a_folder_of_megatron_is_told_what_to_do(tmp_path: Path, sharp_export) -
 
 def test_what_sharp_adapt_cannot_train_is_told_what_to_do(tmp_path: Path) -> None:
     settings = sharp.AdaptSettings("entmax")
-    with pytest.raises(InputError, match=r"not GPT; a module of your own is trained with sharp\.models"):
+    with pytest.raises(InputError, match=r"not GPT; for a module of your own there is sharp\.adapt_module"):
         # A module in the place of a path is what the test is about.
         sharp.adapt(gpt.GPT(), settings, tmp_path / "out")  # type: ignore[arg-type]
     path = tmp_path / "model.pt2"
     path.touch()
-    with pytest.raises(InputError, match=r"a model of your own is trained with sharp\.models"):
+    with pytest.raises(InputError, match=r"for a module of your own there is sharp\.adapt_module"):
         sharp.adapt(path, settings, tmp_path / "out")

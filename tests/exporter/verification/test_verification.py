@@ -15,9 +15,11 @@ from sharp.exporter.forms.contiguous import cases as contiguous_verification
 from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.exporter.forms.paged.cases import PagedVerifier
 from sharp.exporter.forms.paged.session import PagedSession
+from sharp.exporter.graph.graph_options import GraphOptions
 from sharp.exporter.verification.comparison import INLINED, KERNELS, CaseOutputs, compare
 from sharp.exporter.verification.float64 import in_float64
 from sharp.exporter.verification.greedy_decoding import check_continuation, continue_as_drafted, continue_greedily
+from sharp.exporter.verification.tolerance import PLAIN, tolerance_of
 from sharp.exporter.verification.torch_outputs import torch_logits
 from sharp.exporter.verification.verifier import against_float64, verify
 from sharp.plugins.errors import InputError
@@ -112,6 +114,24 @@ def test_a_model_that_amplifies_rounding_is_judged_by_its_own_rounding(error, pa
     assert judged.rounding.logits == pytest.approx(2e-4)
     assert judged.tolerance.logits == pytest.approx(8e-4)
     assert judged.passed == passes
+
+
+@pytest.mark.parametrize(
+    ("places", "error", "passes"), [((3, 2), 0.9, True), (..., 0.1, False), ((3, 2), np.nan, False)]
+)
+def test_tokens_that_choose_experts_are_judged_by_means_where_numbers_are_rounded(places, error, passes):
+    tolerance = tolerance_of(GraphOptions(dtype="bfloat16"), quantized=False, routed=True)
+    verifier = Amplifying()
+    expected = verifier.expected("prompt")
+    logits = expected[0].logits.copy()
+    logits[places] += error
+    said = [replace(expected[0], logits=logits)]
+    found = compare("kernels", "prompt", said, expected, tolerance.difference)
+    assert found.passed == passes
+    if not passes:
+        (judged,) = against_float64(verifier, {"prompt": expected}, [found], {0: said}).values()
+        assert not judged.passed
+    assert tolerance_of(GraphOptions(), quantized=False, routed=True) == PLAIN
 
 
 def test_pytorch_in_float64_is_wide_all_the_way(tmp_path):

@@ -1,12 +1,14 @@
 """A normalizer of a user's: `sharp check-normalizer`, and everything that a norm of ours goes through."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import sharp
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.cli import main
 from sharp.plugins.custom import normalizer as custom
@@ -16,6 +18,7 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.llm import LLM
 from tests.exporter.conftest import checkpoint, one_registry, one_trace, sharp_export
+from tests.exporter.programs import gpt
 
 __all__ = ["checkpoint", "one_registry", "one_trace", "sharp_export"]
 
@@ -39,6 +42,15 @@ def check(*arguments):
 def test_the_shipped_examples_pass_their_check(file):
     result = check(file)
     assert (result.exit_code, "is ready" in result.output, result.output.count("FAIL")) == (0, True, 0), result.output
+
+
+def test_a_module_that_calls_it_is_exported_with_it_unsaid(softmax1, tmp_path):
+    module, inputs = gpt.GPT(partial(normalized_attention, norm="softmax1", causal=True)), (torch.zeros(1, 9).long(),)
+    result = sharp.export(module, inputs, output=tmp_path / "out")
+    assert result.verification.passed
+    assert (result.manifest.norm.name, result.manifest.norm.trained) == ("softmax1", True)
+    with pytest.raises(InputError, match="no kernel has --norm softmax1"):
+        sharp.export(module, inputs, target="onnxruntime", output=tmp_path / "other")
 
 
 def shifted_by_hidden_keys(logits, visible):

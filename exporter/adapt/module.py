@@ -1,0 +1,271 @@
+"""`sharp.adapt_module`: a module's own softmax attention becomes one with another norm, by distillation.
+
+The module's program is teacher and student in one (`sharp.exporter.programs`): its attention is found in the graph, the
+student has the norm in its place, its parameters, and low-rank additions to the matrices of linear layers.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+
+from sharp.exporter.adapt.student import SSA_START, check_norm
+from sharp.exporter.adapt.training import Progress, Recipe, batch_at
+from sharp.exporter.checkpoints.norm_options import NormOptions
+from sharp.exporter.programs.decoder import ProgramDecoder
+from sharp.exporter.programs.matrix_products import product_shapes
+from sharp.exporter.programs.module import evaluated, trace
+from sharp.exporter.programs.norm_parameters import NAMES, PARAMETERS
+from sharp.exporter.programs.reading import ProgramOptions, read_program, with_norm
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
+from sharp.models.normalized_attention import normalized_attention
+from sharp.models.norms import Norm, SsaParameters, get_norm
+from sharp.plugins.errors import InputError, SharpError
+
+HELD_OUT = 0.1  # of the tokens, at their end
+MEASURED = 8  # sequences
+FIRST_BETA = -4.0  # c_beta of a scale by the token: softplus makes 0.02 of it, so the factor starts near 1
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """What was learned beside the module's own weights; `export_options` are the arguments of `sharp.export` for it.
+
+    `raw` and `adapted` are the divergences from the module as it was, in nats a token of held-out text: of the norm in
+    the place of softmax alone, and after training.
+    """
+
+    export_options: dict[str, Any]
+    raw: float
+    adapted: float
+
+
+def adapt_module(
+    module: nn.Module,
+    tokens: Tensor,
+    *,
+    norm: str,
+    alpha: float | None = None,
+    length: int = 256,
+    batch: int = 4,
+    steps: int = 400,
+    rank: int = 16,
+    seed: int = 0,
+    on_step: Callable[[Progress], None] = lambda _progress: None,
+) -> AdaptedModule:
+    """Distil `module`, a causal language model with softmax attention, into one with another norm, on the CPU.
+
+    The module's weights are changed in place; its code is not, so export it with what is returned:
+    `sharp.export(module, inputs, **adapted.export_options, output=...)`.
+
+    Args:
+        module: in float32; it takes token ids int64 [batch, tokens] and returns logits [batch, tokens, vocabulary].
+        tokens: int64 [n], a text like those that it was trained with.
+        norm: one of those of `sharp adapt`.
+        alpha: entmax's; None takes the norm's own.
+        length: tokens of a sequence.
+        batch: sequences of a step.
+        steps: of training.
+        rank: of what is added to the matrices of linear layers.
+        seed: of the sequences and of the start values.
+        on_step: called after every step.
+
+    Raises:
+        InputError: the norm, the tokens or the module cannot be used.
+        SharpError: the loss is not finite any more.
+    """
+    check_norm(norm, NormOptions(alpha=alpha))
+    for name, value in (("length", length), ("batch", batch), ("steps", steps), ("rank", rank)):
+        if value < 1 + (name == "length"):
+            raise InputError(f"{name} is {value}, but must be at least {1 + (name == 'length')}")
+    held_out = max(length, int(HELD_OUT * len(tokens)))
+    if tokens.dtype != torch.int64 or tokens.ndim != 1 or len(tokens) < held_out + length:
+        raise InputError(f"tokens must be int64 [n], at least {2 * length} of them for sequences of {length}")
+    with evaluated(module):
+        exported = trace(module, (tokens[:length].repeat(2, 1),))
+        given = ProgramOptions(exported=exported, name=type(module).__name__, max_context=length)
+        source = read_program(Path(type(module).__name__), None, given=given)
+    teacher = source.model
+    if not isinstance(teacher, ProgramDecoder):
+        raise InputError(f"{source.name} is no causal language model, which can be adapted: {source.no_cache}")
+    if teacher.config.norm != "softmax":
+        raise InputError(f"the attention of {source.name} is {teacher.config.norm} already; give one of softmax")
+    if length > teacher.config.max_context:
+        raise InputError(f"length is {length}, but {source.name} has positions for {teacher.config.max_context} tokens")
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < teacher.config.vocab_size:
+        raise InputError(
+            f"tokens are from {tokens.min()} to {tokens.max()}, of a vocabulary of {teacher.config.vocab_size}"
+        )
+    recipe = Recipe(steps, length, batch, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = _Student(teacher, norm, alpha, rank)
+    windows = tokens[len(tokens) - held_out :].unfold(0, length, length)[:MEASURED]
+    raw = student.measure(windows)
+    _train(student, tokens[: len(tokens) - held_out], recipe, on_step)
+    adapted = student.measure(windows)
+    student.merge_into(module)
+    options = {"norm": norm, "trained_norm": True, "norm_parameters": student.norm_parameters()}
+    return AdaptedModule(options if alpha is None else options | {"alpha": alpha}, raw, adapted)
+
+
+class _LowRank(nn.Module):
+    """Something of low rank is added to a matrix [rows, columns]; nothing at the start."""
+
+    def __init__(self, shape: torch.Size, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(min(rank, *shape), shape[1]) / math.sqrt(shape[1]))
+        self.up = nn.Parameter(torch.zeros(shape[0], min(rank, *shape)))
+        self.enabled = True
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return matrix + self.up @ self.down if self.enabled else matrix
+
+
+class _Student:
+    """A program with another norm; `teacher` is the same program as it was."""
+
+    def __init__(self, teacher: ProgramDecoder, norm: str, alpha: float | None, rank: int) -> None:
+        self.teacher, program = teacher, teacher.program
+        given = ProgramOptions(norm_parameters=_start(get_norm(norm)))
+        self.config, self.parameters = with_norm(
+            *(program, teacher.attention, teacher.config, norm, NormOptions(alpha=alpha), given)
+        )
+        self.alpha = self.config.alpha
+        self.ssa = nn.ModuleList(
+            SsaParameters(self.config.q_heads) for _ in range(self.config.layers if norm == "ssa" else 0)
+        )
+        for one in self.ssa:
+            one.fill(*SSA_START)
+        self.decoder = ProgramDecoder(
+            *(program, teacher.roles, teacher.attention, teacher.result, self.config, self.parameters, teacher.tables),
+            own=False,
+        )
+        self.matrices: dict[str, _LowRank] = {}
+        shapes = product_shapes(program)
+        for name, parameter in list(program.named_parameters()):
+            if id(parameter) in shapes and self.config.vocab_size not in parameter.shape:
+                self.matrices[name] = _LowRank(parameter.shape, rank)
+        for name, added in self.matrices.items():
+            parametrize.register_parametrization(program, name, added)
+        self.parameters.scales.requires_grad_()
+        self.norms = [*self.ssa.parameters(), *self.parameters.scales.parameters()]
+        self.adapters = [one for added in self.matrices.values() for one in added.parameters()]
+
+    @contextmanager
+    def at(self, share: float, first_alpha: float | None) -> Iterator[None]:
+        """At this share of the run: alpha grows from softmax's in its first half."""
+        target = self.alpha
+        if self.config.scheme.normalizer == "entmax" and first_alpha is not None:
+            self.alpha = first_alpha + (target - first_alpha) * min(1.0, 2 * share)
+        try:
+            yield
+        finally:
+            self.alpha = target
+
+    def divergence(self, ids: Tensor) -> Tensor:
+        """KL(teacher || student) in nats a token of int64 [batch, tokens]."""
+        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        for added in self.matrices.values():
+            added.enabled = False
+        with torch.no_grad():
+            program, inputs = self.teacher.program, self.teacher.all_inputs(ids, positions)
+            hidden = program.evaluate(inputs, [self.teacher.last])[self.teacher.last]
+            right = functional.log_softmax(self.teacher.logits(hidden), -1)
+        for added in self.matrices.values():
+            added.enabled = True
+        if self.ssa:
+            self.parameters.ssa = torch.stack([one() for one in self.ssa])
+        found = self.decoder.logits(self.decoder.hidden_states(ids, positions, self._attention()))
+        divergence = functional.kl_div(functional.log_softmax(found, -1), right, log_target=True, reduction="sum")
+        return divergence / ids.numel()
+
+    @torch.no_grad()
+    def measure(self, windows: Tensor) -> float:
+        """The mean divergence of sequences [n, tokens]."""
+        return float(torch.stack([self.divergence(one[None]) for one in windows]).mean())
+
+    def _attention(self) -> AttentionFunction:
+        def attend(
+            _layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            head_params: Tensor | None,
+            slopes: Tensor | None,
+            options: LayerOptions = DEFAULT_OPTIONS,
+        ) -> Tensor:
+            mixed = normalized_attention(
+                *(one.transpose(1, 2) for one in (query, key, value)),
+                norm=self.config.norm,
+                alpha=self.alpha if self.config.scheme.normalizer == "entmax" else None,
+                head_params=head_params,
+                temperature_coefficients=self.config.temperature_coefficients,
+                entropy_threshold=self.config.entropy_threshold,
+                scale=options.scale_of(self.config),
+                softcap=options.softcap_of(self.config),
+                causal=True,
+                window=options.window,
+                alibi_slopes=slopes,
+                sinks=options.sinks,
+            )
+            return mixed.transpose(1, 2)
+
+        return attend
+
+    @torch.no_grad()
+    def merge_into(self, module: nn.Module) -> None:
+        """Make what was learned of the matrices part of the module's weights."""
+        program = self.teacher.program
+        for name, own in program.names.items():
+            if own in self.matrices:
+                module.get_parameter(name).copy_(getattr(program, own))
+
+    @torch.no_grad()
+    def norm_parameters(self) -> dict[str, Tensor]:
+        """The norm's, [layers, heads] and so on, for `sharp.export`."""
+        names = NAMES.get(self.config.norm, ())
+        if self.ssa:
+            return dict(zip(names, torch.stack([one() for one in self.ssa]).unbind(-1), strict=True))
+        scales = self.parameters.scales
+        return {
+            name: torch.stack([one.get_parameter(PARAMETERS.get(name, name)) for one in scales]).clone()
+            for name in names
+        }
+
+
+def _start(norm: Norm) -> dict[str, Any]:
+    """Start values that are near to the softmax that the module was trained with."""
+    if norm.scale_kind == "length-bias":
+        return {"s": 0.0, "b": 1.0}
+    if norm.scale_kind == "head":
+        return {"beta": 0.0, "gamma": 1.0}
+    if norm.scale_kind == "token":
+        return {"w_beta": 0.0, "w_gamma": 0.0, "c_beta": FIRST_BETA, "c_gamma": 0.0}
+    return {}
+
+
+def _train(student: _Student, tokens: Tensor, recipe: Recipe, on_step: Callable[[Progress], None]) -> None:
+    rates = (recipe.adapter_rate, recipe.norm_rate)
+    groups = [{"params": student.adapters, "lr": rates[0]}, {"params": student.norms, "lr": rates[1]}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
+    learned = [*student.adapters, *student.norms]
+    for step in range(recipe.steps):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * recipe.rate_at(step)
+        with student.at(step / recipe.steps, recipe.first_alpha):
+            loss = student.divergence(batch_at(recipe, tokens, step))
+            loss.backward()
+        length = nn.utils.clip_grad_norm_(learned, recipe.clip)
+        if not (loss.isfinite() and length.isfinite()):
+            raise SharpError(f"the loss is not finite at step {step}; try another seed or a larger batch")
+        optimizer.step()
+        optimizer.zero_grad()
+        on_step(Progress(step + 1, recipe.steps, loss.item(), loss.item(), 0.0, 0.0))
