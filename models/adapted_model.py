@@ -123,14 +123,18 @@ class AttentionNorm(nn.Module):
         """The forward pre-hook of the attention module: scales that depend on the token read its input."""
         self._input[:] = [named["hidden_states"] if "hidden_states" in named else arguments[0]]
 
-    def scale_query(self, query: Tensor, positions: Tensor) -> Tensor:
-        """Query [batch, tokens, q_heads, head_dim] with its learned factors; positions [batch, tokens]."""
+    def scale_query(self, query: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Query [batch, tokens, q_heads, head_dim] with its learned factors, and the length scale among them.
+
+        `positions` and the scale are [batch, tokens] and [batch, tokens, q_heads].
+        """
         if self.log_scale is not None:
             query = query * torch.exp(self.log_scale).to(query.dtype).unsqueeze(-1)
-        if self.query_scale is not None:
-            hidden = self._input.pop() if self._input else query  # of which only scales by token read values
-            query = query * self.query_scale(hidden, positions).unsqueeze(-1).to(query.dtype)
-        return query
+        if self.query_scale is None:
+            return query, None
+        hidden = self._input.pop() if self._input else query  # of which only scales by token read values
+        factor: Tensor = self.query_scale(hidden, positions)
+        return query * factor.unsqueeze(-1).to(query.dtype), factor
 
     def head_params(self) -> Tensor | None:
         """Of ssa, [q_heads, 2]."""
@@ -185,7 +189,7 @@ def adapted_attention(
             positions = (seen - 1).clamp(min=0)
         elif positions is None:
             positions = torch.arange(keys - tokens, keys, device=query.device)[None]
-        query = norm.scale_query(query.transpose(1, 2), positions).transpose(1, 2)
+        query = norm.scale_query(query.transpose(1, 2), positions)[0].transpose(1, 2)
         options |= {
             "norm": described.norm,
             "alpha": described.alpha,

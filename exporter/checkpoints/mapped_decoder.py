@@ -122,7 +122,11 @@ class MappedDecoder(Decoder):
             norms = self.nodes[layer]
             for scale in self.scales[layer]:  # type: ignore[attr-defined]  # a ModuleList
                 check_uncapped(options)
-                query = query * scale(positions, positions).unsqueeze(-1).to(query.dtype)
+                factor = scale(positions, positions)
+                query = query * factor.unsqueeze(-1).to(query.dtype)
+                # Each is 1 in the heads of the other.
+                factor = factor if options.query_factor is None else options.query_factor * factor
+                options = replace(options, query_factor=factor)
             params = None
             if any(norm.config.scheme.head_parameters for norm in norms):
                 own = self.ssa[layer]

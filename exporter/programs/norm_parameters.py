@@ -134,7 +134,7 @@ class NormParameters(nn.Module):
                 check_uncapped(options)
                 last = _last_visible(query, key, options, positions)
                 factor = self.scales[layer](last if hidden is None else hidden, last)
-                query = query * factor.unsqueeze(-1).to(query.dtype)
+                query, options = query * factor.unsqueeze(-1).to(query.dtype), replace(options, query_factor=factor)
             if not self.own:
                 head_params = None if self.ssa is None else self.ssa[layer]
             return attention(layer, query, key, value, head_params, alibi_slopes, options)
