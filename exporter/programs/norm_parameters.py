@@ -21,6 +21,8 @@ NAMES = {
     "sentmax": ("beta", "gamma"),
     "assmax": ("w_beta", "w_gamma", "c_beta", "c_gamma"),
     "asentmax": ("w_beta", "w_gamma", "c_beta", "c_gamma"),
+    "log-power": ("gamma",),
+    "llama4": ("beta",),
 }
 BIASES = ("c_beta", "c_gamma")  # 0 where they are not given
 # Where QueryScale has it, if not under this name.
