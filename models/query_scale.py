@@ -29,8 +29,8 @@ class QueryScale(nn.Module):
     | length-bias | s L + b (the same paper's form with a bias) | s, b per head |
     | head | delta + beta L^gamma (SEntmax; ASEntmax paper, G.2) | beta, gamma per head, directly |
     | token | the same, beta and gamma from the token (ASEntmax Eq. 9-10) | projections [hidden_size -> heads], biases |
-    | log-power | max(1, L / L_onset)^gamma | gamma per head |
-    | llama4 | 1 + beta ln(1 + floor((i + 1) / onset)) (Llama 4's temperature tuning) | beta per head |
+    | log-power | max(1, L / L_onset)^gamma | nothing: gamma per head is given |
+    | llama4 | 1 + beta ln(1 + floor((i + 1) / onset)) (Llama 4's temperature tuning) | nothing: beta per head |
 
     Of kind token, beta = softplus(w_beta h + c_beta) > 0 and gamma = 2 tanh(w_gamma h + c_gamma), h the attention
     block's input, delta = 1. With `gamma` it is that number for every head and token, and only beta is learned (the
@@ -77,9 +77,9 @@ class QueryScale(nn.Module):
             if gamma is None:
                 self.w_gamma = _projection(hidden_size, count)
         elif kind == "log-power":
-            self.gamma_exponent = nn.Parameter(torch.ones(count))
+            self.gamma_exponent = nn.Parameter(torch.ones(count), requires_grad=False)
         elif kind == "llama4":
-            self.beta = nn.Parameter(torch.full((count,), 0.1))
+            self.beta = nn.Parameter(torch.full((count,), 0.1), requires_grad=False)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """The factors [batch, tokens, q_heads] for hidden [batch, tokens, hidden_size], positions [batch, tokens]."""

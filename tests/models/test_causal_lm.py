@@ -60,6 +60,8 @@ def test_every_norm_trains_all_its_parameters(norm):
     model = tiny(norm=norm)
     model(tokens(2, 9)).square().mean().backward()
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # the constants of log-power and llama4
+            continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
