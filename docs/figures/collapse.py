@@ -1,5 +1,4 @@
-"""Writes `collapse.svg`: representational collapse, Figures 3 (left) and 6 of "Long-Context Generalization with Sparse
-Attention".
+"""Writes `collapse.svg`: representational collapse, after Figures 3 (left) and 6 of the ASEntmax paper.
 
 `python docs/figures/collapse.py`. Six layers of causal attention with identity projections and residuals, one channel:
 n - 1 tokens b and a last one phi, and the same with the last one twice. How far apart the last tokens of the two
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from sharp.plugins.ops.torch_normalizers import attention_weights
 
-LENGTHS = tuple(2**power for power in range(7, 12))
+LENGTHS = tuple(2**power for power in range(7, 13))
 ALPHAS = (1.0, 1.5, 1.75, 2.0)
 LAYERS, LAST, CHUNK = 6, 1.2, 256
 
@@ -34,7 +33,9 @@ def prefix_states(prefix: Tensor, alpha: float) -> list[Tensor]:
         if (now == now[0]).all():  # a mean of equal values
             states.append(now)
             continue
-        rows = [mix(now[one], now[: one[-1] + 1], alpha, index[: one[-1] + 1] <= one[:, None]) for one in index.split(CHUNK)]
+        rows = [
+            mix(now[one], now[: one[-1] + 1], alpha, index[: one[-1] + 1] <= one[:, None]) for one in index.split(CHUNK)
+        ]
         states.append(torch.cat(rows))
     return states
 
@@ -68,7 +69,7 @@ def main() -> None:
         one.minorticks_off()
         one.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("distance of the last tokens")
-    axes[0].legend(frameon=False)
+    axes[1].legend(frameon=False, fontsize="small")
     figure.savefig(Path(__file__).with_name("collapse.svg"), metadata={"Date": None})
 
 

@@ -1,4 +1,4 @@
-"""Writes `quantifiers.png`: errors on task "every" by the length and the spread of its numbers, as Figure 4 of the SSA paper.
+"""Writes `quantifiers.png`: errors on task "every" by length and spread of the numbers, as Figure 4 of the SSA paper.
 
 `python docs/figures/quantifiers.py SOFTMAX SSA`, two checkpoints of `python -m sharp.models.train every`. Those of the
 picture are tiny (2 layers of 64, 800 steps, minutes); docs/figures.md has the commands. The error is that of the last
@@ -17,12 +17,12 @@ from sharp.models.tasks.in_context import Quantifier
 
 LENGTHS = (10, 20, 40, 60, 80, 100, 150, 200)
 SIGMAS = (1, 2, 5, 10, 15, 20, 30)
-SAMPLES = 128
+SAMPLES = 256
 
 
 @torch.no_grad()
 def errors(path: Path) -> list[list[float]]:
-    """The share of wrong last answers, a row for every sigma."""
+    """The share of the last outputs that are wrong, a row for every sigma."""
     model = read_checkpoint(path).model.eval()
     rows = []
     for sigma in SIGMAS:
@@ -41,11 +41,13 @@ def main() -> None:
     figure, axes = plt.subplots(1, len(paths), figsize=(9, 3.4), layout="constrained", squeeze=False)
     maps = [np.array(errors(path)) for path in paths]
     for one, path, cells in zip(axes[0], paths, maps, strict=True):
-        image = one.imshow(cells, vmin=0, vmax=max(5.0, *(found.max() for found in maps)), origin="lower", aspect="auto")
+        image = one.imshow(
+            cells, vmin=0, vmax=max(5.0, *(found.max() for found in maps)), origin="lower", aspect="auto"
+        )
         one.set(title=path.stem, xlabel="numbers", xticks=range(len(LENGTHS)), xticklabels=LENGTHS)
         one.set(yticks=range(len(SIGMAS)), yticklabels=SIGMAS)
     axes[0, 0].set_ylabel("σ of the numbers")
-    figure.colorbar(image, ax=axes, label="wrong answers, %")
+    figure.colorbar(image, ax=axes, label="wrong outputs, %")
     figure.savefig(Path(__file__).with_name("quantifiers.png"), dpi=110)
 
 

@@ -1,10 +1,11 @@
 """Writes `scale-fits.svg`: the factors that the demo's ASEntmax model gives its queries, and three formulas for them.
 
-`python docs/figures/scale_fits.py`, after Figure 4 of "Long-Context Generalization with Sparse Attention", whose models
-learn a factor for every position: the fits are 1 + beta n, 1 + beta ln n and 1 + beta (ln n)^gamma. A panel is one of the scaled heads;
-a point is the mean over the tokens of a range of positions, of a text that was held out in training.
+`python docs/figures/scale_fits.py`, after Figure 4 of the ASEntmax paper, whose models learn a factor for every
+position: the fits are 1 + beta n, 1 + beta ln n and 1 + beta (ln n)^gamma. A panel is one of the scaled heads; a point
+is the mean over the tokens of a range of positions, of a text that was held out in training.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -55,16 +56,18 @@ def main() -> None:
     plt.rcParams["svg.hashsalt"] = "sharp"
     learned = factors()
     edges = np.unique(np.geomspace(2, TOKENS, BINS).astype(int))
-    lengths = np.array([np.arange(low, high).mean() + 1 for low, high in zip(edges[:-1], edges[1:], strict=True)])
+    lengths = np.array([np.arange(low, high).mean() + 1 for low, high in pairwise(edges)])
     layers, heads, _ = learned.shape
-    figure, axes = plt.subplots(layers, heads, figsize=(9, 1.7 * layers), layout="constrained", sharex=True, squeeze=False)
+    figure, axes = plt.subplots(
+        layers, heads, figsize=(9, 1.7 * layers), layout="constrained", sharex=True, squeeze=False
+    )
     for layer, head in np.ndindex(layers, heads):
         one, row = axes[layer, head], learned[layer, head]
-        values = np.array([row[low:high].mean() for low, high in zip(edges[:-1], edges[1:], strict=True)])
+        values = np.array([row[low:high].mean() for low, high in pairwise(edges)])
         one.semilogx(lengths, values, ".", color="0.4")
         for index, (name, fitted) in enumerate(fits(lengths, values).items()):
             share = 1 - ((values - fitted) ** 2).sum() / ((values - values.mean()) ** 2).sum()
-            one.semilogx(lengths, fitted, color=f"C{index}", linewidth=1, label=f"{name}" if not layer + head else None)
+            one.semilogx(lengths, fitted, color=f"C{index}", linewidth=1, label=None if layer or head else name)
             if index == 2:
                 one.set_title(f"layer {layer}, head {head}, R² {share:.2f}", fontsize="x-small")
         one.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Writes `set-heads.png`: the head of the max-retrieval models on 32 sets, as Figures 2 and 7 of "Softmax is not Enough".
+"""Writes `set-heads.png`: the head of the max-retrieval models on 32 sets, Figures 2 and 7 of "Softmax is not Enough".
 
 `python docs/figures/set_heads.py`. A row of a map is a set, its columns the 16 items with the largest priority, the
 largest on the right; from left to right the sets grow. What a norm gives to other items is not in the map.

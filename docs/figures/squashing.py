@@ -5,6 +5,7 @@ one: its norm by distance (left), and its norm at the input of every layer (righ
 "Long-Context Generalization with Sparse Attention", which train others). Means over windows of the held-out text.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -50,7 +51,7 @@ def main() -> None:
         found = torch.stack([torch.stack(gradients(model, text[start : start + TOKENS + 1])) for start in starts])
         mean = found.mean(0).numpy()  # [layers, tokens]
         by_distance = mean[0, ::-1]
-        means = [by_distance[low:high].mean() for low, high in zip(edges[:-1], edges[1:], strict=True)]
+        means = [by_distance[low:high].mean() for low, high in pairwise(edges)]
         left.loglog(edges[:-1], means, label=norm)
         right.semilogy(range(len(mean)), mean[:, : TOKENS // 2].mean(-1), "o-", label=norm)
     left.set(xlabel="distance from the last token", ylabel="norm of the gradient")
