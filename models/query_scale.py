@@ -39,7 +39,7 @@ class QueryScale(nn.Module):
 
     The last two leave a model as it is up to `onset` tokens, the trained context unless it is set, so they are for
     models that were trained without: fitted to one (`sharp fit-length-scale`), or by formula. With gamma 1 log-power is
-    Qwen's `use_logn_attn`; Ministral 3 has the scale of Llama 4 in its own code.
+    Qwen's `use_logn_attn` (with n + 1 for n); Ministral 3 has the scale of Llama 4 in its own code.
 
     Start values are those of the papers and of ASEntmax's code: s is 1 over the mean of L in the trained context (0.168
     at 1,024 tokens), beta uniform in [0.1, 1] and gamma normal with deviation 0.1, projections normal with deviation

@@ -112,7 +112,7 @@ def test_log_power_is_1_up_to_the_onset_and_then_grows():
     torch.testing.assert_close(factor[3], expected)
 
 
-def test_log_power_starts_as_qwens_logn():
+def test_log_power_starts_with_gamma_1():
     scale = QueryScale("log-power", HIDDEN, every_head, trained_context=512)
     assert scale(hidden[:, :1], torch.tensor([[4000]]))[0, 0, 0].item() == pytest.approx(math.log(4002) / math.log(513))
 
