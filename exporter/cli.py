@@ -59,7 +59,8 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     "--norm",
     metavar="NAME",
     help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, ssmax-bias, assmax, entmax, "
-    "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2, relu2-n, softpick or one of your own. "
+    "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2, relu2-n, softpick, log-power, llama4 "
+    "or one of your own. "
     " [default: that which the model says it was trained with, or which is in the graph of a .pt2 program]",
 )
 @click.option(
@@ -109,7 +110,7 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     "--alpha",
     type=float,
     metavar="A",
-    help="Entmax's alpha, above 1 and at most 4.  [default: the checkpoint's, or 1.5]",
+    help="Entmax's alpha, above 1 and at most 64; on GPUs 4.  [default: the checkpoint's, or 1.5]",
 )
 @click.option("--ssa-b", type=float, metavar="B", help="b of norm ssa in all heads.  [default: the checkpoint's, or 1]")
 @click.option(
@@ -133,6 +134,12 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     metavar="O",
     help="The length scales of ssmax, ssmax-bias, assmax, sentmax and asentmax grow with ln(i + O) at position "
     "i = 0, 1, ...  [default: 2]",
+)
+@click.option(
+    "--length-onset",
+    type=int,
+    metavar="N",
+    help="The scales of log-power and llama4 are 1 up to N tokens and grow beyond.  [default: the trained context]",
 )
 @click.option(
     "--tokenizer",

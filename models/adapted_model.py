@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from sharp.models.config import check_gamma, check_norm_options
+from sharp.models.config import check_gamma, check_length_onset, check_norm_options
 from sharp.models.normalized_attention import normalized_attention
 from sharp.models.norms import Norm, SsaParameters, SsaValues, get_norm
 from sharp.models.positions import slopes_of
@@ -35,6 +35,7 @@ class AdaptedNorm:
     each head's query has a learned factor of its own; it is false where that factor is part of the weights.
     `trained_context` is the longest sequence of the adaptation. `positions` other than "own" are in place of the rotary
     embedding of the model, `softcap` and `scale` in place of its own. Only the last `scaled_heads` have a length scale.
+    `length_onset` is where log-power and llama4 begin; None is `trained_context`.
 
     Raises:
         InputError: no model can have this norm; the message names the field.
@@ -54,6 +55,7 @@ class AdaptedNorm:
     softcap: float | None = None
     scale: float | None = None
     scaled_heads: int | None = None
+    length_onset: int | None = None
     version: int = 1  # of what the norm's parameters mean; content without it is of the first
 
     def __post_init__(self) -> None:
@@ -64,6 +66,7 @@ class AdaptedNorm:
         check_gamma(self.gamma, self.norm)
         if self.positions not in get_args(Positions):
             raise InputError(f"positions is {self.positions!r}, but must be one of: {', '.join(get_args(Positions))}")
+        check_length_onset(self.length_onset, self.norm)
         if self.scaled_heads is not None and not 1 <= self.scaled_heads <= self.q_heads:
             raise InputError(f"scaled_heads is {self.scaled_heads}, but must be from 1 to q_heads ({self.q_heads})")
 
@@ -114,6 +117,8 @@ class AttentionNorm(nn.Module):
                 max(2, described.trained_context),
                 described.gamma,
             )
+            if described.length_onset is not None:
+                self.query_scale.onset = described.length_onset
 
         self.active = True  # False: plain softmax, as the model was before
         self.observer: Callable[[Tensor, Tensor, dict[str, Any]], None] | None = None
@@ -123,14 +128,18 @@ class AttentionNorm(nn.Module):
         """The forward pre-hook of the attention module: scales that depend on the token read its input."""
         self._input[:] = [named["hidden_states"] if "hidden_states" in named else arguments[0]]
 
-    def scale_query(self, query: Tensor, positions: Tensor) -> Tensor:
-        """Query [batch, tokens, q_heads, head_dim] with its learned factors; positions [batch, tokens]."""
+    def scale_query(self, query: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Query [batch, tokens, q_heads, head_dim] with its learned factors, and the length scale among them.
+
+        `positions` and the scale are [batch, tokens] and [batch, tokens, q_heads].
+        """
         if self.log_scale is not None:
             query = query * torch.exp(self.log_scale).to(query.dtype).unsqueeze(-1)
-        if self.query_scale is not None:
-            hidden = self._input.pop() if self._input else query  # of which only scales by token read values
-            query = query * self.query_scale(hidden, positions).unsqueeze(-1).to(query.dtype)
-        return query
+        if self.query_scale is None:
+            return query, None
+        hidden = self._input.pop() if self._input else query  # of which only scales by token read values
+        factor: Tensor = self.query_scale(hidden, positions)
+        return query * factor.unsqueeze(-1).to(query.dtype), factor
 
     def head_params(self) -> Tensor | None:
         """Of ssa, [q_heads, 2]."""
@@ -185,7 +194,7 @@ def adapted_attention(
             positions = (seen - 1).clamp(min=0)
         elif positions is None:
             positions = torch.arange(keys - tokens, keys, device=query.device)[None]
-        query = norm.scale_query(query.transpose(1, 2), positions).transpose(1, 2)
+        query = norm.scale_query(query.transpose(1, 2), positions)[0].transpose(1, 2)
         options |= {
             "norm": described.norm,
             "alpha": described.alpha,

@@ -28,6 +28,8 @@ class LayerOptions:
     key that a head with an ALiBi slope sees is longer than `key_bound`, 0 = not known. `causal` None takes the
     configuration's. `total_lens` int [batch] says how many keys of each sequence count; None is all of them. `sinks`
     [q_heads] is a logit of every head that competes with those of the keys and has no value; None is no sinks.
+    `query_factor` [batch, queries, q_heads] is the learned length scale that the query has in it already, for
+    statistics; None where the norm has none.
     """
 
     scale: float | None = None
@@ -38,6 +40,7 @@ class LayerOptions:
     causal: bool | None = None
     total_lens: Tensor | None = None
     sinks: Tensor | None = None
+    query_factor: Tensor | None = None
 
     def causal_of(self, config: SharpConfig) -> bool:
         """Whether queries see no key behind them."""

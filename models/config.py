@@ -57,6 +57,23 @@ def check_gamma(gamma: float | None, norm: str) -> None:
         raise InputError(f"gamma is {gamma}, but must be from {-GAMMA_LIMIT} to {GAMMA_LIMIT}")
 
 
+WITH_ONSET = ("log-power", "llama4")
+
+
+def check_length_onset(onset: int | None, norm: str) -> None:
+    """Check the number of tokens from which on a length scale grows.
+
+    Raises:
+        InputError: `norm` has no such number, or it is out of range.
+    """
+    if onset is None:
+        return
+    if norm not in WITH_ONSET:
+        raise InputError(f"norm {norm} has no length_onset; leave it out, or choose {' or '.join(WITH_ONSET)}")
+    if not 1 <= onset <= MOST_SIZE:
+        raise InputError(f"length_onset is {onset}, but must be from 1 to {MOST_SIZE} tokens")
+
+
 @dataclass(frozen=True)
 class SharpConfig:
     """A model's sizes, its attention scheme and its special tokens; checked when it is made.

@@ -25,6 +25,7 @@ from sharp.models.evaluation import (
     plot,
     sampler_of,
     with_adaptive_temperature,
+    with_log_power,
     write,
 )
 from sharp.models.tasks.registry import TASKS
@@ -62,7 +63,11 @@ def parse_sweep(text: str) -> Sweep | None:
 @click.option("--samples", type=click.IntRange(min=1), default=1000, help="Samples, or windows, of every length.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="Seed of the samples.")
 @click.option("--text", "text_file", type=click.Path(path_type=Path), help="For task text.  [default: the demo's book]")
-@click.option("--norm", type=click.Choice(["adaptive-temperature"]), help="Adapt the temperature of a softmax model.")
+@click.option(
+    "--norm",
+    type=click.Choice(["adaptive-temperature", "log-power"]),
+    help="Adapt the temperature of a softmax model, or let its logits grow as ln n beyond its trained lengths.",
+)
 @click.option(
     "--temperature-coefficients",
     "preset",
@@ -95,12 +100,17 @@ def main(
     console = Console()
     torch.set_num_threads(threads)
     try:
-        adaptive = norm is not None or preset is not None
-        output = output or RESULTS / f"{checkpoint.stem}{'-adaptive-temperature' if adaptive else ''}.csv"
+        if preset is not None and norm == "log-power":
+            raise InputError("log-power has no temperature; leave out --temperature-coefficients")
+        norm = norm or (None if preset is None else "adaptive-temperature")
+        output = output or RESULTS / f"{checkpoint.stem}{'' if norm is None else f'-{norm}'}.csv"
         check_output(output, RESULT_SUFFIXES)
         stored = read_checkpoint(checkpoint)
         temperature = None if preset is None else read_temperature(preset)
-        model = with_adaptive_temperature(stored.model, temperature) if adaptive else stored.model
+        model = stored.model
+        if norm is not None:
+            adaptive = norm == "adaptive-temperature"
+            model = with_adaptive_temperature(model, temperature) if adaptive else with_log_power(model)
         model.to(choose_device(device))
         chosen_lengths = None if lengths is None else parse_lengths(lengths)
         if (task or stored.task or default_task(model)) == TEXT:

@@ -64,6 +64,19 @@ def with_adaptive_temperature(model: Model, temperature: AdaptiveTemperature | N
     return adaptive.to(next(model.parameters()).device).train(model.training)
 
 
+def with_log_power(model: Model) -> Model:
+    """A model with the weights of `model`, trained with softmax, whose logits grow as ln n beyond its trained lengths.
+
+    Raises:
+        InputError: `model` was trained with another norm.
+    """
+    if model.config.norm != "softmax":
+        raise InputError(f"log-power is for models that were trained with softmax; this one has {model.config.norm}")
+    scaled: Model = type(model)(replace(model.config, norm="log-power"))  # type: ignore[arg-type]
+    scaled.load_state_dict(model.state_dict(), strict=False)
+    return scaled.to(next(model.parameters()).device).train(model.training)
+
+
 def find_task(named: str | None, stored: Checkpoint) -> Task:
     """The task to evaluate: the one that the user named, else the one in the checkpoint.
 

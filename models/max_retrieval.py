@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sharp.models.attention import AttentionFunction
+from sharp.models.attention import AttentionFunction, LayerOptions
 from sharp.models.config import MOST_SIZE, check_gamma, check_norm_options
 from sharp.models.norms import Norm, SsaParameters, get_norm
 from sharp.models.query_scale import QueryScale
@@ -104,20 +104,20 @@ class MaxRetrieval(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
                 nn.init.zeros_(module.bias)
 
-    def projected_query(self, items: Tensor, query: Tensor) -> Tensor:
-        """Q q with its length scale, [sets, hidden_size]."""
+    def projected_query(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Q q with its length scale [sets, hidden_size], and the scale [sets, 1 query, 1 head]."""
         embedded_query = self.embed_query(query)  # [sets, hidden_size]
         asked: Tensor = self.q_proj(embedded_query)
-        if self.query_scale is not None:
-            last = torch.full((items.shape[0], 1), items.shape[1] - 1, device=items.device)  # it sees all items
-            factor = self.query_scale(embedded_query.unsqueeze(1), last)  # [sets, 1, 1 head]
-            asked = asked * factor.squeeze(1).to(asked.dtype)
-        return asked
+        if self.query_scale is None:
+            return asked, None
+        last = torch.full((items.shape[0], 1), items.shape[1] - 1, device=items.device)  # it sees all items
+        factor: Tensor = self.query_scale(embedded_query.unsqueeze(1), last)
+        return asked * factor.squeeze(1).to(asked.dtype), factor
 
     def attention_logits(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
         """Logits e (Eq. 11) [sets, items] and embedded items [sets, items, hidden_size]."""
         hidden = self.embed_item(items)  # [sets, items, hidden_size]
-        asked = self.projected_query(items, query)
+        asked, _ = self.projected_query(items, query)
         # K is linear: (Q q) (K h + b) = (K^T Q q) h + (Q q) b, so the query is projected instead of every item.
         logits = torch.einsum("sd,snd->sn", asked @ self.k_proj.weight, hidden) + asked @ self.k_proj.bias[:, None]
         return logits.float() * self.config.scale, hidden
@@ -148,9 +148,11 @@ class MaxRetrieval(nn.Module):
         """
         if attention is not None:
             hidden = self.embed_item(items).unsqueeze(2)  # [sets, items, 1 head, hidden_size]
-            asked = self.projected_query(items, query)[:, None, None]  # [sets, 1 query, 1 head, hidden_size]
+            asked, factor = self.projected_query(items, query)
+            asked = asked[:, None, None]  # [sets, 1 query, 1 head, hidden_size]
             head_params = None if self.head_parameters is None else self.head_parameters()
-            mixed = attention(0, asked, self.k_proj(hidden), self.v_proj(hidden), head_params, None)
+            options = LayerOptions(query_factor=factor)
+            mixed = attention(0, asked, self.k_proj(hidden), self.v_proj(hidden), head_params, None, options)
             answers: Tensor = self.classify(self.o_proj(mixed[:, 0, 0]))
             return answers
         weights, hidden = self.attention(items, query)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from sharp.plugins.custom import normalizer as custom
 from sharp.plugins.errors import InputError
 
-ScaleKind = Literal["none", "length", "length-bias", "head", "token"]
+ScaleKind = Literal["none", "length", "length-bias", "head", "token", "log-power", "llama4"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ NORMS: dict[str, Norm] = {
         Norm("relu2", "relu2"),
         Norm("relu2-n", "relu2", head_constants=(1.0,)),
         Norm("softpick", "softpick"),
+        Norm("log-power", "softmax", scale_kind="log-power"),
+        Norm("llama4", "softmax", scale_kind="llama4"),
     )
 }
 

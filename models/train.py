@@ -27,6 +27,7 @@ from sharp.models.tasks.recipe import (
     Choices,
     changed_parameters,
     choose_task,
+    fix_ssa_n,
     fixed_temperature,
     make_model,
     make_settings,
@@ -143,6 +144,7 @@ def train_task(
     model = make_model(task, choices).to(device)
     if first is not None:
         start_from(model, first)
+    fix_ssa_n(model, choices.ssa_n)
     settings = make_settings(task, choices)
     length = task.longest_training_length
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
@@ -156,7 +158,9 @@ def train_task(
         work,
         measure=task.metric,
         task=task.name,
-        data=str(task.sampler) + ("" if first is None else f" from {first}"),
+        data=str(task.sampler)
+        + ("" if first is None else f" from {first}")
+        + ("" if choices.ssa_n is None else f", n {choices.ssa_n:g}"),
         task_parameters=changed,
     )
     save_checkpoint(output, model, torch.float16, task.name, changed)
@@ -225,6 +229,7 @@ def parse_range(text: str) -> tuple[int, int]:
 @click.option("--rope-factor", type=click.FloatRange(min=1), help="Stretching of RoPE, as in Llama 3.  [default: 16]")
 @click.option("--alpha", type=float, help="Alpha of entmax.  [default: the norm's]")
 @click.option("--gamma", type=float, help="Fixed gamma of sentmax, asentmax and assmax.  [default: learned]")
+@click.option("--ssa-n", type=float, help="Fixed n of ssa.  [default: learned]")
 @click.option("--layers", type=click.IntRange(min=1), help="Layers.  [default: the paper's]")
 @click.option("--heads", type=click.IntRange(min=1), help="Heads.  [default: the paper's]")
 @click.option("--hidden-size", type=click.IntRange(min=1), help="Width of the model.  [default: the paper's]")

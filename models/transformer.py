@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sharp.models.attention import AttentionFunction
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.norms import SsaParameters
 from sharp.models.positions import RotaryEmbedding, alibi_slopes, rotate, scaled_heads
@@ -48,10 +48,12 @@ class Attention(nn.Module):
         value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
+        options = DEFAULT_OPTIONS
         if self.query_scale is not None:
-            query = query * self.query_scale(hidden, last_visible).unsqueeze(-1).to(query.dtype)
+            factor = self.query_scale(hidden, last_visible)
+            query, options = query * factor.unsqueeze(-1).to(query.dtype), LayerOptions(query_factor=factor)
         head_params = None if self.head_parameters is None else self.head_parameters()
-        mixed = attention(self.layer, query, key, value, head_params, self.slopes)
+        mixed = attention(self.layer, query, key, value, head_params, self.slopes, options)
         projected: Tensor = self.o_proj(mixed.flatten(-2))
         return projected
 

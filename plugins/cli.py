@@ -35,6 +35,9 @@ COMMANDS = {
     ),
     "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
     "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
+    "fit-length-scale": Lazy(
+        "sharp.exporter.temperature.length_scale:fit_length_scale", "export", "Fit a scale that grows with the length."
+    ),
     "fit-temperature": Lazy("sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."),
     "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
     "health": Lazy("sharp.serving.server.health:health", "serve", "Ask the server on this machine whether it serves."),

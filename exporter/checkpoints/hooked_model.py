@@ -37,7 +37,7 @@ class StartParameters(nn.Module):
     def around(self, attention: AttentionFunction, last_visible: Tensor) -> AttentionFunction:
         """`attention` with these parameters; `last_visible` [batch, tokens] is what length scales grow with."""
         # Only scales without projections have start values, so the hidden states that others project are not needed.
-        scale = None if self.query_scale is None else self.query_scale(last_visible, last_visible).unsqueeze(-1)
+        scale = None if self.query_scale is None else self.query_scale(last_visible, last_visible)
         head_params = None if self.head_parameters is None else self.head_parameters()
 
         def with_norm(
@@ -51,7 +51,7 @@ class StartParameters(nn.Module):
         ) -> Tensor:
             if scale is not None:
                 check_uncapped(self.norm, options)
-                query = query * scale.to(query.dtype)
+                query, options = query * scale.unsqueeze(-1).to(query.dtype), replace(options, query_factor=scale)
             return attention(layer, query, key, value, head_params, None, options)
 
         return with_norm
@@ -79,7 +79,8 @@ class LearnedParameters(nn.Module):
             norm = self.norms[layer]
             assert isinstance(norm, AttentionNorm)
             scale, softcap = norm.logit_options(options.scale, options.softcap)
-            query, options = norm.scale_query(query, positions), replace(options, scale=scale, softcap=softcap)
+            query, factor = norm.scale_query(query, positions)
+            options = replace(options, scale=scale, softcap=softcap, query_factor=factor)
             return attention(layer, query, key, value, norm.head_params(), norm.alibi_slopes(), options)
 
         return with_norm

@@ -125,7 +125,11 @@ class MappedDecoder(Decoder):
                 if norm.config.scheme.scale_kind != "none":
                     check_uncapped(norm.config.norm, options)
             for scale in self.scales[layer]:  # type: ignore[attr-defined]  # a ModuleList
-                query = query * scale(positions, positions).unsqueeze(-1).to(query.dtype)
+                factor = scale(positions, positions)
+                query = query * factor.unsqueeze(-1).to(query.dtype)
+                # Each is 1 in the heads of the other.
+                factor = factor if options.query_factor is None else options.query_factor * factor
+                options = replace(options, query_factor=factor)
             params = None
             if any(norm.config.scheme.head_parameters for norm in norms):
                 own = self.ssa[layer]

@@ -81,7 +81,8 @@ def read_norm_map(path: Path) -> tuple[MappedNorm, ...]:
 
 
 def _mapped(path: Path, index: int, entry: _Entry) -> MappedNorm:
-    options = NormOptions(**{field.name: getattr(entry, field.name) for field in fields(NormOptions)})
+    names = [field.name for field in fields(NormOptions) if field.name != "length_onset"]
+    options = NormOptions(**{name: getattr(entry, name) for name in names})
     where = f"norm map {path}, entry {index}"
     try:
         options.check(entry.norm)
@@ -90,6 +91,8 @@ def _mapped(path: Path, index: int, entry: _Entry) -> MappedNorm:
         raise InputError(f"{where}: {error}") from error
     if scheme.scale_kind in ("head", "token"):
         raise InputError(f"{where}: norm {entry.norm} learns its scale in training; it can only be a model's --norm")
+    if scheme.scale_kind in ("log-power", "llama4"):
+        raise InputError(f"{where}: the scale of {entry.norm} can be of all heads only; give it with --norm")
     if entry.norm == "fixed-temperature" and options.temperature is None:
         raise InputError(f"{where}: fixed-temperature needs a temperature")
     layers, heads = (None if one is None else tuple(one) for one in (entry.layers, entry.heads))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from sharp.models.config import SharpConfig
+from sharp.models.config import WITH_ONSET, SharpConfig, check_length_onset
 from sharp.models.norms import SSA_START, SsaParameters, SsaValues, get_norm
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
@@ -22,6 +22,7 @@ OPTIONS = {
     "temperature": ("fixed-temperature",),
     "temperature-coefficients": ("adaptive-temperature",),
     "log-length-offset": ("ssmax", "ssmax-bias", "assmax", "sentmax", "asentmax"),
+    "length-onset": WITH_ONSET,
 }
 
 
@@ -38,7 +39,8 @@ def check_alpha(name: str, alpha: float) -> None:
 class NormOptions:
     """What the user gave; None where the checkpoint decides. `temperature_coefficients` may be a preset's name or file.
 
-    `log_length_offset` is o in the L = ln(i + o) that learned length scales grow with, i the 0-based position.
+    `log_length_offset` is o in the L = ln(i + o) that learned length scales grow with, i the 0-based position;
+    `length_onset` the tokens from which on log-power and llama4 grow.
     """
 
     alpha: float | None = None
@@ -47,6 +49,7 @@ class NormOptions:
     temperature: float | None = None
     temperature_coefficients: str | AdaptiveTemperature | None = None
     log_length_offset: int | None = None
+    length_onset: int | None = None
 
     def check(self, norm: str) -> None:
         """Check the options for `norm`; what `SharpConfig` checks too is left to it.
@@ -65,6 +68,7 @@ class NormOptions:
             raise InputError(f"--ssa-b is {self.ssa_b:g}, but must be above 0 and at most 1e6")
         if self.ssa_n is not None and not 1 <= self.ssa_n <= 1e6:
             raise InputError(f"--ssa-n is {self.ssa_n:g}, but must be from 1 to 1e6")
+        check_length_onset(self.length_onset, norm)
         # With an offset of 1 the first token has L = 0, and 0^gamma is infinite for gamma < 0.
         least = 1 if norm.startswith("ssmax") else 2
         if self.log_length_offset is not None and not least <= self.log_length_offset <= 2**20:
@@ -95,8 +99,11 @@ class NormOptions:
         for module in model.modules():
             if isinstance(module, SsaParameters | SsaValues):
                 module.fill(self.ssa_b, self.ssa_n)
-            elif isinstance(module, QueryScale) and self.log_length_offset is not None:
-                module.log_length_offset = self.log_length_offset
+            elif isinstance(module, QueryScale):
+                if self.log_length_offset is not None:
+                    module.log_length_offset = self.log_length_offset
+                if self.length_onset is not None:
+                    module.onset = self.length_onset
 
 
 NO_OPTIONS = NormOptions()
@@ -114,6 +121,7 @@ def options_of(norm: Norm) -> NormOptions:
         temperature=given.get("temperature"),
         temperature_coefficients=given.get("temperature_coefficients"),
         log_length_offset=given.get("log_length_offset"),
+        length_onset=given.get("length_onset"),
     )
 
 
@@ -149,6 +157,9 @@ def norm_parameters(config: SharpConfig, options: NormOptions, trained: bool) ->
         found += [learned("b", options.ssa_b, SSA_START[0]), learned("n", options.ssa_n, SSA_START[1])]
     if config.scheme.scale_kind != "none":
         found.append(learned("length scale", None, None))
+    if norm in WITH_ONSET:
+        found.append(learned("length_onset", options.length_onset, config.trained_context))
+    if norm in OPTIONS["log-length-offset"]:
         given_offset = options.log_length_offset
         found.append(
             NormParameter(

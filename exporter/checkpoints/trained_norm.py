@@ -11,7 +11,7 @@ ignore = ["*.mask"]   # weights that are left out without a word
 
 [parameters]          # {layer} is the layer's number
 b = { name = "transformer.h.{layer}.attn.a", transform = "exp" }  # or softplus, one_plus_softplus, tanh
-n = 1.5
+n = 1.5  # a number is that of all heads, a list of lists [[head, ...], ...] that of every layer and head
 ```
 """
 
@@ -52,6 +52,8 @@ INPUTS = {
     "sentmax": ("beta", "gamma"),
     "assmax": ("beta.weight", "beta.bias", "gamma.weight", "gamma.bias"),
     "asentmax": ("beta.weight", "beta.bias", "gamma.weight", "gamma.bias"),
+    "log-power": ("gamma",),
+    "llama4": ("beta",),
 }
 
 
@@ -77,7 +79,8 @@ class TrainedNorm(BaseModel):
     softcap: float | None = None
     scale: float | None = None
     scaled_heads: int | None = None
-    parameters: dict[str, float | str | Weights] = {}
+    length_onset: int | None = None
+    parameters: dict[str, float | str | list[list[float]] | Weights] = {}
     ignore: list[str] = []
 
     def check(self, where: str) -> None:

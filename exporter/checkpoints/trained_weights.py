@@ -57,7 +57,7 @@ def named_weights(given: TrainedNorm) -> dict[str, Weights]:
     return {
         name: Weights(name=value) if isinstance(value, str) else value
         for name, value in given.parameters.items()
-        if not isinstance(value, float)
+        if not isinstance(value, float | list)
     }
 
 
@@ -81,6 +81,7 @@ def described_norm(
         softcap=given.softcap,
         scale=given.scale,
         scaled_heads=scaled,
+        length_onset=given.length_onset,
         version=VERSION,
         **options,
     )
@@ -110,7 +111,15 @@ def read_parameters(given: TrainedNorm, path: Path, layers: int) -> list[dict[st
         )
     made: list[dict[str, Tensor]] = []
     for layer in range(layers):
-        values = {name: torch.tensor(value) for name, value in given.parameters.items() if isinstance(value, float)}
+        values: dict[str, Tensor] = {}
+        for name, number in given.parameters.items():
+            if isinstance(number, list) and len(number) != layers:
+                raise InputError(
+                    f"the trained norm's {name} has {len(number)} lists, but the model has {layers} layers; "
+                    "give a list of numbers for every layer"
+                )
+            if isinstance(number, float | list):
+                values[name] = torch.tensor(number if isinstance(number, float) else number[layer])
         for name, value in named.items():
             values[name] = TRANSFORMS[value.transform](found[names[name, layer]])
         made.append(values)

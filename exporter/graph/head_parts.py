@@ -7,7 +7,7 @@ once for each of their norms.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -68,14 +68,33 @@ class Node(Protocol):
         ...
 
 
+@dataclass
+class LayerStatistics:
+    """The layers' statistics in their order, and the learned length scales of their queries, where they have one."""
+
+    stats: list[Tensor] = field(default_factory=list)  # as the op gives them, [..., 4]
+    factors: list[Tensor | None] = field(default_factory=list)  # heads and tokens as there, [..., 1]
+
+    def joined(self, join: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """The model's output: the inverse temperature of the op, times the length scale. `join` takes all layers."""
+        stats = join(self.stats)
+        if all(factor is None for factor in self.factors):
+            return stats
+        pairs = zip(self.factors, self.stats, strict=True)
+        factors = [torch.ones_like(own[..., :1]) if factor is None else factor.float() for factor, own in pairs]
+        # For all layers at once, as every node of a decoding step takes a few microseconds.
+        is_inverse_temperature = torch.tensor([False, False, True, False])
+        return stats * torch.where(is_inverse_temperature, join(factors), 1.0)
+
+
 def attention_of_nodes(
     parts_of: Callable[[int], Sequence[Part]],
     node: Node,
-    stats: list[Tensor],
+    statistics: LayerStatistics,
     split: Callable[[Tensor], Tensor],
     join: Callable[[Tensor], Tensor],
 ) -> AttentionFunction:
-    """Attention of a traced model: a node for each part of a layer's heads, and the layer's statistics into `stats`.
+    """Attention of a traced model: a node for each part of a layer's heads, and what it says into `statistics`.
 
     `split` makes of query, key and value [batch, tokens, heads, dim] what the op takes, and `join` undoes it.
     """
@@ -103,16 +122,20 @@ def attention_of_nodes(
             given = (*own[:3], joined_head_params(params, sinks), slopes)
             found.append(node(layer, index, *given, options, op_attributes(part.config, options)))
         output, layer_stats = _in_order(parts, found) if len(parts) > 1 else found[0]
-        stats.append(layer_stats)
+        factor = options.query_factor
+        statistics.stats.append(layer_stats)
+        statistics.factors.append(None if factor is None else split(factor.unsqueeze(-1)))
         return join(output).to(query.dtype)
 
     return attend
 
 
-def batched_attention(parts_of: Callable[[int], Sequence[Part]], node: Node, stats: list[Tensor]) -> AttentionFunction:
+def batched_attention(
+    parts_of: Callable[[int], Sequence[Part]], node: Node, statistics: LayerStatistics
+) -> AttentionFunction:
     """The same for the op SharpAttention: float32 [batch, heads, tokens, dim]."""
     return attention_of_nodes(
-        parts_of, node, stats, lambda heads: heads.transpose(1, 2).float(), lambda output: output.transpose(1, 2)
+        parts_of, node, statistics, lambda heads: heads.transpose(1, 2).float(), lambda output: output.transpose(1, 2)
     )
 
 

@@ -15,12 +15,18 @@ from sharp.exporter.checkpoints.trained_norm import recorded_norm
 from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.exporter.inspection.one_sequence import attend_one_sequence
 from sharp.exporter.inspection.prompt import read_tokenizer
-from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
+from sharp.exporter.inspection.recording import (
+    INVERSE_TEMPERATURE,
+    Floats,
+    InspectedModel,
+    LayerRecord,
+    Projections,
+    Tokens,
+)
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.models.checkpoint_files import is_sharp_folder
 from sharp.models.config import SharpConfig
-from sharp.models.query_scale import QueryScale
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.torch_normalizers import joined_head_params
@@ -74,11 +80,6 @@ def record_decoder(decoder: Decoder, token_ids: Tokens) -> tuple[LayerRecord, ..
         for name, module in decoder.named_modules()
         if name.rpartition(".")[2] in ("q_proj", "k_proj") and isinstance(module, nn.Linear)
     ]
-    hooks += [
-        module.register_forward_hook(attention.see_length_scale)
-        for module in decoder.modules()
-        if isinstance(module, QueryScale)
-    ]
     try:
         decoder.hidden_states(torch.from_numpy(token_ids)[None], torch.arange(len(token_ids))[None], attention)
     finally:
@@ -94,16 +95,10 @@ class RecordingAttention:
         self.config = config
         self.records: list[LayerRecord] = []
         self._projected: list[tuple[Tensor, Tensor]] = []  # (input, matrix) of q_proj, k_proj since the last attention
-        self._factors: list[Tensor] = []  # of length scales since the last attention
-        self._length_scale: Floats | None = None
 
     def see_projection(self, module: nn.Linear, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
         """The forward hook of q_proj and k_proj."""
         self._projected.append((inputs[0], module.weight))
-
-    def see_length_scale(self, _module: nn.Module, _inputs: tuple[Tensor, ...], factor: Tensor) -> None:
-        """The forward hook of `QueryScale`, [1, tokens, q_heads]."""
-        self._factors.append(factor[0].float())
 
     def __call__(
         self,
@@ -119,12 +114,11 @@ class RecordingAttention:
         """Query [1, tokens, q_heads, head_dim], key and value [1, tokens, kv_heads, head_dim] -> as query."""
         assert layer == len(self.records)
         config = self.config
-        if self._factors:  # of start values there is one scale for all layers, which is computed once
-            factors = torch.stack(self._factors).prod(0).expand(-1, config.q_heads)
-            self._length_scale = factors.numpy()
-            self._factors = []
         head_params = joined_head_params(config.scheme.own_params(head_params, config.q_heads), options.sinks)
         output, stats = self._attend(query[0], key[0], value[0], head_params, alibi_slopes, options)
+        factor = None if options.query_factor is None else options.query_factor[0].float()
+        if factor is not None:
+            stats[..., INVERSE_TEMPERATURE] *= factor  # as in the statistics of an exported model
         self.records.append(
             LayerRecord(
                 query=query[0].numpy(),
@@ -139,7 +133,7 @@ class RecordingAttention:
                 window=options.window,
                 projections=self._take_projections(),
                 stats=stats.numpy(),
-                length_scale=self._length_scale,
+                length_scale=None if factor is None else factor.numpy(),
             )
         )
         return output[None]

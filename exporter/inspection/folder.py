@@ -1,7 +1,7 @@
 """Recording an exported model folder: its ONNX graph, with what the attention nodes are given as outputs too."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,15 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from sharp.exporter.inspection.prompt import read_tokenizer
-from sharp.exporter.inspection.recording import Floats, InspectedModel, LayerRecord, Projections, Tokens
+from sharp.exporter.inspection.recording import (
+    INVERSE_TEMPERATURE,
+    Floats,
+    InspectedModel,
+    LayerRecord,
+    Projections,
+    Tokens,
+)
+from sharp.models.norms import NORMS
 from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.errors import InputError
 from sharp.plugins.kernel_library import register_kernels
@@ -105,7 +113,12 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
         model.graph.output.append(helper.make_empty_tensor_value_info(output))
     names = ["stats", *added]
     found = dict(zip(names, _run(model, path, manifest, names, token_ids), strict=True))
-    return tuple(_layer_record(node, model, path, found) for node in nodes)
+    factors = found["stats"][..., INVERSE_TEMPERATURE]  # [layers, tokens, q_heads]
+    norm = NORMS.get(manifest.norm.name)  # not of users' own
+    # Folders of earlier exports have 1 everywhere.
+    scaled = norm is not None and norm.scale_kind != "none" and bool((factors != 1).any())
+    records = (_layer_record(node, model, path, found) for node in nodes)
+    return tuple(replace(one, length_scale=factors[layer] if scaled else None) for layer, one in enumerate(records))
 
 
 def _attention_nodes(model: onnx.ModelProto) -> Iterator[_Attention]:

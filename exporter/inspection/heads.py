@@ -35,7 +35,7 @@ class HeadStatistics:
         visible: [layers, tokens], keys that the query sees; ln of it is the entropy of uniform attention.
         entropy: [layers, q_heads, tokens], nats.
         support: the same, keys with weight > 0 (all visible ones unless the normalizer gives exact zeros).
-        inverse_temperature: the same, 1 unless the norm adapts it.
+        inverse_temperature: the same, the factor of the logits that the norm adapts or has learned, else 1.
         spread: the same, largest logit - smallest logit.
         bound: the same, the largest spread that Prop. 3.1 allows; None where Q and K are not known.
         sink: the same, the weight that the head's attention sink takes; None where the model has none.

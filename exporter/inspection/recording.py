@@ -12,7 +12,7 @@ from sharp.plugins.ops.normalizers import Normalizer
 Floats = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 
-# Columns of the op's `stats` output.
+# Columns of a model's `stats` output.
 ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD = range(4)
 
 
@@ -43,9 +43,9 @@ class LayerRecord:
         softcap: of the logits; 0 is off.
         window: how many keys a query sees at most; -1 is off.
         projections: None where Q and K could not be told apart from the rest of the model.
-        stats: [tokens, q_heads, 4], the op's statistics.
+        stats: [tokens, q_heads, 4], the op's statistics, the inverse temperature times the learned length scale.
         length_scale: [tokens, q_heads], the factor that a learned length scale has put into the query; None where the
-            norm has none, or where only an exported graph is there, which does not tell it from the rest.
+            norm has none.
     """
 
     query: Floats

@@ -68,7 +68,8 @@ def export(
         name: of the model; by default that of its class.
         dynamic_shapes: for torch.export; by default every dimension varies that can.
         options: dtype, kv_dtype, quantize, block_size, max_context, opset, key_screen (`GraphOptions`); alpha, ssa_b,
-            ssa_n, temperature, temperature_coefficients, log_length_offset (`NormOptions`). As for `sharp-export`.
+            ssa_n, temperature, temperature_coefficients, log_length_offset, length_onset (`NormOptions`). As for
+            `sharp-export`.
 
     Returns:
         What was written and what verification found.

@@ -21,6 +21,8 @@ NAMES = {
     "sentmax": ("beta", "gamma"),
     "assmax": ("w_beta", "w_gamma", "c_beta", "c_gamma"),
     "asentmax": ("w_beta", "w_gamma", "c_beta", "c_gamma"),
+    "log-power": ("gamma",),
+    "llama4": ("beta",),
 }
 BIASES = ("c_beta", "c_gamma")  # 0 where they are not given
 # Where QueryScale has it, if not under this name.
@@ -135,7 +137,7 @@ class NormParameters(nn.Module):
                 check_uncapped(self.norm, options)
                 last = _last_visible(query, key, options, positions)
                 factor = self.scales[layer](last if hidden is None else hidden, last)
-                query = query * factor.unsqueeze(-1).to(query.dtype)
+                query, options = query * factor.unsqueeze(-1).to(query.dtype), replace(options, query_factor=factor)
             if not self.own:
                 head_params = None if self.ssa is None else self.ssa[layer]
             return attention(layer, query, key, value, head_params, alibi_slopes, options)

@@ -8,12 +8,14 @@ from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Model
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
+from sharp.models.norms import SsaParameters
 from sharp.models.number_sequence import SharpForNumbers
 from sharp.models.tasks.task import Sampler, Shape, Task
 from sharp.models.trainer import Stage, TrainSettings
 from sharp.plugins.errors import InputError
 
 MAX_CONTEXT = 2**17
+MOST_SSA_N = 1e6
 ROPE_FACTOR = 16.0  # ASEntmax App. G.2, the best of 4 to 32 on flip-flop
 
 SamplerT = TypeVar("SamplerT", bound=Sampler)
@@ -28,6 +30,7 @@ class Choices:
     rope_factor: float = ROPE_FACTOR
     alpha: float = 0.0
     gamma: float | None = None
+    ssa_n: float | None = None
     temperature: float | None = None
     layers: int | None = None
     heads: int | None = None
@@ -154,6 +157,24 @@ def fixed_temperature(norm: str, chosen: float | None) -> float:
     if norm != "fixed-temperature" and chosen is not None:
         raise InputError(f"norm {norm} has no temperature to fix; leave out --temperature, or choose fixed-temperature")
     return 1.0 if chosen is None else chosen
+
+
+def fix_ssa_n(model: Model, n: float | None) -> None:
+    """Give all heads of norm ssa the exponent `n`, which is then not trained (SSA paper, Table 3); None trains it.
+
+    Raises:
+        InputError: the model's norm has no n, or it is out of range.
+    """
+    if n is None:
+        return
+    if model.config.norm != "ssa":
+        raise InputError(f"norm {model.config.norm} has no n to fix; leave out --ssa-n, or choose ssa")
+    if not 1 <= n <= MOST_SSA_N:
+        raise InputError(f"--ssa-n is {n:g}, but must be from 1 to {MOST_SSA_N:g}")
+    for module in model.modules():
+        if isinstance(module, SsaParameters):
+            module.fill(None, n)
+            module.n_raw.requires_grad_(False)
 
 
 def make_model(task: Task, choices: Choices) -> Model:

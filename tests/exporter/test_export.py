@@ -32,7 +32,10 @@ from tests.exporter.tiny_hugging_face import save, tiny
 from tests.marks import full
 
 # Every norm once, every position scheme at least twice.
-OTHERS = {"fixed-temperature", "ssmax-bias", "assmax", "sparsemax", "sentmax", "relu", "relu2", "relu2-n", "sigmoid-n"}
+OTHERS = {
+    *("fixed-temperature", "ssmax-bias", "assmax", "sparsemax", "sentmax", "relu", "relu2", "relu2-n", "sigmoid-n"),
+    "llama4",
+}
 COMBINATIONS = [
     full(norm, positions) if norm in OTHERS else (norm, positions)
     for norm, positions in zip(NORMS, ("rope", "nape", "alibi", "none") * len(NORMS), strict=False)

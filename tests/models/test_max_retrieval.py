@@ -42,6 +42,8 @@ def test_gradients_reach_all_parameters(norm):
     batch = sets(64)
     loss(model(*batch.inputs), batch.targets).backward()
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # the constants of log-power and llama4
+            continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         # Weights that add up to 1 do not change when all logits move, as the key's bias moves them.

@@ -180,6 +180,7 @@ def test_registry_knows_every_norm_of_the_contract():
             "sparsemax",
         ),
         *("sentmax", "asentmax", "ssa", "sigmoid", "sigmoid-n", "relu", "relu-n", "relu2", "relu2-n", "softpick"),
+        *("log-power", "llama4"),
     }
     assert {norm.normalizer for norm in NORMS.values()} == set(NORMALIZERS)
 

@@ -101,3 +101,24 @@ def test_a_fixed_gamma_leaves_only_beta_to_learn(kind):
             parameter.fill_(0.5 if kind == "head" else 0.0)
     expected = 1 + beta * torch.log(positions + 2.0) ** 3
     torch.testing.assert_close(scale(hidden, positions), expected[..., None].expand(-1, -1, HEADS))
+
+
+def test_log_power_is_1_up_to_the_onset_and_then_grows():
+    scale = randomized("log-power")
+    scale.onset = 8
+    factor = scale(hidden, positions)[0]
+    torch.testing.assert_close(factor[:3], torch.ones(3, HEADS))  # position 7 is the eighth token
+    expected = (math.log(4002) / math.log(9)) ** scale.gamma_exponent
+    torch.testing.assert_close(factor[3], expected)
+
+
+def test_log_power_starts_with_gamma_1():
+    scale = QueryScale("log-power", HIDDEN, every_head, trained_context=512)
+    assert scale(hidden[:, :1], torch.tensor([[4000]]))[0, 0, 0].item() == pytest.approx(math.log(4002) / math.log(513))
+
+
+def test_llama4_is_the_scale_of_its_code():
+    scale = QueryScale("llama4", HIDDEN, every_head, trained_context=512)
+    at = torch.tensor([[0, 510, 511, 8191, 100000]])
+    expected = torch.log1p(torch.floor((at.float() + 1.0) / 512)) * 0.1 + 1.0  # transformers' modeling_llama4.py
+    torch.testing.assert_close(scale(torch.zeros(1, 5, HIDDEN), at)[0, :, 0], expected[0])

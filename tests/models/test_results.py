@@ -89,7 +89,7 @@ def test_sections_without_files_are_left_out_with_a_line(folder):
         assert f"there is no evaluation in `models/results/{name}/` yet" in text
     assert "`models/results/text/` yet" not in text
     assert "| **softmax** | ours, seed 0 | 1.900 |" in text
-    assert "Veličković" not in text
+    assert "Veličković et al.: " not in text  # among the sources
 
 
 def test_our_text_is_put_in(folder):

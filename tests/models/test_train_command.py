@@ -33,6 +33,21 @@ def sort_run(folder, *options):
     return command(train.main, "sort", "--norm", "entmax", *sizes, *files, "--set", "symbols=5", *options)
 
 
+def test_n_of_ssa_can_be_fixed(tmp_path):
+    code, output = sort_run(tmp_path, "--norm", "ssa", "--ssa-n", 2)
+    assert code == 0, output
+    (parameters,) = (
+        block.attention.head_parameters for block in read_checkpoint(tmp_path / "sort.safetensors").model.blocks
+    )
+    b, n = parameters().T
+    torch.testing.assert_close(n, torch.full_like(n, 2.0))
+    assert (b != 1).all()  # which is trained
+    code, output = sort_run(tmp_path, "--ssa-n", 2)
+    assert code == 2 and "norm entmax has no n to fix" in output
+    code, output = sort_run(tmp_path, "--norm", "ssa", "--ssa-n", 0.5)
+    assert code == 2 and "--ssa-n is 0.5, but must be from 1" in output
+
+
 def test_training_and_evaluation_from_the_command_line(tmp_path):
     code, output = sort_run(tmp_path)
     assert code == 0, output
@@ -53,6 +68,9 @@ def test_training_and_evaluation_from_the_command_line(tmp_path):
     found = json.loads(found_file.read_text())
     assert [(row["task"], row["length"], row["samples"]) for row in found] == [("sort", 2, 20), ("sort", 4, 20)]
     assert found_file.with_suffix(".png").stat().st_size > 1000
+
+    code, output = command(evaluate.main, *arguments, "--norm", "log-power")
+    assert code == 2 and "log-power is for models that were trained with softmax" in output
 
     code, output = command(evaluate.main, *arguments, "--set", "symbols=6")
     assert code == 2

@@ -12,7 +12,7 @@ from torch.export import Dim
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS
-from sharp.exporter.graph.head_parts import batched_attention
+from sharp.exporter.graph.head_parts import LayerStatistics, batched_attention
 from sharp.exporter.graph.lowering import Tracing
 from sharp.models.attention import LayerOptions
 from sharp.plugins.manifest import Port
@@ -39,7 +39,7 @@ class ContiguousGraph(nn.Module):
     def forward(self, input_ids: Tensor, collect_stats: Tensor, pasts: list[Tensor]) -> tuple[Tensor, ...]:
         """Run the decoder; see the class for shapes."""
         presents: list[Tensor] = []
-        stats: list[Tensor] = []
+        statistics = LayerStatistics()
 
         def node(
             layer: int,
@@ -63,11 +63,11 @@ class ContiguousGraph(nn.Module):
             presents.extend((present_key, present_value))
             return output, part_stats
 
-        attend = batched_attention(self.decoder.layer_parts, node, stats)
+        attend = batched_attention(self.decoder.layer_parts, node, statistics)
         past = pasts[0].shape[2]
         positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         logits = self.decoder.logits(self.decoder.hidden_states(input_ids, positions, attend)).float()
-        return logits, torch.stack(stats), *presents
+        return logits, statistics.joined(torch.stack), *presents
 
 
 def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ...]]:

@@ -8,7 +8,7 @@ from torch.export import Dim
 
 from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.graph.graph_options import TORCH_DTYPES
-from sharp.exporter.graph.head_parts import attention_of_nodes
+from sharp.exporter.graph.head_parts import LayerStatistics, attention_of_nodes
 from sharp.exporter.graph.lowering import Tracing
 from sharp.models.attention import LayerOptions
 from sharp.plugins.cache_tensors import cache_tensors
@@ -58,7 +58,7 @@ class PagedModel(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Run one step; see the class for shapes."""
         caches: list[Tensor] = []
-        stats: list[Tensor] = []
+        statistics = LayerStatistics()
 
         def node(
             layer: int,
@@ -86,11 +86,12 @@ class PagedModel(nn.Module):
             # The op takes a cache of another type with float32 queries only.
             return heads[0] if heads.dtype == key_caches[0].dtype else heads[0].float()
 
-        attend = attention_of_nodes(self.decoder.layer_parts, node, stats, packed, lambda output: output[None])
+        attend = attention_of_nodes(self.decoder.layer_parts, node, statistics, packed, lambda output: output[None])
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)
         logits = self.decoder.logits(hidden[0, logits_indices]).float()
-        # [L, T, q_heads, 4]; torch.stack would be a node for every layer.
-        return logits, torch.cat(stats).unflatten(0, (len(stats), -1)), *caches
+        # torch.stack would be a node for every layer.
+        stats = statistics.joined(lambda layers: torch.cat(layers).unflatten(0, (len(layers), -1)))
+        return logits, stats, *caches
 
 
 def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.exporter.graph.head_parts import batched_attention
+from sharp.exporter.graph.head_parts import LayerStatistics, batched_attention
 from sharp.exporter.graph.lowering import Tracing
 from sharp.models.attention import LayerOptions
 from sharp.plugins.ops.torch_attention import attention as attention_op
@@ -32,7 +32,7 @@ class UncachedGraph(nn.Module):
         *inputs, collect_stats = arguments
         mask = self.model.attention_mask(*inputs)
         total_lens = None if mask is None else mask.sum(-1).to(torch.int32)
-        stats: list[Tensor] = []
+        statistics = LayerStatistics()
 
         def node(
             _layer: int,
@@ -53,9 +53,9 @@ class UncachedGraph(nn.Module):
             )
             return output, part_stats
 
-        attend = batched_attention(self.model.layer_parts, node, stats)
+        attend = batched_attention(self.model.layer_parts, node, statistics)
         output = self.model.compute(attend, *inputs).float()
-        return output, self.model.stack(stats)
+        return output, statistics.joined(self.model.stack)
 
 
 def trace_uncached(model: UncachedModel) -> Tracing:

@@ -95,8 +95,14 @@ def test_set_models(export_model, norm):
 
 @pytest.mark.parametrize("norm", ["sentmax", full("softmax")])
 def test_models_of_numbers(export_model, norm):
-    manifest = read_manifest(export_model(numbers_model(norm), norm))
+    model = numbers_model(norm)
+    folder = export_model(model, norm)
+    manifest = read_manifest(folder)
     assert (manifest.kind, manifest.inputs[0].name, manifest.outputs[0].name) == ("numbers", "numbers", "predictions")
+    _, stats = UncachedSession(folder, kernels=True).run_with_stats([np.ones((1, 7), np.float32)])
+    scale = model.decoder.blocks[0].attention.query_scale
+    factors = 1.0 if scale is None else scale(torch.zeros(1, 7, 1), torch.arange(7)[None])[0].T.detach()
+    np.testing.assert_allclose(stats[0, 0, ..., 2], np.broadcast_to(factors, stats.shape[2:4]), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

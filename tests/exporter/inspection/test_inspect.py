@@ -97,6 +97,9 @@ def test_learned_length_scales_are_shown(models, sharp_inspect, norm):
     with torch.no_grad():
         model.hidden_states(torch.from_numpy(text.token_ids)[None], attention=EagerAttention(model.config))
     np.testing.assert_allclose(statistics.length_scale, torch.stack(seen).numpy(), rtol=1e-5)
+    np.testing.assert_array_equal(statistics.inverse_temperature, statistics.length_scale)
+    of_folder = head_statistics(recorded(models(norm, "nape")[1])[1], "folder")
+    np.testing.assert_allclose(of_folder.length_scale, statistics.length_scale, rtol=1e-5)
     assert statistics.sink is None
     result = sharp_inspect(checkpoint, "--prompt", TEXT)
     assert result.exit_code == 0, result.output
