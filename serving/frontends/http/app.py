@@ -13,11 +13,12 @@ from starlette.routing import BaseRoute, Route
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.encoder.folder import EncoderFolder
+from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.chat_request import ChatRequest
+from sharp.serving.frontends.http.encoding import ENCODING, GENERATION, decoder_refusals, encoder_routes, refusals
 from sharp.serving.frontends.http.encoding import OPERATIONS as ENCODER_OPERATIONS
-from sharp.serving.frontends.http.encoding import decoder_refusals, encoder_routes
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.generation import Generation
@@ -41,6 +42,7 @@ from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from sharp.serving.frontends.running import RunningModel
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.security.tokens import Tokens
+from sharp.serving.tensors.folder import TensorFolder
 
 __all__ = ["make_app", "metrics_route"]
 
@@ -66,15 +68,10 @@ COMMON_OPERATIONS = (
 def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, tokens: Tokens | None = None) -> Starlette:
     """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
     service, api = running.service, running.api
-    max_body_bytes = most_request_bytes(service.model.request_limit, max_body_bytes)
+    max_body_bytes = most_request_bytes(service.model, max_body_bytes)
     texts, fields = TokenTexts(service.model.tokenizer), UnknownFields(api.unknown_fields)
     endpoint = Endpoint(service, running.template, texts, fields, max_body_bytes, running.forms)
-    folder = running.model
-    of_kind, operations = (
-        (encoder_routes(endpoint, folder), ENCODER_OPERATIONS)
-        if isinstance(folder, EncoderFolder)
-        else (generation_routes(endpoint), GENERATION_OPERATIONS)
-    )
+    of_kind, operations = routes_of_kind(endpoint, running.model)
     routes: list[BaseRoute] = [
         *of_kind,
         Route("/tokenize", tokenization(endpoint, TokenizeRequest), methods=["POST"]),
@@ -88,6 +85,15 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
         *OpenApi((*operations, *COMMON_OPERATIONS)).routes(docs=api.docs),
     ]
     return application(routes, api, tokens)
+
+
+def routes_of_kind(endpoint: Endpoint, folder: ModelFolder) -> tuple[list[Route], tuple[Operation, ...]]:
+    """The routes that only models of this kind have, with sentences for those of others, and their description."""
+    if isinstance(folder, EncoderFolder):
+        return encoder_routes(endpoint, folder), ENCODER_OPERATIONS
+    if isinstance(folder, TensorFolder):
+        return refusals((*GENERATION, *ENCODING), f"{endpoint.name} {folder.how}", endpoint), ()
+    return generation_routes(endpoint), GENERATION_OPERATIONS
 
 
 def generation_routes(endpoint: Endpoint) -> list[Route]:
