@@ -10,6 +10,7 @@ from sharp.models.checkpoint import Model, save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.number_sequence import SharpForNumbers
+from sharp.plugins.manifest import PositionScheme
 
 NUMBERS = SharpConfig(
     vocab_size=2,
@@ -43,10 +44,10 @@ def set_model(norm: str = "softmax") -> MaxRetrieval:
     return shaken(MaxRetrieval(MaxRetrievalConfig(norm=norm, hidden_size=24)))
 
 
-def numbers_model(norm: str = "softmax") -> SharpForNumbers:
+def numbers_model(norm: str = "softmax", positions: PositionScheme = "nape") -> SharpForNumbers:
     """A model of numbers with two outputs at each."""
     torch.manual_seed(0)
-    return shaken(SharpForNumbers(replace(NUMBERS, norm=norm)))
+    return shaken(SharpForNumbers(replace(NUMBERS, norm=norm, positions=positions)))
 
 
 def export_tensor_model(folder: Path, model: Model, *options: str, task: str | None = None) -> Path:
