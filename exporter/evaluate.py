@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from sharp.exporter.forms.uncached.remote_model import RemoteModel
 from sharp.exporter.forms.uncached.scoring import (
     RUNTIMES,
     ExportedModel,
@@ -18,7 +19,6 @@ from sharp.exporter.forms.uncached.scoring import (
     read_uncached,
     sampler_of,
 )
-from sharp.exporter.forms.uncached.served import ServedModel
 from sharp.models.evaluate import RESULTS, parse_sweep
 from sharp.models.evaluation import RESULT_SUFFIXES, check_output, parse_lengths, write
 from sharp.models.tasks.registry import TASKS
@@ -71,7 +71,7 @@ def main(
         if checkpoint is not None:
             models["pytorch"] = TorchModel(checkpoint, manifest)
         if server is not None:
-            models["server"] = ServedModel(server, manifest)
+            models["server"] = RemoteModel(server, manifest)
         rows = measure_runtimes(
             models,
             task,

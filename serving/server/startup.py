@@ -3,6 +3,7 @@
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sharp.plugins.manifest import Port
@@ -106,7 +107,7 @@ def _size_rows(started: Started) -> dict[str, str]:
 
 def shape_of(port: Port) -> str:
     """The shape of a tensor, with names of dimensions that vary."""
-    return f"[{', '.join(map(str, port.shape))}]"
+    return escape(f"[{', '.join(map(str, port.shape))}]")
 
 
 def _security(server: ServerConfig) -> str:

@@ -59,7 +59,7 @@ class TensorFolder(ModelFolder):
 
     @property
     def how(self) -> str:
-        """How it is used, for those who asked for something else."""
+        """How it is used, for those who use it as another model."""
         return f"is {KINDS[self.manifest.kind]}: send its tensors to /v2/models/{self.manifest.name}/infer"
 
     def prepare(self, request: GenerateRequest) -> GenerateRequest:  # noqa: ARG002 - of the interface

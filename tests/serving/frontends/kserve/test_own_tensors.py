@@ -10,7 +10,7 @@ import pytest
 import requests
 import torch
 
-from sharp.exporter.forms.uncached.served import ServedModel
+from sharp.exporter.forms.uncached.remote_model import RemoteModel
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
 from sharp.models.evaluation import measure
@@ -100,7 +100,7 @@ def test_outputs_are_those_of_pytorch(stubs, folders, kind, raw):
 
 def test_the_table_of_the_paper_goes_through_a_server(servers, folders):
     folder, model = folders["set"]
-    served = ServedModel(f"http://{servers['set'].http_address}", read_manifest(folder))
+    served = RemoteModel(f"http://{servers['set'].http_address}", read_manifest(folder))
     task = get_task("max-retrieval")
 
     def table(scored):
@@ -111,7 +111,7 @@ def test_the_table_of_the_paper_goes_through_a_server(servers, folders):
 
 def test_a_model_of_numbers_is_evaluated_on_a_server(servers, folders):
     folder, model = folders["numbers"]
-    served = ServedModel(f"http://{servers['numbers'].http_address}", read_manifest(folder))
+    served = RemoteModel(f"http://{servers['numbers'].http_address}", read_manifest(folder))
     task = get_task("every")
 
     def table(scored):
@@ -147,7 +147,7 @@ def test_json_and_binary_tensors_give_the_same(url, servers, folders):
     (output,) = response["outputs"]
     assert (output["name"], output["datatype"], output["shape"]) == ("logits", "FP32", [2, 10])
     np.testing.assert_allclose(np.reshape(output["data"], (2, 10)), expected(model, inputs), atol=1e-4)
-    served = ServedModel(f"http://{servers['set'].http_address}", read_manifest(folder))
+    served = RemoteModel(f"http://{servers['set'].http_address}", read_manifest(folder))
     assert served(*inputs.values()).flatten().tolist() == output["data"]
 
 
@@ -301,9 +301,13 @@ def test_it_is_ready_and_has_a_page(servers):
 def test_a_server_that_does_not_respond_is_said(folders, servers):
     manifest = read_manifest(folders["set"][0])
     with pytest.raises(InputError, match="does not respond"):
-        ServedModel("http://127.0.0.1:1", manifest)
+        RemoteModel("http://127.0.0.1:1", manifest)
+    with pytest.raises(InputError, match="has inputs numbers; serve model there"):
+        RemoteModel(f"http://{servers['numbers'].http_address}", manifest)
+    with pytest.raises(InputError, match="must be an address such as"):
+        RemoteModel("127.0.0.1:1", manifest)
     with pytest.raises(InputError, match="is not served here"):
-        ServedModel(f"http://{servers['set'].http_address}", manifest.model_copy(update={"name": "other"}))
+        RemoteModel(f"http://{servers['set'].http_address}", manifest.model_copy(update={"name": "other"}))
 
 
 def test_tokens_hold_here_too(folders, start_server, server_settings, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sharp.exporter.forms.uncached.model import COLLECT_STATS
 from sharp.exporter.forms.uncached.scoring import ScoredConfig
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest
@@ -17,11 +18,11 @@ HEADER_LENGTH = "Inference-Header-Content-Length"  # bytes of JSON, before those
 SECONDS = 600.0
 
 
-class ServedModel:
+class RemoteModel:
     """What `sharp-serve` makes of a batch, by the model's own tensors.
 
     Raises:
-        InputError: `base` is no address of a server, or the server refuses; also when called.
+        InputError: `base` is no address of a server of this model, or the server refuses; also when called.
     """
 
     def __init__(self, base: str, manifest: Manifest) -> None:
@@ -29,7 +30,10 @@ class ServedModel:
         if not base.startswith(("http://", "https://")):
             raise InputError(f"--server is {base!r}; it must be an address such as http://127.0.0.1:8000")
         self._url = f"{base.rstrip('/')}/v2/models/{quote(manifest.name)}"
-        self._inputs = [str(tensor["name"]) for tensor in json.loads(self._ask("", None, {})[0])["inputs"]]
+        self._inputs = [port.name for port in manifest.inputs if port.name != COLLECT_STATS]
+        there = [tensor["name"] for tensor in json.loads(self._ask("", None, {})[0])["inputs"]]
+        if there != self._inputs:
+            raise InputError(f"{self._url} has inputs {', '.join(there)}; serve {manifest.name} there")
         self.config = ScoredConfig(manifest.norm.name, manifest.vocab_size, q_heads=0)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
