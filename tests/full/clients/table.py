@@ -59,6 +59,16 @@ Llama (`--cache contiguous`); what it read or wrote gave the logits, within what
 
 """
 TAIL = """
+To have float16 weights and activations without a new export, keep attention in float32, whose logits need it, and its function with it
+(`--dtype float16` of `sharp-export` does more: our kernels then read float16 too):
+
+```python
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+blocked = [*DEFAULT_OP_BLOCK_LIST, "SharpAttention"]
+model = convert_float_to_float16(onnx.load("model.onnx"), keep_io_types=True, disable_shape_infer=True, op_block_list=blocked)
+```
+
 A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a model in a browser.
 optimum-onnx warns that the model has no `position_ids`: prompts of a batch must have one length, as padding on the left is read as tokens.
 """
