@@ -35,6 +35,7 @@ TOOLS = {
 }
 PORTABLE, ENTMAX, DEFAULT = CASES
 _NAMES = "it gives a name twice; use ONNX Runtime's as below, or export with `--dtype float16`"
+_CASTS = "it leaves casts to float32; use ONNX Runtime's as below, or export with `--dtype float16`"
 _SHAPES = "its symbolic shape inference fails; `quantize_dynamic` reads models as they are exported"
 REFUSED: Mapping[tuple[str, str], str] = {
     ("quant_pre_process", PORTABLE): _SHAPES,
@@ -44,10 +45,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("float16", DEFAULT): "it leaves functions in float32; see the next line",
     ("onnxconverter_common.float16", PORTABLE): _NAMES,
     ("onnxconverter_common.float16", ENTMAX): _NAMES,
-    (
-        "onnxconverter_common.float16",
-        DEFAULT,
-    ): "it leaves casts to float32; use ONNX Runtime's as below, or export with `--dtype float16`",
+    ("onnxconverter_common.float16", DEFAULT): _CASTS,
     ("onnxslim", DEFAULT): "it drops inputs of the function and keeps those of its calls; use `--target portable`",
     ("OpenVINO", DEFAULT): "no conversion rule, as it reads no functions; use `--target portable`",
 }
