@@ -94,6 +94,8 @@ CLIENTS = (
     Client("pydantic-ai-slim", "pydantic_ai_client.py"),
     Client("anthropic", "anthropic_client.py"),
     Client("openai", "openai_embeddings.py", model="encoder"),
+    Client("langchain-openai", "langchain_embeddings.py", model="encoder"),
+    Client("litellm", "litellm_encoder.py", model="encoder"),
     Client("cohere", "cohere_client.py", model="encoder"),
     Client("tritonclient", "tritonclient_http.py"),
     Client("tritonclient", "tritonclient_grpc.py"),

@@ -44,6 +44,7 @@ Messages hold text; parts of images, audio and files are refused.
 
 ## Not here
 
+langchain-openai's `OpenAIEmbeddings` sends tokens of OpenAI's own vocabulary unless `check_embedding_ctx_length=False` is given.
 tritonclient's calls that load models, share memory, or set logs and traces are refused: this server loads its model when it starts.
 
 """
