@@ -23,7 +23,7 @@ from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import KServeRoutes
-from sharp.serving.frontends.http.messages_request import MessagesRequest, messages_refusal
+from sharp.serving.frontends.http.messages_request import CountTokensRequest, MessagesRequest, messages_refusal
 from sharp.serving.frontends.http.openai_request import CompletionRequest
 from sharp.serving.frontends.http.openapi import OpenApi, Operation
 from sharp.serving.frontends.http.operations import (
@@ -51,6 +51,7 @@ GENERATION_OPERATIONS = (
     Operation("/v1/chat/completions", "post", "The next message of a conversation.", ChatRequest),
     Operation("/v1/responses", "post", "The same, as OpenAI's Responses API.", ResponsesRequest),
     Operation("/v1/messages", "post", "The same, as Anthropic's Messages API.", MessagesRequest),
+    Operation("/v1/messages/count_tokens", "post", "The tokens of its prompt.", CountTokensRequest),
 )
 COMMON_OPERATIONS = (
     Operation("/v1/models", "get", "The names of the model."),
@@ -103,6 +104,11 @@ def generation_routes(endpoint: Endpoint) -> list[Route]:
         Route("/v1/chat/completions", Generation(endpoint, ChatRequest), methods=["POST"]),
         Route("/v1/responses", Generation(endpoint, ResponsesRequest), methods=["POST"]),
         Route("/v1/messages", Generation(endpoint, MessagesRequest, messages_refusal), methods=["POST"]),
+        Route(
+            "/v1/messages/count_tokens",
+            tokenization(endpoint, CountTokensRequest, messages_refusal),
+            methods=["POST"],
+        ),
         *decoder_refusals(endpoint),
     ]
 

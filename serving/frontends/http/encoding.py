@@ -29,7 +29,7 @@ EMBEDDINGS = ("/v1/embeddings",)
 RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORE = ("/v1/score", "/score")
 ENCODING = (*EMBEDDINGS, *RERANK, *SCORE)
-GENERATION = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+GENERATION = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
 OPERATIONS = (
     Operation("/v1/embeddings", "post", "Embeddings of texts.", EmbeddingRequest),
     Operation("/v1/rerank", "post", "Documents by their score for a query.", RerankRequest),

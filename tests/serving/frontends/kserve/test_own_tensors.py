@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import requests
 import torch
+from click.testing import CliRunner
 
+from sharp.exporter.evaluate import main as evaluate
 from sharp.exporter.forms.uncached.remote_model import RemoteModel
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
@@ -107,6 +109,16 @@ def test_the_table_of_the_paper_goes_through_a_server(servers, folders):
         return measure(scored, task, task.sampler, (16, 1024, 16_384), None, samples=20, seed=1)
 
     assert [row.score for row in table(served)] == [row.score for row in table(model)]
+
+
+def test_the_command_compares_a_server_with_the_kernels(servers, folders, tmp_path):
+    url, output = f"http://{servers['set'].http_address}", tmp_path / "rows.json"
+    arguments = ["--runtime", "kernels", "--server", url, "--lengths", "16,64", "--samples", "30", "--output", output]
+    result = CliRunner().invoke(evaluate, [str(word) for word in (folders["set"][0], *arguments)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(output.read_text())
+    assert [row["runtime"] for row in rows] == ["kernels", "kernels", "server", "server"]
+    assert rows[0]["score"] == rows[2]["score"]
 
 
 def test_a_model_of_numbers_is_evaluated_on_a_server(servers, folders):
