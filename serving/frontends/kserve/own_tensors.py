@@ -119,7 +119,10 @@ def read_tensors(request: messages.ModelInferRequest, known: Sequence[str]) -> d
         if min(shape, default=1) < 0 or len(content) != FLOAT32.itemsize * math.prod(shape):
             there = f"{len(content)} bytes" if raw else f"{len(content) // FLOAT32.itemsize} numbers"
             raise FieldError(name, f"input {name!r} has {there}, and its shape is {list(shape)} of {DATATYPE}")
-        found[name] = np.frombuffer(content, FLOAT32).reshape(shape)
+        try:
+            found[name] = np.frombuffer(content, FLOAT32).reshape(shape)
+        except ValueError as error:  # more dimensions, or larger ones beside an empty one, than an array can have
+            raise FieldError(name, f"input {name!r} has a shape that no tensor has: {error}") from error
     if missing := [name for name in known if name not in found]:
         raise FieldError(missing[0], f"input {missing[0]!r} is missing; the inputs are {', '.join(known)}")
     return found

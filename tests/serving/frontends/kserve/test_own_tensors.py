@@ -225,6 +225,12 @@ def test_a_tensor_that_is_not_what_it_says_gets_a_sentence(stubs):
     assert "has 440 bytes, and its shape is [2, 6, 11] of FP32" in refused(shape(2, 6, 11))
     assert "and its shape is [-2, -5, 11] of FP32" in refused(shape(-2, -5, 11))
     assert "and its shape is [] of FP32" in refused(shape())
+    assert "input 'items' has a shape that no tensor has" in refused(
+        lambda request: (shape(*[1] * 100)(request), request.raw_input_contents.__setitem__(0, bytes(4)))
+    )
+    assert "input 'items' has" in refused(
+        lambda request: (shape(0, 2**62, 2**62)(request), request.raw_input_contents.__setitem__(0, b""))
+    )
     assert "has 439 bytes" in refused(lambda request: request.raw_input_contents.__setitem__(0, bytes(439)))
     assert "raw_input_contents has 1 of 2 inputs" in refused(lambda request: request.raw_input_contents.pop())
     assert "input 'items' is there twice" in refused(lambda request: setattr(request.inputs[1], "name", "items"))
