@@ -24,7 +24,7 @@ from bench.interleaving import pause
 from bench.result_file import header, write
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.api.encoding import EncodeRequest
-from sharp.serving.api.events import EncodedTexts, Failed
+from sharp.serving.api.events import ComputedRows, Failed
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.encoder.folder import load_encoder_folder
 from sharp.serving.encoder_config import EncoderConfig
@@ -67,7 +67,7 @@ def sharp(folder: Path, threads: int) -> Encode:
             for event in engine.step():
                 if isinstance(event, Failed):
                     raise event.error
-                if isinstance(event, EncodedTexts):
+                if isinstance(event, ComputedRows):
                     found[int(event.request_id)] = event.values
         engine.report()
         rows = np.concatenate([found[number] for number in range(len(groups))])

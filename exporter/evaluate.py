@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from sharp.exporter.forms.uncached.remote_model import RemoteModel
 from sharp.exporter.forms.uncached.scoring import (
     RUNTIMES,
     ExportedModel,
@@ -29,6 +30,7 @@ from sharp.plugins.errors import SharpError
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="What FOLDER was made from, to run in PyTorch too.")
 @click.option("--runtime", type=click.Choice(["both", *RUNTIMES]), default="both", help="Sharp's kernels, or the body.")
+@click.option("--server", metavar="URL", help="Run it on a server of FOLDER too, such as http://127.0.0.1:8000.")
 @click.option("--task", "task_name", type=click.Choice(list(TASKS)), help="Task.  [default: the one it was trained on]")
 @click.option("--lengths", help="Lengths, as 16,32,64.  [default: those of the task's paper]")
 @click.option("--sweep", help="A parameter of the task to vary, as FIELD=1,2,3, or none.  [default: the paper's]")
@@ -45,6 +47,7 @@ def main(
     folder: Path,
     checkpoint: Path | None,
     runtime: str,
+    server: str | None,
     task_name: str | None,
     lengths: str | None,
     sweep: str | None,
@@ -67,6 +70,8 @@ def main(
         }
         if checkpoint is not None:
             models["pytorch"] = TorchModel(checkpoint, manifest)
+        if server is not None:
+            models["server"] = RemoteModel(server, manifest)
         rows = measure_runtimes(
             models,
             task,

@@ -198,7 +198,8 @@ class UncachedSet(UncachedModel):
 
     def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
         """See `UncachedModel`."""
-        logits: Tensor = self.model(*inputs, attention=attention)
+        dtype = self.model.q_proj.weight.dtype  # half, where it is exported so; inputs stay float32
+        logits: Tensor = self.model(*(one.to(dtype) for one in inputs), attention=attention)
         return logits
 
     def own_output(self, *inputs: Tensor) -> Tensor | None:
@@ -233,7 +234,8 @@ class UncachedNumbers(UncachedModel):
 
     def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
         """See `UncachedModel`."""
-        predictions: Tensor = self.model(*inputs, attention=attention)
+        dtype = next(self.model.decoder.embedding.parameters()).dtype  # half, where it is exported so
+        predictions: Tensor = self.model(*(one.to(dtype) for one in inputs), attention=attention)
         return predictions
 
     def own_output(self, *inputs: Tensor) -> Tensor | None:

@@ -1,6 +1,8 @@
 """Recording a checkpoint: its decoder in PyTorch, with the op in plain torch as attention."""
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,24 @@ from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.checkpoints.trained_norm import recorded_norm
+from sharp.exporter.checkpoints.uncached_model import UncachedNumbers, UncachedSet
 from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.exporter.inspection.one_sequence import attend_one_sequence
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import (
     INVERSE_TEMPERATURE,
     Floats,
+    Inputs,
     InspectedModel,
     LayerRecord,
     Projections,
-    Tokens,
 )
+from sharp.exporter.inspection.set_record import QUERY, set_record
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.models.checkpoint_files import is_sharp_folder
 from sharp.models.config import SharpConfig
+from sharp.models.max_retrieval import MaxRetrieval
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.torch_normalizers import joined_head_params
@@ -45,10 +50,18 @@ def open_checkpoint(path: Path, program: ProgramOptions = NO_PROGRAM_OPTIONS) ->
         source = read_source(path, None if own else recorded_norm(path) or "softmax")
     if source.no_cache is not None:
         raise InputError(f"{path} is no decoder over tokens, which sharp inspect reads: {source.no_cache}")
-    decoder = source.model
-    if not isinstance(decoder, Decoder):
-        raise InputError(f"{path} is a {source.architecture}; sharp inspect reads decoders over tokens")
-    config = decoder.config
+    model = source.model
+    width = None
+    if isinstance(model, Decoder):
+        record = partial(record_decoder, model)
+    elif isinstance(model, UncachedNumbers):
+        record, width = partial(record_numbers, model), 0
+    elif isinstance(model, UncachedSet):
+        record, width = partial(record_set, model.model), 1 + model.model.config.classes
+    else:
+        what = "decoders over tokens, models of numbers and of sets"
+        raise InputError(f"{path} is a {source.architecture}; sharp inspect reads {what}")
+    config = model.config
     return InspectedModel(
         name=source.name,
         norm=config.norm,
@@ -58,7 +71,8 @@ def open_checkpoint(path: Path, program: ProgramOptions = NO_PROGRAM_OPTIONS) ->
         max_context=config.max_context,
         trained_context=config.trained_context,
         tokenizer=_tokenizer(source),
-        record=lambda token_ids: record_decoder(decoder, token_ids),
+        record=record,
+        numbers_of_item=width,
     )
 
 
@@ -71,17 +85,57 @@ def _tokenizer(source: Source) -> Tokenizer | None:
         return read_tokenizer(Path(folder) / "tokenizer.json")
 
 
-@torch.no_grad()
-def record_decoder(decoder: Decoder, token_ids: Tokens) -> tuple[LayerRecord, ...]:
+def record_decoder(decoder: Decoder, token_ids: Inputs) -> tuple[LayerRecord, ...]:
     """Run `decoder` once over one sequence."""
-    attention = RecordingAttention(decoder.config)
+    ids, positions = torch.from_numpy(token_ids)[None], torch.arange(len(token_ids))[None]
+    return recorded(decoder, decoder.config, lambda attention: decoder.hidden_states(ids, positions, attention))
+
+
+def record_numbers(model: UncachedNumbers, numbers: Inputs) -> tuple[LayerRecord, ...]:
+    """Run `model` once over one sequence of numbers."""
+    given = torch.from_numpy(numbers)[None]
+    return recorded(model, model.config, lambda attention: model.compute(attention, given))
+
+
+@torch.no_grad()
+def record_set(model: MaxRetrieval, items: Inputs) -> tuple[LayerRecord, ...]:
+    """The head's record for the sets of the first n of the items [items, 1 + classes]."""
+    config, count = model.config, len(items)
+    asked = model.embed_query(torch.full((1, 1), QUERY)).expand(1, count, -1)  # [1, items, hidden_size]
+    query, factor = model.q_proj(asked), None
+    if model.query_scale is not None:
+        factor = model.query_scale(asked, torch.arange(count)[None])  # [1, items, 1 head]
+        query = query * factor
+    key = model.k_proj(model.embed_item(torch.from_numpy(items)))
+    params = config.scheme.own_params(None if model.head_parameters is None else model.head_parameters(), 1)
+    normalizer = Normalizer(
+        config.scheme.normalizer, config.alpha, config.temperature_coefficients, config.entropy_threshold
+    )
+    return (
+        set_record(
+            query[0, :, None].numpy(),
+            key[:, None].numpy(),
+            None if params is None else params.numpy(),
+            normalizer,
+            config.scale,
+            None if factor is None else factor[0].float().numpy(),
+        ),
+    )
+
+
+@torch.no_grad()
+def recorded(
+    model: nn.Module, config: SharpConfig, run: Callable[["RecordingAttention"], object]
+) -> tuple[LayerRecord, ...]:
+    """What the attention of `model` was given in one run."""
+    attention = RecordingAttention(config)
     hooks = [
         module.register_forward_hook(attention.see_projection)
-        for name, module in decoder.named_modules()
+        for name, module in model.named_modules()
         if name.rpartition(".")[2] in ("q_proj", "k_proj") and isinstance(module, nn.Linear)
     ]
     try:
-        decoder.hidden_states(torch.from_numpy(token_ids)[None], torch.arange(len(token_ids))[None], attention)
+        run(attention)
     finally:
         for hook in hooks:
             hook.remove()

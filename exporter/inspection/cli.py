@@ -15,10 +15,16 @@ from sharp.plugins.errors import InputError
 @click.option("--prompt", metavar="STRING", help="The text itself, in place of --text.")
 @click.option("--token-ids", metavar="IDS", help="The text as token ids, separated by commas, in place of --text.")
 @click.option(
+    "--numbers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What a model of numbers or of sets reads: JSON, a list of numbers, or of items as lists.  [default: random]",
+)
+@click.option(
     "--max-tokens",
     type=int,
     metavar="N",
-    help="Read only the first N tokens.  [default: all; 512 of the text that is made where none is given]",
+    help="Read only the first N tokens, numbers or items.  [default: all; 512 of what is made where nothing is given]",
 )
 @click.option(
     "--tokenizer",
@@ -41,6 +47,7 @@ def inspect(
     file: Path | None,
     prompt: str | None,
     token_ids: str | None,
+    numbers: Path | None,
     max_tokens: int | None,
     tokenizer: str | None,
     layer: int | None,
@@ -51,11 +58,12 @@ def inspect(
 
     MODEL is a model folder of sharp-export, a .pt or .safetensors file of Sharp's own, a .pt2 file of
     torch.export.save, a Hugging Face folder or a .gguf file. Without a text, the model has to find the largest of many
-    numbers, as in Figure 3 of the paper on adaptive temperature.
+    numbers, as in Figure 3 of the paper on adaptive temperature. Of a model of sets its head is shown for the sets of
+    the first n items, for every n.
     """
     from sharp.exporter.inspection.prompt import Prompt
 
-    source = Prompt(file, prompt, None if token_ids is None else parse_ids(token_ids), max_tokens)
+    source = Prompt(file, prompt, None if token_ids is None else parse_ids(token_ids), max_tokens, numbers)
     # torch, onnx and matplotlib take seconds to import: not for --help or a typing error
     from sharp.exporter.inspection.inspection import choose_text, inspect_text, open_model
     from sharp.exporter.inspection.page import write_page
@@ -69,14 +77,14 @@ def inspect(
         folder = output or Path(f"{opened.name}-inspect")
         chosen = choose_text(opened, source, layer, head)
         make_folder(folder)
-        status.update(f"Running {len(chosen.token_ids)} tokens through {opened.name}")
+        status.update(f"Running {len(chosen.token_ids)} {opened.unit}s through {opened.name}")
         inspection = inspect_text(opened, chosen, layer, head)
         status.update("Drawing")
         written = [write_page(inspection, folder), *draw_pictures(inspection, folder)]
     console = Console(highlight=False)
     console.print(
         f"{opened.name}: norm {opened.norm}, {opened.layers} layers of {opened.q_heads} heads; "
-        f"{len(inspection.text.token_ids)} tokens: {inspection.text.described}",
+        f"{len(inspection.text.token_ids)} {opened.unit}s: {inspection.text.described}",
         soft_wrap=True,
         markup=False,
     )

@@ -1,63 +1,36 @@
 """Recording an exported model folder: its ONNX graph, with what the attention nodes are given as outputs too."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
+from sharp.exporter.inspection.attention_nodes import SHOWN, AttentionNode, attention_nodes
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import (
     INVERSE_TEMPERATURE,
     Floats,
+    Inputs,
     InspectedModel,
     LayerRecord,
     Projections,
-    Tokens,
 )
+from sharp.exporter.inspection.set_record import QUERY, set_record
 from sharp.models.norms import NORMS
 from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.errors import InputError
 from sharp.plugins.kernel_library import register_kernels
 from sharp.plugins.manifest import Manifest, read_manifest
-from sharp.plugins.ops.normalizers import Normalizer
-from sharp.plugins.ops.schema import ABSENT, ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, PAGED_ATTENTION
+from sharp.plugins.ops.schema import (
+    ATTENTION,
+    PAGED_ATTENTION,
+)
 
-# Inputs of the attention nodes that become outputs of the model.
-SHOWN: tuple[str, ...] = ("query", "key", "head_params", "alibi_slopes")
 # ONNX Runtime's name for: the folder of external data, for a model that is given as bytes.
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-@dataclass(frozen=True)
-class _Product:
-    """Some columns, from `start` to before `stop`, of the product of `activations` with an initializer."""
-
-    activations: str
-    weight: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """An attention node: the names of its inputs and of the block's input, and the products that make Q and K."""
-
-    layer: int
-    inputs: dict[str, str]
-    attributes: dict[str, Any]
-    projections: tuple[_Product, _Product] | None
-
-    def added_outputs(self) -> dict[str, str]:
-        """Value -> the name of the output that shows it."""
-        shown = {name: self.inputs[name] for name in SHOWN if name in self.inputs}
-        if self.projections is not None:
-            shown["hidden"] = self.projections[0].activations
-        return {f"inspect.{self.layer}.{name}": value for name, value in shown.items()}
 
 
 def open_folder(path: Path) -> InspectedModel:
@@ -76,17 +49,26 @@ def open_folder(path: Path) -> InspectedModel:
         max_context=manifest.max_context,
         trained_context=manifest.trained_context,
         tokenizer=None if manifest.tokenizer.file is None else read_tokenizer(path / manifest.tokenizer.file),
-        record=lambda token_ids: record_folder(path, manifest, token_ids),
+        record=lambda inputs: record_folder(path, manifest, inputs),
+        numbers_of_item=numbers_of_item(manifest),
     )
 
 
-def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[LayerRecord, ...]:
-    """Run the model of a folder over one sequence, with Sharp's kernels.
+def numbers_of_item(manifest: Manifest) -> int | None:
+    """See `InspectedModel`."""
+    if manifest.kind == "set" and manifest.inputs and isinstance(width := manifest.inputs[0].shape[-1], int):
+        return width
+    return 0 if manifest.kind == "numbers" else None
+
+
+def record_folder(path: Path, manifest: Manifest, inputs: Inputs) -> tuple[LayerRecord, ...]:
+    """Run the model of a folder over one sequence or set, with Sharp's kernels.
 
     Raises:
-        InputError: it is not of the paged form, has nothing for Sharp's kernels, or its graph is not of this model.
+        InputError: it is of another form, has nothing for Sharp's kernels, or its graph is not of this model.
     """
-    if manifest.cache.form != "paged":
+    causal = manifest.kind in ("decoder", "numbers")
+    if manifest.cache.form != "paged" and not (manifest.cache.form == "none" and (causal or manifest.kind == "set")):
         raise InputError(
             f"{path} was exported with --cache {manifest.cache.form}, and sharp inspect reads the paged form; inspect "
             "the checkpoint that it was made from, or export that with --cache paged"
@@ -99,20 +81,25 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
         )
     file = path / manifest.model_file
     model = onnx.load(file, load_external_data=False)
-    nodes = list(_attention_nodes(model))
-    if manifest.cache.heads:
+    op = PAGED_ATTENTION if manifest.cache.form == "paged" else ATTENTION
+    nodes = list(attention_nodes(model, op))
+    if manifest.cache.heads or manifest.norm.heads:
         raise InputError(f"{file} has several norms in a layer, which sharp inspect does not show yet")
     if [node.layer for node in nodes] != list(range(manifest.layers)):
         raise InputError(
-            f"{file} has {len(nodes)} {PAGED_ATTENTION.name} nodes for {manifest.layers} layers; "
-            "export the model again with sharp-export (in its paged form)"
+            f"{file} has {len(nodes)} {op.name} nodes for {manifest.layers} layers; "
+            f"export the model again with sharp-export (with --cache {manifest.cache.form})"
         )
     added = {output: value for node in nodes for output, value in node.added_outputs().items()}
     for output, value in added.items():
         model.graph.node.append(helper.make_node("Identity", [value], [output]))
         model.graph.output.append(helper.make_empty_tensor_value_info(output))
+    if manifest.kind == "set":
+        return (_set_record(nodes[0], model, path, manifest, inputs),)
     names = ["stats", *added]
-    found = dict(zip(names, _run(model, path, manifest, names, token_ids), strict=True))
+    found = dict(zip(names, _run(model, path, manifest, names, inputs), strict=True))
+    if op is ATTENTION:
+        found = {name: _of_one_sequence(name, values) for name, values in found.items()}
     factors = found["stats"][..., INVERSE_TEMPERATURE]  # [layers, tokens, q_heads]
     norm = NORMS.get(manifest.norm.name)  # not of users' own
     # Folders of earlier exports have 1 everywhere.
@@ -121,82 +108,68 @@ def record_folder(path: Path, manifest: Manifest, token_ids: Tokens) -> tuple[La
     return tuple(replace(one, length_scale=factors[layer] if scaled else None) for layer, one in enumerate(records))
 
 
-def _attention_nodes(model: onnx.ModelProto) -> Iterator[_Attention]:
-    """In the order of the layers."""
-    producers = {output: node for node in model.graph.node for output in node.output}
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    found = []
-    for node in model.graph.node:
-        if (node.domain, node.op_type) != (DOMAIN, PAGED_ATTENTION.name):
-            continue
-        inputs = {
-            name: value
-            for name, value in zip(INPUTS, node.input, strict=False)
-            if value and value not in ABSENT.values()
-        }
-        query, key = (_projection(inputs[name], producers, weights) for name in ("query", "key"))
-        same = query is not None and key is not None and query.activations == key.activations
-        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        found.append(
-            _Attention(
-                layer=int(inputs["key_cache"].rpartition(".")[2]),
-                inputs=inputs,
-                attributes={**ATTRIBUTE_DEFAULTS, **given},
-                projections=(query, key) if query is not None and key is not None and same else None,
-            )
-        )
-    yield from sorted(found, key=lambda node: node.layer)
+def _of_one_sequence(name: str, values: Floats) -> Floats:
+    """The form of values over one sequence in the paged form, from those [batch, heads, tokens, dim] of a batch of one.
+
+    Statistics are [layers, batch, heads, tokens, 4]; what belongs to heads or tokens alone stays.
+    """
+    if name == "stats":
+        return values[:, 0].swapaxes(1, 2)
+    return values[0].swapaxes(0, 1) if name.endswith((".query", ".key")) else values
 
 
-def _projection(
-    value: str, producers: dict[str, onnx.NodeProto], weights: dict[str, onnx.TensorProto]
-) -> _Product | None:
-    """The product that `value` was made from, the widest if a length scale has one too."""
-    products, open_values, seen = [], [value], set()
-    while open_values:
-        value = open_values.pop()
-        node = producers.get(value)
-        if node is None or value in seen:
-            continue
-        seen.add(value)
-        product = _columns(value, node, producers, weights)
-        if product is not None:
-            products.append(product)
-        elif node.op_type != "MatMul":
-            open_values.extend(node.input)
-    return max(products, key=lambda product: product.stop - product.start, default=None)
+def _set_record(
+    node: AttentionNode, model: onnx.ModelProto, path: Path, manifest: Manifest, items: Inputs
+) -> LayerRecord:
+    """See `set_record`. The query for each n comes from a graph with nothing else, which is run once for each."""
+    name = f"inspect.{node.layer}."
+
+    def session(output: str) -> onnxruntime.InferenceSession:
+        only = onnx.ModelProto()
+        only.CopyFrom(model)
+        kept = [one for one in only.graph.output if one.name == output]
+        del only.graph.output[:]
+        only.graph.output.extend(kept)
+        return _open(only, path, manifest)
+
+    def run(opened: onnxruntime.InferenceSession, output: str, count: int) -> Floats:
+        given = {"items": items[None, :count], "query": np.full((1, 1), QUERY, np.float32)}
+        read = {value.name for value in opened.get_inputs()}
+        (values,) = opened.run([output], {one: array for one, array in given.items() if one in read})
+        return np.asarray(values)
+
+    of_query = session(f"{name}query")
+    counts = range(1, len(items) + 1)
+    queries = [run(of_query, f"{name}query", count)[0, :, 0] for count in counts]  # each [1 head, head_dim]
+    key = run(session(f"{name}key"), f"{name}key", len(items))[0].swapaxes(0, 1)
+    params = None
+    if "head_params" in node.inputs:
+        params = run(session(f"{name}head_params"), f"{name}head_params", 1)
+    return set_record(np.stack(queries), key, params, node.normalizer, node.attributes["scale"], None)
 
 
-def _columns(
-    value: str, node: onnx.NodeProto, producers: dict[str, onnx.NodeProto], weights: dict[str, onnx.TensorProto]
-) -> _Product | None:
-    """`value` as a product with a matrix, or as a part of one that the exporter made of several, or else None."""
-    sizes, part = [], 0
-    if node.op_type == "Split" and len(node.input) == 2 and node.input[1] in weights:
-        sizes, part = numpy_helper.to_array(weights[node.input[1]]).tolist(), list(node.output).index(value)
-        node = producers.get(node.input[0], node)
-    matrix = weights.get(node.input[1]) if node.op_type == "MatMul" else None
-    if matrix is None or len(matrix.dims) != 2:
-        return None
-    start, width = (sum(sizes[:part]), sizes[part]) if sizes else (0, matrix.dims[1])
-    return _Product(node.input[0], node.input[1], start, start + width)
-
-
-def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str], token_ids: Tokens) -> list[Floats]:
+def _open(model: onnx.ModelProto, path: Path, manifest: Manifest) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     register_kernels(options)
     options.add_session_config_entry(DATA_FOLDER, str(path.resolve()))
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no common exception
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{path / manifest.model_file} cannot be loaded: {reason}; export the model again") from error
-    tokens, block = len(token_ids), manifest.cache.block_size
+
+
+def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str], inputs: Inputs) -> list[Floats]:
+    session = _open(model, path, manifest)
+    if manifest.cache.form == "none":
+        given = {manifest.inputs[0].name: inputs[None], "collect_stats": np.array(True)}
+        return [np.asarray(output) for output in session.run(names, given)]
+    tokens, block = len(inputs), manifest.cache.block_size
     blocks = -(-tokens // block)
     tensors = cache_tensors(manifest.cache, manifest.layers, manifest.kv_heads, manifest.head_dim, manifest.value_dim)
     feeds = {
-        "input_ids": token_ids,
+        "input_ids": inputs,
         "positions": np.arange(tokens, dtype=np.int64),
         "slot_mapping": np.arange(tokens, dtype=np.int32),
         "block_table": np.arange(blocks, dtype=np.int32)[None],
@@ -210,7 +183,7 @@ def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str
     return [output.numpy() for output in session.run_with_ort_values(names, values | caches)]
 
 
-def _layer_record(node: _Attention, model: onnx.ModelProto, path: Path, found: dict[str, Floats]) -> LayerRecord:
+def _layer_record(node: AttentionNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats]) -> LayerRecord:
     given = {name: found.get(f"inspect.{node.layer}.{name}") for name in SHOWN}
     query, key = given["query"], given["key"]
     assert query is not None
@@ -221,12 +194,7 @@ def _layer_record(node: _Attention, model: onnx.ModelProto, path: Path, found: d
         key=key,
         head_params=given["head_params"],
         alibi_slopes=given["alibi_slopes"],
-        normalizer=Normalizer(
-            attributes["normalizer"].decode(),
-            attributes["alpha"],
-            tuple(attributes["temperature_coefficients"]),
-            attributes["entropy_threshold"],
-        ),
+        normalizer=node.normalizer,
         scale=attributes["scale"],
         softcap=attributes["softcap"],
         window=attributes["window"],
@@ -236,7 +204,7 @@ def _layer_record(node: _Attention, model: onnx.ModelProto, path: Path, found: d
 
 
 def _projections(
-    node: _Attention, model: onnx.ModelProto, path: Path, found: dict[str, Floats], heads: tuple[int, int]
+    node: AttentionNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats], heads: tuple[int, int]
 ) -> Projections | None:
     if node.projections is None:
         return None

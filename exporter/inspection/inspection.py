@@ -8,6 +8,7 @@ from sharp.exporter.inspection.attention_map import AttentionMap, attention_map
 from sharp.exporter.inspection.checkpoint import open_checkpoint
 from sharp.exporter.inspection.folder import open_folder
 from sharp.exporter.inspection.heads import HeadStatistics, extreme_heads, head_statistics
+from sharp.exporter.inspection.numbers import read_numbers
 from sharp.exporter.inspection.prompt import Prompt, TokenizedText, tokenize
 from sharp.exporter.inspection.recording import InspectedModel
 from sharp.exporter.programs.reading import ProgramOptions
@@ -35,7 +36,7 @@ def open_model(path: Path, tokenizer: str | None = None) -> InspectedModel:
 
     Raises:
         NotFoundError: nothing is there.
-        InputError: it cannot be read, or is no decoder, or has a tokenizer already.
+        InputError: it cannot be read, or is of a kind that has no heads to show, or has a tokenizer already.
     """
     check_exists(path, KINDS)
     if path.is_dir() and not (path / "config.json").exists() and not (path / MANIFEST_FILE).exists():
@@ -57,7 +58,7 @@ def choose_text(model: InspectedModel, prompt: Prompt, layer: int | None, head: 
             raise InputError(f"{option} is {value}, but {model.name} has {option[2:]}s 0 to {count - 1}")
     if head is not None and layer is None:
         raise InputError(f"--head is {head} without a layer; give --layer too")
-    return tokenize(prompt, model)
+    return tokenize(prompt, model) if model.numbers_of_item is None else read_numbers(prompt, model)
 
 
 def inspect_text(model: InspectedModel, text: TokenizedText, layer: int | None, head: int | None) -> Inspection:

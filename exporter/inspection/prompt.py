@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sharp.exporter.inspection.recording import InspectedModel, Tokens
+from sharp.exporter.inspection.recording import Inputs, InspectedModel
 from sharp.plugins.errors import InputError, NotFoundError
 
 DEFAULT_TOKENS = 512
@@ -16,25 +16,26 @@ MIN_TOKENS = 2  # one token sees one key: no head can be sharp or dispersed
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to read: at most one of a file with text, a text and token ids; `max_tokens` cuts it."""
+    """What to read: at most one of a file with text, a text, token ids and a file of numbers; `max_tokens` cuts it."""
 
     file: Path | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     max_tokens: int | None = None
+    numbers: Path | None = None
 
     def __post_init__(self) -> None:
-        if sum(source is not None for source in (self.file, self.text, self.token_ids)) > 1:
-            raise InputError("give one of --text, --prompt and --token-ids")
+        if sum(source is not None for source in (self.file, self.text, self.token_ids, self.numbers)) > 1:
+            raise InputError("give one of --text, --prompt, --token-ids and --numbers")
         if self.max_tokens is not None and self.max_tokens < MIN_TOKENS:
             raise InputError(f"--max-tokens is {self.max_tokens}, but must be at least {MIN_TOKENS}")
 
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Token ids [tokens], the text of each, and in a few words where they come from."""
+    """Token ids [tokens] (or numbers), the text of each, and in a few words where they come from."""
 
-    token_ids: Tokens
+    token_ids: Inputs
     pieces: tuple[str, ...]
     described: str
 
@@ -65,6 +66,8 @@ def tokenize(prompt: Prompt, model: InspectedModel) -> TokenizedText:
 
 
 def _token_ids(prompt: Prompt, model: InspectedModel) -> tuple[list[int], str]:
+    if prompt.numbers is not None:
+        raise InputError(f"{model.name} reads text, and --numbers is for models of sets or of numbers; give --text")
     if prompt.token_ids is not None:
         return list(prompt.token_ids), "--token-ids"
     if model.tokenizer is None:

@@ -11,6 +11,7 @@ from sharp.plugins.ops.normalizers import Normalizer
 
 Floats = NDArray[np.float32]
 Tokens = NDArray[np.int64]
+Inputs = Tokens | Floats
 
 # Columns of a model's `stats` output.
 ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD = range(4)
@@ -63,7 +64,11 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A model that was opened; `record` runs it once over token ids [tokens] and returns a record per layer."""
+    """A model that was opened.
+
+    `record` runs it once over token ids [tokens] and returns a record per layer. `numbers_of_item` is for models that
+    read no tokens: 0 where they read numbers [tokens], else the width of a set's items [items, width].
+    """
 
     name: str
     norm: str
@@ -73,4 +78,10 @@ class InspectedModel:
     max_context: int
     trained_context: int
     tokenizer: Tokenizer | None
-    record: Callable[[Tokens], tuple[LayerRecord, ...]]
+    record: Callable[[Inputs], tuple[LayerRecord, ...]]
+    numbers_of_item: int | None = None
+
+    @property
+    def unit(self) -> str:
+        """What it reads one after the other."""
+        return "token" if self.numbers_of_item is None else "item" if self.numbers_of_item else "number"

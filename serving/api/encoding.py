@@ -46,9 +46,14 @@ class EncodeRequest:
         return [one.token_ids for one in self.tokens]
 
     @property
+    def row_tokens(self) -> Sequence[int]:
+        """How many tokens each of its inputs has."""
+        return [len(one.token_ids) for one in self.tokens]
+
+    @property
     def prompt_tokens(self) -> int:
         """How many tokens it reads."""
-        return sum(len(one.token_ids) for one in self.tokens)
+        return sum(self.row_tokens)
 
     @property
     def completions(self) -> int:

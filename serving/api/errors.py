@@ -17,6 +17,7 @@ __all__ = [
     "SharpError",
     "SlowReaderError",
     "StalledError",
+    "TimeLimitError",
     "UnauthenticatedError",
     "UnavailableError",
 ]
@@ -78,6 +79,10 @@ class UnauthenticatedError(SharpError):
 
 class StalledError(SharpError):
     """A step of the engine takes much longer than steps do; what is asked now would wait with it."""
+
+
+class TimeLimitError(SharpError):
+    """The client gave the request less time than it took."""
 
 
 class UnavailableError(SharpError):

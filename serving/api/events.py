@@ -137,12 +137,13 @@ class Finished:
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedTexts:
-    """What an encoder made of a request's texts; comes once, before Finished.
+class ComputedRows:
+    """What a model without a cache made of a request's rows; comes once, before Finished.
 
     Attributes:
         request_id: the request.
-        values: float32 [texts, size], embeddings before they are normalized, or [texts, labels], logits.
+        values: float32 [rows, ...]: of an encoder's texts [texts, size], embeddings before they are normalized, or
+            [texts, labels], logits; else the model's output.
     """
 
     request_id: str
@@ -157,4 +158,4 @@ class Failed:
     error: SharpError
 
 
-Event = Accepted | PromptComputed | Delta | EncodedTexts | Finished | Failed
+Event = Accepted | PromptComputed | Delta | ComputedRows | Finished | Failed

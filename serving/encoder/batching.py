@@ -1,13 +1,11 @@
 """Which of the waiting texts are computed together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from sharp.serving.engine.row_engine import WaitingRow
 
-from sharp.serving.api.encoding import EncodeRequest
-from sharp.serving.api.events import PromptChunk
+Row = TypeVar("Row", bound=WaitingRow[Any])
 
 # Texts of other lengths are padded. Up to so many tokens a batch takes hardly longer than its longest text alone, as
 # the weights are read anyway; beyond, so large a share of it must be tokens.
@@ -15,28 +13,7 @@ FREE_TOKENS = 128
 LEAST_TOKENS_SHARE = 0.85
 
 
-@dataclass
-class RunningRequest:
-    """A request in the engine: its texts that wait, by their length, and the rows of those that are computed."""
-
-    request: EncodeRequest
-    arrived: float
-    waiting: "list[WaitingText]" = field(default_factory=list)
-    rows: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    started: float | None = None
-    chunks: list[PromptChunk] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
-class WaitingText:
-    """A text of a request, the one of that `index`, and its tokens."""
-
-    request: RunningRequest
-    index: int
-    tokens: int
-
-
-def choose(waiting: Sequence[WaitingText], max_tokens: int, max_texts: int) -> list[WaitingText]:
+def choose(waiting: Sequence[Row], max_tokens: int, max_texts: int) -> list[Row]:
     """The next batch: the first that waits, and those whose lengths are nearest to its own.
 
     With padding it has at most `max_tokens` tokens, except where one text is longer, and at most `max_texts` texts.

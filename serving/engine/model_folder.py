@@ -52,6 +52,11 @@ class ModelFolder:
         """The most tokens of one request."""
         return self.context_limit
 
+    @property
+    def token_bytes(self) -> int:
+        """The most bytes of a request for one of its tokens."""
+        return 48  # 8 characters, each of which may be written \uXXXX
+
     def probe(self) -> Request:
         """A request that is nobody's, of one token."""
         params = SamplingParams(temperature=0, max_tokens=1)

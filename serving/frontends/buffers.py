@@ -5,17 +5,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from sharp.serving.api.errors import QueueFullError
+from sharp.serving.engine.model_folder import ModelFolder
 
 RETRY_SECONDS = 1.0
 # What a request needs beside its prompt: schemas, tools, messages.
 BASE_BYTES = 2**20
-# A token of text has at most 8 characters where a prompt is not refused for its length, and each may be written \uXXXX.
-BYTES_PER_TOKEN = 48
 
 
-def most_request_bytes(context_limit: int, most: int) -> int:
-    """The largest request that may be valid for a context, but not above `most`."""
-    return min(most, BASE_BYTES + BYTES_PER_TOKEN * context_limit)
+def most_request_bytes(model: ModelFolder, most: int) -> int:
+    """The largest request that may be valid for a model, but not above `most`."""
+    return min(most, BASE_BYTES + model.token_bytes * model.request_limit)
 
 
 class Held:

@@ -16,6 +16,7 @@ from sharp.serving.engine.thread import EngineThread, StepEngine
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
+from sharp.serving.tensors.folder import KINDS, load_tensor_folder
 from sharp.serving.text.chat_forms import ChatForms, chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.version import sharp_version
@@ -97,13 +98,17 @@ class LoadedModel:
 
 
 def load(path: Path, settings: Settings, config: EngineConfig) -> LoadedModel:
-    """Load a decoder or an encoder.
+    """Load a decoder, an encoder, or a model of sets or of numbers.
 
     Raises:
         NotFoundError: there is no model folder.
         InputError: the folder cannot be used.
     """
-    if read_manifest(path, check_files=False).kind == "encoder":
+    kind = read_manifest(path, check_files=False).kind
+    if kind in KINDS:
+        own, tensors, computing = load_tensor_folder(path, settings.backend, config)
+        return LoadedModel(own, computing, tensors.device, tensors.kernels, computing.batch_tokens)
+    if kind == "encoder":
         folder, encoder, encoding = load_encoder_folder(path, settings.backend, config, settings.encoder)
         return LoadedModel(folder, encoding, encoder.device, encoder.kernels, encoding.batch_tokens)
     model, backend, engine = load_model_folder(path, settings.backend, config)

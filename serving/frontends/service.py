@@ -127,7 +127,7 @@ class GenerationService:
         self.load: EngineReport | None = None
         self._max_unread_messages = max_unread_messages
         self.health = Health(self, stall_seconds)
-        largest = most_request_bytes(model.request_limit, ServerConfig.max_message_bytes)
+        largest = most_request_bytes(model, ServerConfig.max_message_bytes)
         self.buffers = Buffers(max(max_buffered_bytes, largest))  # one request always fits
         self.parsing = Pool("parsed", PARSING_THREADS, MOST_WAITING)
         self.preparing = Pool("prepared", PREPARING_THREADS, MOST_WAITING)

@@ -104,10 +104,7 @@ class GrpcServer:
                 MessageInterceptor(),
             ),
             options=(
-                (
-                    "grpc.max_receive_message_length",
-                    most_request_bytes(service.model.context_limit, config.max_message_bytes),
-                ),
+                ("grpc.max_receive_message_length", most_request_bytes(service.model, config.max_message_bytes)),
                 ("grpc.max_send_message_length", config.max_message_bytes),
                 # Otherwise a second server would take a share of the first one's connections and nobody would know.
                 ("grpc.so_reuseport", 0),

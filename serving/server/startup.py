@@ -3,13 +3,16 @@
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from sharp.plugins.manifest import Port
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.config import MIB, ServerConfig
 from sharp.serving.encoder.folder import EncoderFolder
 from sharp.serving.server.server import Started
+from sharp.serving.tensors.folder import TensorFolder
 
 
 def print_startup(started: Started) -> None:
@@ -44,6 +47,7 @@ def print_startup(started: Started) -> None:
         "security": _security(settings.server),
         "gRPC": started.grpc_address,
         "OpenAI": f"{scheme}://{started.http_address}/v1" + _endpoints(started),
+        "KServe": f"{scheme}://{started.http_address}/v2/models/{manifest.name}",
         "metrics": f"{scheme}://{started.http_address}/metrics",
         "page": f"{scheme}://{started.http_address}/",
     }
@@ -58,6 +62,8 @@ def _endpoints(started: Started) -> str:
     """What of the API is not there, or all that is."""
     if isinstance(started.model, EncoderFolder):
         return " (embeddings, rerank, score)" if started.model.embedding else " (rerank, score)"
+    if isinstance(started.model, TensorFolder):
+        return " (models only)"
     return "" if started.chat else " (no chat template: completions only)"
 
 
@@ -72,6 +78,14 @@ def _size_rows(started: Started) -> dict[str, str]:
             how = f"{embedding.pooling} pooling, {'normalized' if embedding.normalize else 'not normalized'}"
             rows["embeddings"] = f"{embedding.size} dimensions, {how}"
         return rows
+    if isinstance(started.model, TensorFolder):
+        model = started.model
+        return {
+            "inputs": ", ".join(f"{port.name} {shape_of(port)}" for port in model.inputs),
+            "output": f"{model.output.name} {shape_of(model.output)}",
+            "context": f"{model.longest} as the {model.length_name} of a row, {model.request_limit} of a request",
+            "batch": f"{info.max_batch_tokens} {model.length_name} a step, {info.max_sequences} rows together",
+        }
     cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest)
     sampling = {"temperature": SamplingParams().temperature, **started.model.sampling}
     return {
@@ -89,6 +103,11 @@ def _size_rows(started: Started) -> dict[str, str]:
         if info.speculative_tokens
         else "none",
     }
+
+
+def shape_of(port: Port) -> str:
+    """The shape of a tensor, with names of dimensions that vary."""
+    return escape(f"[{', '.join(map(str, port.shape))}]")
 
 
 def _security(server: ServerConfig) -> str:

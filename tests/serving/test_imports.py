@@ -14,9 +14,10 @@ SERVING = {
     "backends": {"api"},
     "engine": {"api", "text", "backends"},
     "encoder": {"api", "text", "backends", "engine"},
+    "tensors": {"api", "backends", "engine"},
     "observability": {"api", "text", "engine"},
-    "frontends": {"api", "text", "engine", "encoder", "observability", "security"},
-    "server": {"api", "text", "engine", "encoder", "backends", "observability", "security", "frontends"},
+    "frontends": {"api", "text", "engine", "encoder", "tensors", "observability", "security"},
+    "server": {"api", "text", "engine", "encoder", "tensors", "backends", "observability", "security", "frontends"},
 }
 FRONTENDS: dict[str, set[str]] = {"kserve": set(), "grpc": {"kserve"}, "http": {"kserve"}}
 PACKAGES = {

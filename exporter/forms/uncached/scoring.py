@@ -25,7 +25,7 @@ TASK_MODELS = {"decoder": "tokens", "numbers": "numbers", "set": "set"}  # kind 
 
 @dataclass(frozen=True)
 class RuntimeRow(Row):
-    """A measurement, and what ran the model: Sharp's kernels or the inlined body in ONNX Runtime, or PyTorch."""
+    """A measurement, and what ran the model: kernels or the inlined body in ONNX Runtime, PyTorch, or a server."""
 
     runtime: str
 

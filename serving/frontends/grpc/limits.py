@@ -30,7 +30,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, service: GenerationService, most_bytes: int, seconds: float) -> None:
         self._service = service
-        self._most_bytes = most_request_bytes(service.model.context_limit, most_bytes)
+        self._most_bytes = most_request_bytes(service.model, most_bytes)
         self._seconds = seconds
         self._calls = 0
         self._most_arriving = max(16, service.buffers.most // self._most_bytes)

@@ -22,6 +22,7 @@ from sharp.serving.api.errors import (
     SharpError,
     SlowReaderError,
     StalledError,
+    TimeLimitError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -38,6 +39,7 @@ CODES: tuple[tuple[type[SharpError], grpc.StatusCode], ...] = (
     (SlowReaderError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DrainingError, grpc.StatusCode.UNAVAILABLE),
     (StalledError, grpc.StatusCode.UNAVAILABLE),
+    (TimeLimitError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
 )

@@ -13,16 +13,17 @@ from starlette.routing import BaseRoute, Route
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.encoder.folder import EncoderFolder
+from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.buffers import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.chat_request import ChatRequest
+from sharp.serving.frontends.http.encoding import ENCODING, GENERATION, decoder_refusals, encoder_routes, refusals
 from sharp.serving.frontends.http.encoding import OPERATIONS as ENCODER_OPERATIONS
-from sharp.serving.frontends.http.encoding import decoder_refusals, encoder_routes
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import KServeRoutes
-from sharp.serving.frontends.http.messages_request import MessagesRequest, messages_refusal
+from sharp.serving.frontends.http.messages_request import CountTokensRequest, MessagesRequest, messages_refusal
 from sharp.serving.frontends.http.openai_request import CompletionRequest
 from sharp.serving.frontends.http.openapi import OpenApi, Operation
 from sharp.serving.frontends.http.operations import (
@@ -41,6 +42,7 @@ from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from sharp.serving.frontends.running import RunningModel
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.security.tokens import Tokens
+from sharp.serving.tensors.folder import TensorFolder
 
 __all__ = ["make_app", "metrics_route"]
 
@@ -49,6 +51,7 @@ GENERATION_OPERATIONS = (
     Operation("/v1/chat/completions", "post", "The next message of a conversation.", ChatRequest),
     Operation("/v1/responses", "post", "The same, as OpenAI's Responses API.", ResponsesRequest),
     Operation("/v1/messages", "post", "The same, as Anthropic's Messages API.", MessagesRequest),
+    Operation("/v1/messages/count_tokens", "post", "The tokens of its prompt.", CountTokensRequest),
 )
 COMMON_OPERATIONS = (
     Operation("/v1/models", "get", "The names of the model."),
@@ -66,15 +69,10 @@ COMMON_OPERATIONS = (
 def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, tokens: Tokens | None = None) -> Starlette:
     """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
     service, api = running.service, running.api
-    max_body_bytes = most_request_bytes(service.model.request_limit, max_body_bytes)
+    max_body_bytes = most_request_bytes(service.model, max_body_bytes)
     texts, fields = TokenTexts(service.model.tokenizer), UnknownFields(api.unknown_fields)
     endpoint = Endpoint(service, running.template, texts, fields, max_body_bytes, running.forms)
-    folder = running.model
-    of_kind, operations = (
-        (encoder_routes(endpoint, folder), ENCODER_OPERATIONS)
-        if isinstance(folder, EncoderFolder)
-        else (generation_routes(endpoint), GENERATION_OPERATIONS)
-    )
+    of_kind, operations = routes_of_kind(endpoint, running.model)
     routes: list[BaseRoute] = [
         *of_kind,
         Route("/tokenize", tokenization(endpoint, TokenizeRequest), methods=["POST"]),
@@ -90,6 +88,15 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
     return application(routes, api, tokens)
 
 
+def routes_of_kind(endpoint: Endpoint, folder: ModelFolder) -> tuple[list[Route], tuple[Operation, ...]]:
+    """The routes that only models of this kind have, with sentences for those of others, and their description."""
+    if isinstance(folder, EncoderFolder):
+        return encoder_routes(endpoint, folder), ENCODER_OPERATIONS
+    if isinstance(folder, TensorFolder):
+        return refusals((*GENERATION, *ENCODING), f"{endpoint.name} {folder.how}", endpoint), ()
+    return generation_routes(endpoint), GENERATION_OPERATIONS
+
+
 def generation_routes(endpoint: Endpoint) -> list[Route]:
     """The routes of a decoder, and one sentence for those that need an encoder."""
     return [
@@ -97,6 +104,11 @@ def generation_routes(endpoint: Endpoint) -> list[Route]:
         Route("/v1/chat/completions", Generation(endpoint, ChatRequest), methods=["POST"]),
         Route("/v1/responses", Generation(endpoint, ResponsesRequest), methods=["POST"]),
         Route("/v1/messages", Generation(endpoint, MessagesRequest, messages_refusal), methods=["POST"]),
+        Route(
+            "/v1/messages/count_tokens",
+            tokenization(endpoint, CountTokensRequest, messages_refusal),
+            methods=["POST"],
+        ),
         *decoder_refusals(endpoint),
     ]
 

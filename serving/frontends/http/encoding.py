@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -13,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from sharp.serving.api.encoding import EncodeRequest
 from sharp.serving.api.errors import InputError, SharpError, UnavailableError
-from sharp.serving.api.events import EncodedTexts, Finished, FinishReason
 from sharp.serving.encoder.folder import ROUTES, EncoderFolder
 from sharp.serving.frontends.buffers import Held
+from sharp.serving.frontends.computed_rows import computed_rows
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.encoder_request import EmbeddingRequest, EncoderRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
@@ -23,15 +21,15 @@ from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.openapi import Operation
 from sharp.serving.frontends.http.request_ids import request_id_of
 from sharp.serving.frontends.http.score_request import RerankRequest, ScoreRequest
-from sharp.serving.frontends.http.sending import CUT_SHORT, RETRY_SECONDS, send_json, until_disconnected
-from sharp.serving.frontends.service import EventStream
+from sharp.serving.frontends.http.sending import send_json, until_disconnected
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 
 EMBEDDINGS = ("/v1/embeddings",)
 RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORE = ("/v1/score", "/score")
-GENERATION = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+ENCODING = (*EMBEDDINGS, *RERANK, *SCORE)
+GENERATION = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
 OPERATIONS = (
     Operation("/v1/embeddings", "post", "Embeddings of texts.", EmbeddingRequest),
     Operation("/v1/rerank", "post", "Documents by their score for a query.", RerankRequest),
@@ -67,7 +65,7 @@ class Encoding:
         request_id, own = request_id_of(scope, request.request_id)
         async with self._service.stream(origin, lambda: self._prepare(request, own)) as stream:
             try:
-                values = await encoded(stream)
+                values, _ = await computed_rows(stream)
             except UnavailableError as error:  # caught here: to the log it is cancelled, not failed
                 await error_response(error)(scope, receive, send)
                 return
@@ -86,22 +84,6 @@ class Encoding:
         return self._folder.prepare_encoding(request.encode_request(self._folder, request_id))
 
 
-async def encoded(stream: EventStream[EncodeRequest]) -> NDArray[np.float32]:
-    """What the engine made of a request's texts.
-
-    Raises:
-        UnavailableError: the server ended before it was done.
-    """
-    values = None
-    async for event in stream:
-        if isinstance(event, EncodedTexts):
-            values = event.values
-        elif isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
-            raise UnavailableError(CUT_SHORT, RETRY_SECONDS)
-    assert values is not None
-    return values
-
-
 def encoder_routes(endpoint: Endpoint, folder: EncoderFolder) -> list[Route]:
     """The routes of an encoder, and one sentence for those that need a decoder."""
     kinds: dict[tuple[str, ...], type[EncoderRequest]] = {
@@ -114,7 +96,7 @@ def encoder_routes(endpoint: Endpoint, folder: EncoderFolder) -> list[Route]:
         for paths, kind in kinds.items()
         for path in paths
     ]
-    return routes + _refused(
+    return routes + refusals(
         GENERATION, f"{endpoint.name} is an encoder and generates no text; it has {ROUTES}", endpoint
     )
 
@@ -123,10 +105,12 @@ def decoder_refusals(endpoint: Endpoint) -> list[Route]:
     """One sentence, of a decoder, for the routes of encoders."""
     how = "serve an encoder that was exported with --cache none"
     sentence = f"{endpoint.name} is a decoder and has no embeddings or scores; {how}"
-    return _refused((*EMBEDDINGS, *RERANK, *SCORE), sentence, endpoint)
+    return refusals(ENCODING, sentence, endpoint)
 
 
-def _refused(paths: tuple[str, ...], sentence: str, endpoint: Endpoint) -> list[Route]:
+def refusals(paths: tuple[str, ...], sentence: str, endpoint: Endpoint) -> list[Route]:
+    """Routes of models of other kinds: an error with one sentence."""
+
     def route() -> Callable[[Request], Awaitable[Response]]:
         async def refuse(request: Request) -> Response:
             with refusals_logged(RequestOrigin("http", dict(request.headers)), endpoint.name):

@@ -17,6 +17,7 @@ from sharp.serving.api.errors import (
     SharpError,
     SlowReaderError,
     StalledError,
+    TimeLimitError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -36,6 +37,7 @@ STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
     (SlowReaderError, 429, "rate_limit_error"),
     (DrainingError, 503, "server_error"),
     (StalledError, 503, "server_error"),
+    (TimeLimitError, 504, "server_error"),
     (UnavailableError, 503, "server_error"),
     (UnauthenticatedError, 401, "invalid_request_error"),
 )

@@ -1,5 +1,6 @@
 """KServe's protocol over HTTP (`/v2`), with Triton's extensions: statistics, repository, generate."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -127,7 +128,9 @@ class _Infer:
         return read_message(body, request.headers.get(HEADER_LENGTH), path["model"], path.get("version", ""))
 
     async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
-        body, headers = write_message(message, await self._model.infer(message, origin))
+        response = await self._model.infer(message, origin)
+        # Many numbers take a while to write, and the event loop serves everyone.
+        body, headers = await asyncio.to_thread(write_message, message, response)
         await _send_body(send, body, headers)
 
 

@@ -7,20 +7,11 @@ from typing import Any
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.serving.api.errors import InputError
-from sharp.serving.frontends.kserve.tensors import read_strings
+from sharp.serving.frontends.kserve.tensors import raw_string, read_strings
 
 HEADER_LENGTH = "inference-header-content-length"
 BINARY = "binary_data"
 MOST_TENSORS = 64
-CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT32": "uint_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
 FORMATS = {"BOOL": "?", "INT32": "i", "INT64": "q", "UINT32": "I", "FP32": "f", "FP64": "d"}
 
 
@@ -48,7 +39,7 @@ def read_message(body: bytes, header_length: str | None, model: str, version: st
             size = (tensor.get("parameters") or {}).get("binary_data_size")
             content = None if size is None else bytes(binary[start : start + _size(size, len(binary) - start)])
             start += 0 if content is None else len(content)
-            message.inputs.append(_input(tensor, content))
+            _add_input(message, tensor, content)
         for output in given.get("outputs") or ():
             message.outputs.add(name=output["name"], parameters=_parameters(output.get("parameters")))
         if given.get("outputs") is None and (given.get("parameters") or {}).get("binary_data_output"):
@@ -56,7 +47,7 @@ def read_message(body: bytes, header_length: str | None, model: str, version: st
         message.parameters.pop("binary_data_output", None)
     except InputError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, struct.error) as error:
         raise InputError(f"the request cannot be read as KServe's JSON: {error}"[:300]) from error
     return message
 
@@ -83,23 +74,23 @@ def _parameters(given: Mapping[str, Any] | None) -> dict[str, messages.InferPara
     return parameters
 
 
-def _input(tensor: Mapping[str, Any], content: bytes | None) -> messages.ModelInferRequest.InferInputTensor:
-    datatype = str(tensor["datatype"])
-    if datatype not in CONTENTS:
-        raise InputError(f"input {tensor['name']!r:.40} has datatype {datatype!r:.40}, which is not read here")
+def _add_input(message: messages.ModelInferRequest, tensor: Mapping[str, Any], content: bytes | None) -> None:
+    """Add a tensor, whose numbers are in `content` or, where that is None, in its JSON."""
+    name, datatype = tensor["name"], str(tensor["datatype"])
+    if datatype != "BYTES" and datatype not in FORMATS:
+        raise InputError(f"input {name!r:.40} has datatype {datatype!r:.40}, which is not read here")
+    shape = tensor.get("shape")
     if content is None:
         values: list[Any] = list(_flat(tensor["data"]))
+        shape = shape or [len(values)]
         if datatype == "BYTES":
-            values = [value.encode() for value in values]
-    elif datatype == "BYTES":
-        values = read_strings(str(tensor["name"]), content)
-    else:
-        form = FORMATS[datatype]
-        values = list(struct.unpack(f"<{len(content) // struct.calcsize(form)}{form}", content))
-    contents = messages.InferTensorContents(**{CONTENTS[datatype]: values})
-    return messages.ModelInferRequest.InferInputTensor(
-        name=tensor["name"], datatype=datatype, shape=tensor.get("shape") or [len(values)], contents=contents
-    )
+            content = b"".join(raw_string(value.encode()) for value in values)
+        elif datatype == "BOOL" and not all(isinstance(value, int) for value in values):
+            raise InputError(f"input {name!r:.40} has datatype BOOL, and its data must be true or false")
+        else:
+            content = struct.pack(f"<{len(values)}{FORMATS[datatype]}", *values)
+    message.inputs.add(name=name, datatype=datatype, shape=shape or [])
+    message.raw_input_contents.append(content)
 
 
 def _flat(data: Any) -> Iterator[Any]:

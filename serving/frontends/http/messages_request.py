@@ -9,11 +9,15 @@ from starlette.responses import JSONResponse, Response
 from sharp.serving.api.errors import ContextLengthError, FieldError, SharpError
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, Number, StrictMessage, WholeNumber, one_of
+from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.chat_request import ChatRequest, ForeignRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.messages_response import MessagesResponse, error_event
 from sharp.serving.frontends.http.openai_response import ResponseBuilder
+from sharp.serving.frontends.http.tokenization import TokenizerRequest
+from sharp.serving.text.chat_template import ChatTemplate
+from sharp.serving.text.tokenizer import check_characters, tokenize
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
@@ -71,6 +75,18 @@ class MessagesRequest(ForeignRequest):
         }
         body |= {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "stream")}
         return _MessagesChat.model_validate(body)
+
+
+class CountTokensRequest(MessagesRequest, TokenizerRequest):
+    """The body of `/v1/messages/count_tokens`, the same without a limit."""
+
+    max_tokens: WholeNumber = 1
+
+    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
+        """See `TokenizerRequest`."""
+        text = self.generation().rendered(template)
+        check_characters(text, model.context_limit)
+        return {"input_tokens": len(tokenize(text, model.manifest, model.tokenizer, special_tokens=False))}
 
 
 class _MessagesChat(ChatRequest):

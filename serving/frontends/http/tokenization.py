@@ -9,12 +9,13 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from sharp.serving.api.errors import FieldError
+from sharp.serving.api.errors import FieldError, SharpError
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
 from sharp.serving.frontends.http.endpoint import Endpoint
+from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.text.chat_template import ChatTemplate
@@ -97,8 +98,12 @@ def most_tokens(context_limit: int) -> int:
     return max(MOST_TOKENS, context_limit)
 
 
-def tokenization(endpoint: Endpoint, kind: type[TokenizerRequest]) -> Callable[[Request], Awaitable[Response]]:
-    """The route for requests of a kind."""
+def tokenization(
+    endpoint: Endpoint,
+    kind: type[TokenizerRequest],
+    refusal: Callable[[SharpError], Response] = error_response,
+) -> Callable[[Request], Awaitable[Response]]:
+    """The route for requests of a kind; `refusal` writes its errors."""
     service, template = endpoint.service, endpoint.template
 
     def respond(body: bytes) -> Response:
@@ -108,6 +113,12 @@ def tokenization(endpoint: Endpoint, kind: type[TokenizerRequest]) -> Callable[[
         return Response(to_json(request.respond(service.model, template)), media_type="application/json")
 
     async def route(request: Request) -> Response:
+        try:
+            return await counted(request)
+        except SharpError as error:
+            return refusal(error)
+
+    async def counted(request: Request) -> Response:
         logged = refusals_logged(RequestOrigin("http", dict(request.headers)), service.model.manifest.name)
         with logged, service.buffers.hold() as held:
             try:

@@ -9,6 +9,7 @@ from sharp.kserve import grpc_service_pb2 as messages
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_fields import SamplingFields, first_error
+from sharp.serving.frontends.kserve.inference import TIMEOUT, read_parameters
 from sharp.serving.frontends.kserve.tensors import (
     CUMULATIVE_LOGPROB,
     EXCLUDE_INPUT,
@@ -19,10 +20,6 @@ from sharp.serving.frontends.kserve.tensors import (
     read_inputs,
     read_outputs,
 )
-
-TIMEOUT = "timeout"  # of the clients' infer, in microseconds
-# Of the clients: always the case here, and how tensors go over HTTP.
-NOT_FOR_SAMPLING = ("triton_enable_empty_final_response", "binary_data")
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,7 @@ def read_request(request: messages.ModelInferRequest) -> InferenceRequest:
     outputs = read_outputs(request, inputs)
     if TEXT_INPUT not in inputs:
         raise FieldError(TEXT_INPUT, f"input {TEXT_INPUT!r} is missing")
-    parameters = {
-        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-        for name, value in request.parameters.items()
-        if name not in NOT_FOR_SAMPLING
-    }
+    parameters = read_parameters(request)
     if (microseconds := parameters.pop(TIMEOUT, 0)) and isinstance(microseconds, int):
         parameters["time_limit_ms"] = -(-microseconds // 1000)
     try:

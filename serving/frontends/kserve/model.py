@@ -5,34 +5,24 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from sharp.kserve import grpc_service_pb2 as messages
-from sharp.serving.api.errors import SERVER_FAILED, FieldError, NotFoundError, SharpError
-from sharp.serving.api.events import Delta, Finished
-from sharp.serving.api.request import GenerateRequest
-from sharp.serving.frontends.kserve.inference_request import InferenceRequest, read_request
-from sharp.serving.frontends.kserve.outputs import Outputs
+from sharp.serving.api.errors import SERVER_FAILED, NotFoundError, SharpError
+from sharp.serving.frontends.kserve.inference import VERSION, Inference, TensorKind
+from sharp.serving.frontends.kserve.own_tensors import TensorInference
 from sharp.serving.frontends.kserve.statistics import Statistics
-from sharp.serving.frontends.kserve.tensors import (
-    FINISH_REASON,
-    INPUT_TYPES,
-    OUTPUT_TYPES,
-    STREAM,
-    TEXT_INPUT,
-    response,
-)
+from sharp.serving.frontends.kserve.text_inference import TextInference
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
+from sharp.serving.tensors.folder import TensorFolder
 
 logger = logging.getLogger(__name__)
 
-VERSION = "1"
 CONFIG_TYPES = {
     "BYTES": messages.TYPE_STRING,
     "BOOL": messages.TYPE_BOOL,
     "FP32": messages.TYPE_FP32,
     "UINT32": messages.TYPE_UINT32,
 }
-FINAL = "triton_final_response"
 
 
 class KServeModel:
@@ -44,33 +34,45 @@ class KServeModel:
         self.name = service.model.manifest.name
         self._models = models or (self.name,)
         self._statistics = Statistics()
+        folder = service.model
+        self._inference: Inference = (
+            TensorInference(service, folder, self._statistics)
+            if isinstance(folder, TensorFolder)
+            else TextInference(service, self._statistics)
+        )
 
     def metadata(self) -> messages.ModelMetadataResponse:
         """The tensors of the model."""
-        tensor = messages.ModelMetadataResponse.TensorMetadata
+
+        def described(tensors: Sequence[TensorKind]) -> list[messages.ModelMetadataResponse.TensorMetadata]:
+            tensor = messages.ModelMetadataResponse.TensorMetadata
+            return [tensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
+
         return messages.ModelMetadataResponse(
             name=self.name,
             versions=[VERSION],
             platform="sharp",
-            inputs=[tensor(name=name, datatype=datatype, shape=[1]) for name, datatype in INPUT_TYPES.items()],
-            outputs=[tensor(name=name, datatype=datatype, shape=[1]) for name, datatype in OUTPUT_TYPES.items()],
+            inputs=described(self._inference.inputs),
+            outputs=described(self._inference.outputs),
         )
 
     def configuration(self) -> messages.ModelConfigResponse:
-        """The tensors of the model, and that a request may have several responses."""
+        """The tensors of the model, and whether a request may have several responses."""
         config = messages.ModelConfig(
             name=self.name,
             platform="sharp",
             backend="sharp",
             input=[
-                messages.ModelInput(name=name, data_type=CONFIG_TYPES[kind], dims=[1], optional=name != TEXT_INPUT)
-                for name, kind in INPUT_TYPES.items()
+                messages.ModelInput(
+                    name=one.name, data_type=CONFIG_TYPES[one.datatype], dims=one.shape, optional=one.optional
+                )
+                for one in self._inference.inputs
             ],
             output=[
-                messages.ModelOutput(name=name, data_type=CONFIG_TYPES[kind], dims=[1])
-                for name, kind in OUTPUT_TYPES.items()
+                messages.ModelOutput(name=one.name, data_type=CONFIG_TYPES[one.datatype], dims=one.shape)
+                for one in self._inference.outputs
             ],
-            model_transaction_policy=messages.ModelTransactionPolicy(decoupled=True),
+            model_transaction_policy=messages.ModelTransactionPolicy(decoupled=self._inference.decoupled),
         )
         return messages.ModelConfigResponse(config=config)
 
@@ -86,13 +88,11 @@ class KServeModel:
         )
 
     async def infer(self, request: messages.ModelInferRequest, origin: RequestOrigin) -> messages.ModelInferResponse:
-        """Generate, and respond with the whole text."""
+        """Compute, and respond with all of it."""
         with self._statistics.measured():
             with refusals_logged(origin, self.name):
-                inference = await self._service.parsing.run(lambda: self._read(request))
-                if inference.stream:
-                    raise FieldError(STREAM, "stream is true; only ModelStreamInfer can stream")
-            return await self._whole(request.id, inference, origin)
+                read = await self._service.parsing.run(lambda: self._read(request, streams=False))
+            return await self._inference.whole(request.id, read, origin)
 
     async def stream_responses(
         self, request: messages.ModelInferRequest, origin: RequestOrigin
@@ -111,55 +111,16 @@ class KServeModel:
     async def responses(
         self, request: messages.ModelInferRequest, origin: RequestOrigin
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
-        """Generate, and respond with the text as it comes, or with all of it if the request asks for no stream."""
+        """Compute, and respond as it comes, or with all of it if the request asks for no stream."""
         with refusals_logged(origin, self.name):
-            inference = await self._service.parsing.run(lambda: self._read(request))
-        if not inference.stream:
-            whole = await self._whole(request.id, inference, origin)
-            whole.parameters[FINAL].bool_param = True
-            yield whole
-            return
-        async with self._service.stream(origin, lambda: self._prepare(inference)) as events:
-            outputs = Outputs(len(events.request.prompt_ids))
-            async for event in events:
-                if isinstance(event, Delta):
-                    outputs.add(event)
-                    if event.text:
-                        yield response(self.name, request.id, outputs.tensors(inference.outputs, event.text, None))
-                elif isinstance(event, Finished):
-                    yield self._last(request.id, inference, outputs, "", event)
+            read = await self._service.parsing.run(lambda: self._read(request, streams=True))
+        async with aclosing(self._inference.responses(request.id, read, origin)) as responses:
+            async for one in responses:
+                yield one
 
-    async def _whole(
-        self, request_id: str, inference: InferenceRequest, origin: RequestOrigin
-    ) -> messages.ModelInferResponse:
-        text = [str(inference.generate.prompt)] if inference.echo else []
-        async with self._service.stream(origin, lambda: self._prepare(inference)) as events:
-            outputs = Outputs(len(events.request.prompt_ids))
-            async for event in events:
-                if isinstance(event, Delta):
-                    outputs.add(event)
-                    text.append(event.text)
-                elif isinstance(event, Finished):
-                    return self._last(request_id, inference, outputs, "".join(text), event)
-        raise RuntimeError("the engine lost a request")
-
-    def _last(
-        self, request_id: str, inference: InferenceRequest, outputs: Outputs, text: str, finished: Finished
-    ) -> messages.ModelInferResponse:
-        self._statistics.add(finished)
-        last = response(self.name, request_id, outputs.tensors(inference.outputs, text, finished.reason))
-        last.parameters[FINISH_REASON].string_param = str(finished.reason)
-        if inference.stream:
-            last.parameters[FINAL].bool_param = True
-        return last
-
-    def _prepare(self, inference: InferenceRequest) -> GenerateRequest:
-        # With an id of its own: the client's need not be unique.
-        return self._service.model.prepare(inference.generate)
-
-    def _read(self, request: messages.ModelInferRequest) -> InferenceRequest:
+    def _read(self, request: messages.ModelInferRequest, *, streams: bool) -> object:
         self.check(request.model_name, request.model_version)
-        return read_request(request)
+        return self._inference.read(request, streams=streams)
 
     def check(self, name: str, version: str) -> None:
         """Raise NotFoundError unless the model is served in this version."""

@@ -79,6 +79,11 @@ def read_strings(name: str, content: bytes) -> list[bytes]:
     return strings
 
 
+def raw_string(content: bytes) -> bytes:
+    """A string of a BYTES tensor."""
+    return struct.pack("<I", len(content)) + content
+
+
 def _text(name: str, content: bytes) -> str:
     try:
         return content.decode()
@@ -116,6 +121,5 @@ def response(model: str, request_id: str, outputs: Mapping[str, str | float]) ->
 
 def _raw(datatype: str, value: str | float) -> bytes:
     if isinstance(value, str):
-        encoded = value.encode()
-        return struct.pack("<I", len(encoded)) + encoded
+        return raw_string(value.encode())
     return struct.pack("<f" if datatype == "FP32" else "<I", value)

@@ -81,7 +81,7 @@ class RequestFamilies:
         )
         self.batch_texts = Histogram(
             "sharp_encoder_batch_texts",
-            "Texts that an encoder computed together.",
+            "Texts, or rows of tensors, that were computed together.",
             ["model"],
             registry=registry,
             buckets=BATCH_BUCKETS,

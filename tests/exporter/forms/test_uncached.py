@@ -14,39 +14,17 @@ from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.models.checkpoint import Model, save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
-from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
-from sharp.models.number_sequence import SharpForNumbers
 from sharp.models.tasks.registry import get_task
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
 from tests.marks import full
+from tests.tensor_models import numbers_model, set_model, shaken
 from tests.tensorrt_rtx import build_engine
-
-
-def shaken(model: Model) -> Model:
-    """`model` with its parameters away from their start."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise * (0.3 if parameter.dim() == 1 else 0.05))
-    return model.eval()
 
 
 def encoder(norm: str = "softmax", positions: str = "rope") -> Model:
     torch.manual_seed(0)
     return shaken(SharpForMaskedLM(replace(tiny_model(norm, positions).config, causal=False)))
-
-
-def set_model(norm: str = "softmax") -> Model:
-    torch.manual_seed(0)
-    return shaken(MaxRetrieval(MaxRetrievalConfig(norm=norm, hidden_size=24)))
-
-
-def numbers_model(norm: str = "softmax", positions: str = "nape") -> Model:
-    torch.manual_seed(0)
-    config = replace(tiny_model(norm, positions).config, vocab_size=2, tokenizer="none", tie_embeddings=False)
-    return shaken(SharpForNumbers(config))
 
 
 @pytest.fixture

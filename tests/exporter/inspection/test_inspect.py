@@ -21,6 +21,7 @@ from sharp.exporter.inspection.prompt import DEFAULT_TOKENS, Prompt, tokenize
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
+from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.plugins.cli import main
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.normalizers import normalize
@@ -333,8 +334,9 @@ def test_models_that_are_no_decoders_are_refused(models, sharp_inspect, tmp_path
         (tmp_path / "contiguous" / "sharp.json").write_text(json.dumps(written | changes))
         result = sharp_inspect(tmp_path / "contiguous")
         assert (result.exit_code, f"was exported with {option}" in result.output) == (2, True), result.output
-    result = sharp_inspect("models/checkpoints/max-retrieval-softmax.safetensors")
-    assert (result.exit_code, "MaxRetrieval" in result.output) == (2, True), result.output
+    save_checkpoint(tmp_path / "encoder.pt", SharpForMaskedLM(replace(tiny_model("softmax").config, causal=False)))
+    result = sharp_inspect(tmp_path / "encoder.pt")
+    assert (result.exit_code, "SharpForMaskedLM" in result.output) == (2, True), result.output
 
 
 def test_a_window_of_one_key_is_sharp(sharp_inspect, tmp_path):

@@ -19,11 +19,15 @@ SECONDS = 240  # litellm alone takes half a minute to import on a busy machine
 
 @dataclass(frozen=True)
 class Client:
-    """A package and the program that uses it; `environment` is the folder that it is installed in, "" the system."""
+    """A package and the program that uses it; `environment` is the folder that it is installed in, "" the system.
+
+    `model` is what the server has: a key of `MODELS`.
+    """
 
     package: str
     program: str
     environment: str = "python"
+    model: str = "decoder"
 
     @property
     def node(self) -> bool:
@@ -89,8 +93,13 @@ CLIENTS = (
     Client("llama-index-llms-openai-like", "llama_index_client.py"),
     Client("pydantic-ai-slim", "pydantic_ai_client.py"),
     Client("anthropic", "anthropic_client.py"),
+    Client("openai", "openai_embeddings.py", model="encoder"),
+    Client("langchain-openai", "langchain_embeddings.py", model="encoder"),
+    Client("litellm", "litellm_encoder.py", model="encoder"),
+    Client("cohere", "cohere_client.py", model="encoder"),
     Client("tritonclient", "tritonclient_http.py"),
     Client("tritonclient", "tritonclient_grpc.py"),
+    Client("tritonclient", "tritonclient_tensors.py", model="set"),
     Client("kserve", "kserve_client.py", "kserve"),
     Client("lm-eval", "lm_eval_client.py", "lm-eval"),
     Client("guidellm", "guidellm_client.py", "guidellm"),

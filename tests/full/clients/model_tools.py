@@ -26,6 +26,7 @@ TOOLS = {
     "quant_pre_process": "`quant_pre_process` of ONNX Runtime",
     "MatMulNBitsQuantizer": "`MatMulNBitsQuantizer` of ONNX Runtime, 4 bits",
     "float16": "`onnxruntime.transformers.float16`",
+    "float16 around attention": "`onnxruntime.transformers.float16`, as below",
     "onnxconverter_common.float16": "`onnxconverter_common.float16`",
     "onnxslim": "onnxslim",
     "OpenVINO": "OpenVINO",
@@ -33,17 +34,18 @@ TOOLS = {
     "optimum-onnx": "optimum-onnx, `ORTModelForCausalLM.generate`",
 }
 PORTABLE, ENTMAX, DEFAULT = CASES
-_NAMES = "it gives a name twice; export with `--dtype float16`"
+_NAMES = "it gives a name twice; use ONNX Runtime's as below, or export with `--dtype float16`"
+_CASTS = "it leaves casts to float32; use ONNX Runtime's as below, or export with `--dtype float16`"
 _SHAPES = "its symbolic shape inference fails; `quantize_dynamic` reads models as they are exported"
 REFUSED: Mapping[tuple[str, str], str] = {
     ("quant_pre_process", PORTABLE): _SHAPES,
     ("quant_pre_process", ENTMAX): _SHAPES,
     ("quant_pre_process", DEFAULT): _SHAPES,
-    ("float16", ENTMAX): "it loses an input of a `Loop`; export with `--dtype float16`",
-    ("float16", DEFAULT): "it leaves functions in float32; export with `--dtype float16`",
+    ("float16", ENTMAX): "it loses an input of a `Loop`; see the next line",
+    ("float16", DEFAULT): "it leaves functions in float32; see the next line",
     ("onnxconverter_common.float16", PORTABLE): _NAMES,
     ("onnxconverter_common.float16", ENTMAX): _NAMES,
-    ("onnxconverter_common.float16", DEFAULT): "it leaves casts to float32; export with `--dtype float16`",
+    ("onnxconverter_common.float16", DEFAULT): _CASTS,
     ("onnxslim", DEFAULT): "it drops inputs of the function and keeps those of its calls; use `--target portable`",
     ("OpenVINO", DEFAULT): "no conversion rule, as it reads no functions; use `--target portable`",
 }

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from sharp.serving.frontends.http.foreign_fields import NO_EFFECT, UNSUPPORTED
 from tests.full.clients.clients import CLIENTS, Client
-from tests.full.clients.conftest import MODEL, TEMPLATE
 from tests.full.clients.model_tools import CASES, REFUSED, TOOLS, export_case, run_tools, versions
-from tests.serving.conftest import write_folder
+from tests.full.clients.models import MODELS
 from tests.serving.processes import server_process
 
 PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
@@ -45,8 +44,8 @@ Messages hold text; parts of images, audio and files are refused.
 
 ## Not here
 
-`/v1/embeddings` and `/v1/rerank` are tested with the openai package, not here. tritonclient's calls that load models, share memory,
-or set logs and traces are refused: this server loads its model when it starts.
+langchain-openai's `OpenAIEmbeddings` sends tokens of OpenAI's own vocabulary unless `check_embedding_ctx_length=False` is given.
+tritonclient's calls that load models, share memory, or set logs and traces are refused: this server loads its model when it starts.
 
 """
 TOOLS_HEAD = """
@@ -59,6 +58,16 @@ Llama (`--cache contiguous`); what it read or wrote gave the logits, within what
 
 """
 TAIL = """
+To have float16 weights and activations without a new export, keep attention in float32, whose logits need it, and its function with it
+(`--dtype float16` of `sharp-export` does more: our kernels then read float16 too):
+
+```python
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+blocked = [*DEFAULT_OP_BLOCK_LIST, "SharpAttention"]
+model = convert_float_to_float16(onnx.load("model.onnx"), keep_io_types=True, disable_shape_infer=True, op_block_list=blocked)
+```
+
 A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a model in a browser.
 optimum-onnx warns that the model has no `position_ids`: prompts of a batch must have one length, as padding on the left is read as tokens.
 """
@@ -76,12 +85,16 @@ def rows() -> list[str]:
 
 
 def main() -> None:
-    """Run all of them against one server, and write the page."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = write_folder(Path(temporary) / MODEL, hashing=0)
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
-        with server_process(folder, "--no-kernels", "--threads", 1) as server:
-            lines = [_row(client, f"http://{server.http}", server.grpc) for client in CLIENTS]
+    """Run all of them, each against a server of its kind of model, and write the page."""
+    found: dict[Client, str] = {}
+    for kind, write in MODELS.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = write(Path(temporary))
+            with server_process(folder, "--no-kernels", "--threads", 1) as server:
+                for client in CLIENTS:
+                    if client.model == kind:
+                        found[client] = _row(client, f"http://{server.http}", folder.name, server.grpc)
+    lines = [found[client] for client in CLIENTS]
     refused = "".join(f"| `{name}` | {sentence} |\n" for name, (_, sentence) in sorted(UNSUPPORTED.items()))
     others = OTHERS.format(names=", ".join(f"`{name}`" for name in sorted(NO_EFFECT)))
     date = datetime.datetime.now(tz=datetime.UTC).date()
@@ -112,10 +125,10 @@ def _cell(tool: str, case: str, error: str) -> str:
     return "passed" if not error else f"refused: {reason}" if reason else "FAILED"
 
 
-def _row(client: Client, base: str, grpc: str) -> str:
+def _row(client: Client, base: str, model: str, grpc: str) -> str:
     if not client.installed:
         return f"| {label(client)} | | | not installed |\n"
-    result = client.run(base, MODEL, grpc)
+    result = client.run(base, model, grpc)
     if result.returncode:
         print(result.stdout, result.stderr, file=sys.stderr)
     called = result.stdout.strip().splitlines()[-1] if result.returncode == 0 else ""

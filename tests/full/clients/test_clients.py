@@ -7,16 +7,14 @@ docs/compatibility.md.
 import pytest
 
 from tests.full.clients.clients import CLIENTS
-from tests.full.clients.conftest import MODEL
 from tests.full.clients.table import PAGE, rows
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.program)
-def test_a_client_works_unchanged(addresses, client, record_property):
+def test_a_client_works_unchanged(server_of, client, record_property):
     if not client.installed:
         pytest.skip(f"{client.package} is not installed; make clients")
-    base, grpc = addresses
-    result = client.run(base, MODEL, grpc)
+    result = client.run(*server_of(client.model))
     assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
     record_property("called", result.stdout.strip().splitlines()[-1])
 

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from sharp.plugins.manifest import Manifest, Norm, SourceRecord
 from sharp.serving.api.encoding import EncodeRequest, TextTokens
 from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, QueueFullError
-from sharp.serving.api.events import EncodedTexts, Failed, Finished, FinishReason
+from sharp.serving.api.events import ComputedRows, Failed, Finished, FinishReason
 from sharp.serving.backends.encoder import EncoderOutput
 from sharp.serving.config import EngineConfig
-from sharp.serving.encoder.batching import LEAST_TOKENS_SHARE, RunningRequest, WaitingText, choose
+from sharp.serving.encoder.batching import LEAST_TOKENS_SHARE, choose
 from sharp.serving.encoder.engine import EncoderEngine
+from sharp.serving.engine.row_engine import RunningRequest, WaitingRow
 
 BAD, LOST = 66, 77
 
@@ -75,7 +76,7 @@ def run(engine):
 
 
 def rows(events):
-    return next(event.values for event in events if isinstance(event, EncodedTexts))[:, 0].tolist()
+    return next(event.values for event in events if isinstance(event, ComputedRows))[:, 0].tolist()
 
 
 def test_texts_of_several_requests_share_a_batch_and_each_gets_its_own_rows():
@@ -192,7 +193,7 @@ def test_the_report_has_tokens_padding_batches_and_statistics():
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 16), st.integers(1, 600))
 def test_batches_fit_their_limits_and_have_the_first_that_waits(lengths, most_texts, most_tokens):
     owner = RunningRequest(request("a"), 0.0)
-    waiting = [WaitingText(owner, index, length) for index, length in enumerate(lengths)]
+    waiting = [WaitingRow(owner, index, length) for index, length in enumerate(lengths)]
     batch = choose(waiting, most_tokens, most_texts)
     assert waiting[0] in batch
     assert len(set(batch)) == len(batch) <= most_texts

@@ -1,4 +1,4 @@
-"""anthropic: messages, streams, tools, errors."""
+"""anthropic: messages, streams, count_tokens, tools, errors."""
 
 import sys
 
@@ -17,10 +17,11 @@ response = client.messages.create(
     model=MODEL, max_tokens=80, messages=messages, tools=tools, tool_choice=choice, extra_body=GREEDY
 )
 assert (response.content[0].name, response.stop_reason) == ("f", "tool_use")
+assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens == 1
 try:
     client.messages.create(model="other", max_tokens=3, messages=messages)
 except anthropic.NotFoundError:
     pass
 else:
     raise AssertionError("no NotFoundError")
-print("messages, stream, tools, errors")
+print("messages, stream, count_tokens, tools, errors")

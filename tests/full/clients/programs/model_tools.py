@@ -13,7 +13,7 @@ import openvino
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.shape_inference import quant_pre_process
-from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 folder, output = map(Path, sys.argv[1:])
 source = folder / "model.onnx"
@@ -56,6 +56,17 @@ def float16(path):
     return logits(path)
 
 
+def float16_around_attention(path):
+    model = convert_float_to_float16(
+        onnx.load(source),
+        keep_io_types=True,
+        disable_shape_infer=True,
+        op_block_list=[*DEFAULT_OP_BLOCK_LIST, "SharpAttention"],
+    )
+    onnx.save(model, path)
+    return logits(path)
+
+
 def common_float16(path):
     from onnxconverter_common.float16 import convert_float_to_float16
 
@@ -85,6 +96,7 @@ TOOLS = {  # how much the largest logit may change
     "quant_pre_process": (preprocessed, 1e-4),
     "MatMulNBitsQuantizer": (blocks_of_4_bits, 0.5),
     "float16": (float16, 0.02),
+    "float16 around attention": (float16_around_attention, 0.02),
     "onnxconverter_common.float16": (common_float16, 0.02),
     "onnxslim": (slimmed, 1e-5),
     "OpenVINO": (in_openvino, 1e-4),

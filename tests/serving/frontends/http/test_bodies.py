@@ -7,17 +7,18 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from sharp.serving.config import MIB
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends import service
-from sharp.serving.frontends.buffers import BASE_BYTES, BYTES_PER_TOKEN, Buffers, most_request_bytes
+from sharp.serving.frontends.buffers import BASE_BYTES, Buffers, most_request_bytes
 from sharp.serving.frontends.http import unknown_fields
 from tests.serving.conftest import MAX_CONTEXT, wait_for
 
-LIMIT = BASE_BYTES + BYTES_PER_TOKEN * MAX_CONTEXT
+LIMIT = BASE_BYTES + 48 * MAX_CONTEXT
 
 
 @pytest.fixture
@@ -131,5 +132,5 @@ def test_what_a_request_holds_is_free_once_the_engine_has_it(start, steps, buffe
 
 
 def test_the_limit_grows_with_the_context_up_to_that_of_all_messages():
-    assert most_request_bytes(2**17, 64 * MIB) == MIB + 48 * 2**17
-    assert most_request_bytes(2**30, 64 * MIB) == 64 * MIB
+    assert most_request_bytes(Mock(token_bytes=48, request_limit=2**17), 64 * MIB) == MIB + 48 * 2**17
+    assert most_request_bytes(Mock(token_bytes=48, request_limit=2**30), 64 * MIB) == 64 * MIB

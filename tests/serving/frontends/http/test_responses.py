@@ -202,6 +202,18 @@ def test_a_message_with_tools(address):
     assert message(address, messages=turns, tools=tools).json()["content"][0]["text"] == "lmno"
 
 
+def test_tokens_are_counted_before_a_message_is_sent(address):
+    def count(**fields):
+        body = {"messages": [{"role": "user", "content": "ab"}], **fields}
+        return requests.post(f"{address}/messages/count_tokens", json=body, timeout=20)
+
+    said = message(address, messages=[{"role": "user", "content": "ab"}], system="xyz").json()["usage"]["input_tokens"]
+    assert count(system="xyz").json() == {"input_tokens": said}
+    refused = count(model="other")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error")
+    assert "messages" in count(messages=[]).json()["error"]["message"]
+
+
 def test_refusals_are_anthropics(address):
     for fields, status, kind in (
         ({"max_tokens": None}, 400, "invalid_request_error"),
