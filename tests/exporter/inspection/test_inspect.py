@@ -151,7 +151,9 @@ def test_statistics_are_those_of_the_float64_reference(models, norm, positions):
             np.testing.assert_allclose(attention_weights(record, head, last)[1], weights, atol=1e-7)
             assert statistics.entropy[layer, head, last] == pytest.approx(row.entropy, abs=1e-4)
             assert statistics.support[layer, head, last] == row.support
-            assert statistics.inverse_temperature[layer, head, last] == pytest.approx(row.inverse_temperature, rel=1e-4)
+            factor = 1.0 if record.length_scale is None else record.length_scale[last, head]
+            expected = factor * row.inverse_temperature
+            assert statistics.inverse_temperature[layer, head, last] == pytest.approx(expected, rel=1e-4)
             assert statistics.spread[layer, head, last] == pytest.approx(row.logit_spread, rel=1e-4)
 
 
