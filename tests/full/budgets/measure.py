@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,8 +190,13 @@ def processes(pid: int) -> list[int]:
 
 def resident(pid: int) -> int:
     """Bytes of memory of a process and its children."""
+    return memory_of(processes(pid))
+
+
+def memory_of(pids: Iterable[int]) -> int:
+    """Bytes of memory of those of these processes that still run."""
     total = 0
-    for one in processes(pid):
+    for one in pids:
         try:
             total += int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1])
         except OSError:

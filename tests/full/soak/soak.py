@@ -15,7 +15,7 @@ from statistics import median
 import grpc
 import openai
 
-from tests.full.budgets.measure import processes, resident
+from tests.full.budgets.measure import memory_of, processes
 from tests.full.faults.test_clients import KINDS
 from tests.serving.conftest import MAX_CONTEXT, greedy_hashing, write_folder
 from tests.serving.grpc_client import Client
@@ -37,6 +37,7 @@ class Sample:
 
     seconds: float
     memory: int
+    workers_memory: int  # of its child processes
     descriptors: int
     threads: int
     series: int
@@ -180,7 +181,8 @@ def sample(running: ServerProcess, seconds: float) -> Sample:
         series = sum(not line.startswith(b"#") for line in response.read().splitlines())
     return Sample(
         seconds=round(seconds, 1),
-        memory=resident(pid),
+        memory=memory_of([pid]),
+        workers_memory=memory_of(processes(pid)[1:]),
         descriptors=sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
         threads=sum(len(list(Path(f"/proc/{one}/task").iterdir())) for one in processes(pid)[:1]),
         series=series,
