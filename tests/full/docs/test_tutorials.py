@@ -1,33 +1,19 @@
-"""Tutorials by copy and paste: their files are written, their commands run, what they print is compared."""
+"""Tutorials by copy and paste: their files are written, their commands run, what they print is compared.
+
+The first one is run from the wheel, as a newcomer would: `tests/full/release/test_wheel.py`.
+"""
 
 import os
-import re
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.full.docs.tutorial_commands import TUTORIALS, run_tutorial
 from tests.prometheus import program
 
-ROOT = Path(__file__).parents[3]
-TUTORIALS = ROOT / "docs" / "tutorials"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)  # and what it prints; nothing is not compared
-FILES = {
-    "own-normalizer": {"python": ["softmax1.py"], "toml": ["pyproject.toml"]},
-    "dispersed-heads": {"yaml": ["alerts.yml", "prometheus.yml"]},
-}
-CHECKPOINTS = {
-    "own-normalizer": {"model.safetensors": "text-ssa.safetensors"},
-    "dispersed-heads": {name: name for name in ("text-softmax.safetensors", "text-asentmax.safetensors")},
-}
-READY = {"sharp serve": "http://localhost:8000/health/ready", "prometheus": "http://localhost:9090/-/ready"}
-SCRAPED = 20.0  # seconds in which what a query of Prometheus prints comes to what the page shows
+FIRST = "chat-and-heads"
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -46,80 +32,9 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "120"}
 
 
-@contextmanager
-def servers(work: Path, variables: dict[str, str]) -> Iterator[Callable[[str, str], None]]:
-    """Starts a command that runs until it is stopped, when its address responds; ends an earlier one of its program."""
-    running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(program: str, command: str) -> None:
-        end(program)
-        log = (work.parent / f"{program}.log").open("wb")
-        running[program] = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=work, env=variables, stdout=log, stderr=log
-        )
-        deadline = time.monotonic() + 120
-        while not responds(READY[program]):
-            assert running[program].poll() is None and time.monotonic() < deadline, Path(log.name).read_text()
-            time.sleep(0.2)
-
-    def end(program: str) -> None:
-        if program in running:
-            running[program].terminate()
-            running.pop(program).wait(60)
-
-    try:
-        yield start
-    finally:
-        for program in tuple(running):
-            end(program)
-
-
-def responds(address: str) -> bool:
-    """Whether there is a page at the address."""
-    try:
-        with urllib.request.urlopen(address, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
-
-
-def run(command: str, shown: str, work: Path, variables: dict[str, str]) -> None:
-    """Run a command of a tutorial, and compare what it prints, unless nothing is shown."""
-    deadline = time.monotonic() + SCRAPED * command.startswith("promtool")
-    while True:
-        done = subprocess.run(
-            command, shell=True, cwd=work, env=variables, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        if not shown or done.stdout == shown or time.monotonic() > deadline:
-            break
-        time.sleep(1)
-    if shown:
-        assert done.stdout == shown, command
-
-
-@pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
-def test_it_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted(page.stem for page in TUTORIALS.glob("*.md") if page.stem != FIRST))
+def test_it_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     variables = environment(tmp_path / "venv")
-    text = page.read_text()
-    if "$ prometheus " in text:
+    if name == "dispersed-heads":
         variables["PATH"] += f":{Path(program('prometheus')).parent}"
-    work = tmp_path / "work"
-    work.mkdir()
-    for name, source in CHECKPOINTS.get(page.stem, {}).items():
-        (work / name).symlink_to(ROOT / "models" / "checkpoints" / source)
-    files = {kind: list(names) for kind, names in FILES.get(page.stem, {}).items()}
-    ran = 0
-    with servers(work, variables) as start:
-        for kind, content in BLOCK.findall(text):
-            if files.get(kind):
-                (work / files[kind].pop(0)).write_text(content)
-            for command, shown in COMMAND.findall(content) if kind == "console" else ():
-                server = next((name for name in READY if command.startswith(f"{name} ")), None)
-                if server:
-                    start(server, command)
-                else:
-                    run(command, shown, work, variables)
-                ran += 1
-    assert ran
-    assert not any(files.values())
+    run_tutorial(name, tmp_path / "work", variables)

