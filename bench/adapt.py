@@ -1,9 +1,9 @@
 """`sharp adapt`: quality of the student, its speed beside the teacher's, and the memory of its attention.
 
-python -m bench.adapt quality MODEL --norm entmax --tokens 60000 --out bench/results/adapt_entmax.json
-python -m bench.adapt walk MODEL --norm entmax --steps 100 --out bench/results/adapt_walk_entmax.json
-python -m bench.adapt decode MODEL STUDENT --out bench/results/adapt_decode.json
-python -m bench.adapt memory --out bench/results/adapt_memory.json
+python -m bench.adapt quality MODEL --norm entmax --tokens 60000 --output bench/results/adapt_entmax.json
+python -m bench.adapt walk MODEL --norm entmax --steps 100 --output bench/results/adapt_walk_entmax.json
+python -m bench.adapt decode MODEL STUDENT --output bench/results/adapt_decode.json
+python -m bench.adapt memory --output bench/results/adapt_memory.json
 """
 
 import json
@@ -36,7 +36,7 @@ def main() -> None:
 @click.option("--tokens", default=60_000, show_default=True)
 @click.option("--held-out", type=click.Path(path_type=Path))
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the student here; a killed run goes on.")
-@click.option("--out", type=click.Path(path_type=Path))
+@click.option("--output", "out", type=click.Path(path_type=Path))
 def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: Path | None, out: Path | None) -> None:
     """Adapt MODEL and keep the report."""
     from sharp.exporter.adapt.adapt import AdaptSettings, adapt
@@ -53,7 +53,7 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--norm", type=click.Choice(["entmax", "ssa", "adaptive-temperature"]), default="entmax")
 @click.option("--steps", default=100, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path))
+@click.option("--output", "out", type=click.Path(path_type=Path))
 def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     """Train MODEL twice from the same start: with the norm from the first step, and on a path to it from softmax."""
     from sharp.exporter.adapt.figures import token_losses, windows_of
@@ -110,7 +110,7 @@ def walk_on(student: Any, norm: str, share: float) -> None:
 @click.argument("student", type=click.Path(path_type=Path))
 @click.option("--contexts", default="4096,32768", show_default=True)
 @click.option("--passes", default=5, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path))
+@click.option("--output", "out", type=click.Path(path_type=Path))
 def decode(teacher: Path, student: Path, contexts: str, passes: int, out: Path | None) -> None:
     """Milliseconds a token of the exported TEACHER and STUDENT, interleaved, one stream, after texts of each length."""
     from sharp import LLM
@@ -160,7 +160,7 @@ def documentation() -> str:
 
 @main.command()
 @click.option("--tokens", default=8192, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path))
+@click.option("--output", "out", type=click.Path(path_type=Path))
 def memory(tokens: int, out: Path | None) -> None:
     """Peak memory of one layer's attention, forward and backward: 9 query and 3 KV heads of 64, float32."""
     rows = []

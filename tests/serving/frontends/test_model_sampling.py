@@ -41,8 +41,8 @@ def http(server, **fields):
 
 
 def kserve(server, **fields):
-    wish = json.dumps({"max_tokens": 8, **fields}).encode()
-    texts = {"text_input": b"a", "sampling_parameters": wish}
+    parameters = json.dumps({"max_tokens": 8, **fields}).encode()
+    texts = {"text_input": b"a", "sampling_parameters": parameters}
     inputs = [
         {"name": name, "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [text]}}
         for name, text in texts.items()
