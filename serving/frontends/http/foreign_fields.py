@@ -9,7 +9,8 @@ from sharp.serving.api.sampling_fields import StrictMessage
 NO_EFFECT = (
     *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),  # OpenAI's servers
     *("verbosity", "prediction", "best_of", "length_penalty", "early_stopping", "spaces_between_special_tokens"),
-    *("include_reasoning", "thinking_token_budget", "session_id", "stream_interval", "kv_transfer_params"),
+    *("include_reasoning", "thinking_token_budget", "session_id", "stream_interval"),
+    *("kv_transfer_params", "ec_transfer_params"),
     *("vllm_xargs", "guided_decoding_backend", "mm_processor_kwargs", "media_io_kwargs", "watermarking"),
 )
 # Those that every client sends, or that mean something to a service and nothing to a model: the log does not name them.
@@ -49,6 +50,7 @@ class ForeignFields(StrictMessage):
     session_id: Any = None
     stream_interval: Any = None
     kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
     vllm_xargs: Any = None
     guided_decoding_backend: Any = None
     mm_processor_kwargs: Any = None

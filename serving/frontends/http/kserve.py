@@ -22,14 +22,14 @@ from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.kserve_messages import HEADER_LENGTH, read_message, write_message
 from sharp.serving.frontends.http.sending import SSE_HEADERS, raw_headers, send_pieces, until_disconnected
 from sharp.serving.frontends.kserve.model import KServeModel
-from sharp.serving.frontends.kserve.tensors import SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
+from sharp.serving.frontends.kserve.tensors import INPUT_TYPES, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.version import sharp_version
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics", "generate"]
 NUMBERS = ("shape", "dims", "ns", "count", "last_inference", "inference_count", "execution_count", "max_batch_size")
-READ_HERE = (TEXT_INPUT, STREAM, "id", "parameters")  # of the body of generate; the others are sampling parameters
+READ_HERE = (TEXT_INPUT, "id", "parameters")  # of the body of generate; the others are tensors or sampling parameters
 
 
 class KServeRoutes:
@@ -142,22 +142,30 @@ class _Generate(_Infer):
     def _read(self, request: Request, body: bytes) -> messages.ModelInferRequest:
         try:
             given = json.loads(body)
-            sampling = {name: value for name, value in given.items() if name not in READ_HERE}
-            inputs = {
-                TEXT_INPUT: given[TEXT_INPUT],
-                SAMPLING_PARAMETERS: json.dumps({**sampling, **(given.get("parameters") or {})}),
+            fields = {name: value for name, value in given.items() if name not in READ_HERE}
+            fields |= given.get("parameters") or {}
+            written = fields.pop(SAMPLING_PARAMETERS, None) or {}
+            flags = {
+                name: fields.pop(name)
+                for name, datatype in INPUT_TYPES.items()
+                if datatype == "BOOL" and name in fields
             }
+            sampling = fields | (json.loads(written) if isinstance(written, str) else written)
             message = messages.ModelInferRequest(
                 model_name=request.path_params["model"],
                 model_version=request.path_params.get("version", ""),
                 id=str(given.get("id") or ""),
             )
-            for name, text in inputs.items():
+            for name, text in {TEXT_INPUT: given[TEXT_INPUT], SAMPLING_PARAMETERS: json.dumps(sampling)}.items():
                 contents = messages.InferTensorContents(bytes_contents=[text.encode()])
                 message.inputs.add(name=name, datatype="BYTES", shape=[1], contents=contents)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"the request must be a JSON object with {TEXT_INPUT!r}: {error}"[:300]) from error
-        for name, value in ((STREAM, self.stream), ("exclude_input_in_output", True)):
+        if flags.get(STREAM) and not self.stream:
+            raise InputError(f"{STREAM} is true; generate responds once, send it to generate_stream")
+        for name, value in {**flags, STREAM: self.stream}.items():
+            if not isinstance(value, bool):
+                raise InputError(f"{name} is {value!r}; it must be true or false"[:300])
             contents = messages.InferTensorContents(bool_contents=[value])
             message.inputs.add(name=name, datatype="BOOL", shape=[1], contents=contents)
         return message

@@ -86,7 +86,17 @@ def test_inference_with_binary_tensors(address):
 def test_generate_and_generate_stream(address):
     body = {"text_input": "a", "max_tokens": 3, "parameters": {"temperature": 0}}
     whole = requests.post(f"{address}/models/counting/generate", json=body, timeout=20).json()
-    assert (whole["text_output"], whole["finish_reason"]) == ("bcd", "length")
+    assert (whole["text_output"], whole["finish_reason"]) == (
+        "abcd",
+        "length",
+    )  # Triton's vLLM backend begins with the prompt
+    documented = {"stream": False, "temperature": 0, "max_tokens": 3, "exclude_input_in_output": True}
+    for more in ({"parameters": documented}, documented, {**documented, "sampling_parameters": '{"max_tokens": 2}'}):
+        own = requests.post(f"{address}/models/counting/generate", json={"text_input": "a", **more}, timeout=20).json()
+        assert own["text_output"] == ("bc" if "sampling_parameters" in more else "bcd")
+    for wrong, message in (({"stream": True}, "generate_stream"), ({"exclude_input_in_output": "no"}, "true or false")):
+        refused = requests.post(f"{address}/models/counting/generate", json={**body, **wrong}, timeout=20)
+        assert (refused.status_code, message in refused.json()["error"]) == (400, True), refused.text
     stream = requests.post(f"{address}/models/counting/generate_stream", json=body, timeout=20)
     events = [json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n") if line]
     assert "".join(event["text_output"] for event in events) == "bcd"
