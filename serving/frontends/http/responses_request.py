@@ -16,6 +16,12 @@ from sharp.serving.frontends.http.responses_response import ResponsesResponse
 
 TEXTS = ("input_text", "output_text", "text")
 KEEPS_NOTHING = "this server keeps no responses; send the whole conversation in input"
+# vLLM's fields of a response that a conversation has, too: checked there, under the same names.
+OF_CHAT = (
+    *("min_p", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "include_stop_str_in_output"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "skip_special_tokens", "structured_outputs"),
+    *("request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
+)
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
 
@@ -82,6 +88,22 @@ class ResponsesRequest(ForeignRequest):
     priority: Annotated[WholeNumber, NULL_IS_UNSET] = 0
     cache_salt: Annotated[str, NULL_IS_UNSET] = ""
     chat_template_kwargs: dict[str, Any] | None = None
+    min_p: Any = None
+    min_tokens: Any = None
+    stop: Any = None
+    stop_token_ids: Any = None
+    ignore_eos: Any = None
+    logit_bias: Any = None
+    include_stop_str_in_output: Any = None
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    skip_special_tokens: Any = None
+    structured_outputs: Any = None
+    request_id: Any = None
+    vllm_xargs: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
 
     def generation(self) -> ChatRequest:
         """See `ForeignRequest`."""
@@ -103,7 +125,8 @@ class ResponsesRequest(ForeignRequest):
         }
         same = ("temperature", "top_p", "top_k", "seed", "stream", "priority", "cache_salt", "chat_template_kwargs")
         body |= {name: getattr(self, name) for name in same}
-        request = _ResponsesChat.model_validate(body)
+        body |= {name: getattr(self, name) for name in OF_CHAT if getattr(self, name) is not None}
+        request = _ResponsesChat.model_validate_json(json.dumps(body))  # keys of logit_bias are texts only in JSON
         request.of(self)
         return request
 
@@ -136,7 +159,7 @@ class _ResponsesChat(ChatRequest):
     ) -> ResponseBuilder:
         """See `GenerationRequest`."""
         prompt = str(prompts[0])
-        settings = {} if self._request is None else self._request.model_dump(by_alias=True, exclude={"input"})
+        settings = {} if self._request is None else self._request.model_dump(by_alias=True, exclude={"input", *OF_CHAT})
         return ResponsesResponse(
             request_id, endpoint.name, endpoint.texts, lambda: self.message_parser(prompt), len(computed[0]), settings
         )

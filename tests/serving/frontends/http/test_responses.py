@@ -52,6 +52,26 @@ def test_a_text(client):
     assert respond(client, instructions="xy").usage.input_tokens == len("sxyua")
 
 
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"stop": ["d"]}, "bc"),
+        ({"stop": ["d"], "include_stop_str_in_output": True}, "bcd"),
+        ({"structured_outputs": {"choice": ["yes"]}}, "yes"),
+        ({"logit_bias": {"98": -100}}, ""),
+        ({"vllm_xargs": {"a": 1}, "kv_transfer_params": {}, "request_id": "r1"}, "bcde"),
+    ],
+)
+def test_fields_that_vllm_adds(client, more, text):
+    response = respond(client, extra_body=more)
+    assert response.output_text == text or (text == "" and not response.output_text.startswith("b"))
+
+
+def test_a_field_that_vllm_adds_is_checked(client):
+    with pytest.raises(openai.BadRequestError, match="stop cannot be used"):
+        respond(client, extra_body={"stop": 7})
+
+
 def test_a_conversation(client):
     items = [
         {"role": "developer", "content": "x"},
