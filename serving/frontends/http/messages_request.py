@@ -48,6 +48,7 @@ class MessagesRequest(ForeignRequest):
     metadata: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     service_tier: str | None = None
+    output_config: dict[str, Any] | None = None
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
@@ -72,9 +73,20 @@ class MessagesRequest(ForeignRequest):
             "tools": [_tool(tool) for tool in self.tools or ()] or None,
             "tool_choice": (named or CHOICES.get(str(kind))) if self.tools else None,
             "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
+            "response_format": _format(self.output_config),
         }
         body |= {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "stream")}
         return _MessagesChat.model_validate(body)
+
+
+def _format(output_config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The format of the text, as a conversation has it."""
+    form = (output_config or {}).get("format")
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise FieldError("output_config", "output_config.format must be of the type json_schema")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": form.get("schema")}}
 
 
 class CountTokensRequest(MessagesRequest, TokenizerRequest):

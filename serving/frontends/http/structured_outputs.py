@@ -193,7 +193,12 @@ def structural_tag(tag: Mapping[str, Any]) -> Guided:
             text = str(form.get("pattern") or form["grammar"])
             return Guided(regex=text) if form["type"] == "regex" else Guided(grammar=lark(text))
         triggers, structures = tag.get("triggers"), tag.get("structures")
-        if form.get("type") == "triggered_tags":
+        if form.get("type", "triggered_tags") != "triggered_tags":
+            raise ValueError(f"the format {form['type']!r} is not supported")  # noqa: TRY301
+        if form:
+            unsupported = [name for name in ("at_least_one", "stop_after_first") if form.get(name)]
+            if unsupported:
+                raise ValueError(f"{unsupported[0]} is not supported")  # noqa: TRY301
             triggers = form["triggers"]
             structures = [{**one, "schema": one["content"]["json_schema"]} for one in form["tags"]]
         if max(len(triggers or ()), len(structures or ())) > MOST_TAGS:

@@ -67,6 +67,17 @@ def test_fields_that_vllm_adds(client, more, text):
     assert response.output_text == text or (text == "" and not response.output_text.startswith("b"))
 
 
+def test_a_message_of_a_schema(address):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0}
+    form = {"type": "json_schema", "schema": {"enum": [7]}}
+    (block,) = requests.post(
+        f"{address}/messages", json={**body, "output_config": {"format": form}}, timeout=20
+    ).json()["content"]
+    assert block["text"] == "7"
+    refused = requests.post(f"{address}/messages", json={**body, "output_config": {"format": "json"}}, timeout=20)
+    assert (refused.status_code, "output_config.format must be" in refused.text) == (400, True)
+
+
 def test_a_field_that_vllm_adds_is_checked(client):
     with pytest.raises(openai.BadRequestError, match="stop cannot be used"):
         respond(client, extra_body={"stop": 7})

@@ -140,7 +140,16 @@ def test_objects_without_other_properties(text):
             "structural_tag",
             "structural_tag cannot be used",
         ),
-        ({"structural_tag": {"format": {"type": "newer"}}}, "structural_tag", "structural_tag cannot be used"),
+        (
+            {"structural_tag": {"format": {"type": "newer"}}},
+            "structural_tag",
+            "structural_tag cannot be used: the format 'newer' is not supported",
+        ),
+        (
+            {"structural_tag": {"format": {"type": "triggered_tags", "stop_after_first": True}}},
+            "structural_tag",
+            "structural_tag cannot be used: stop_after_first is not supported",
+        ),
         (
             {"structural_tag": {"structures": [{"begin": "<f>", "end": ""}] * 257, "triggers": ["<"]}},
             "structural_tag",
