@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench import sections
+from bench import sections, trust_sections
 from bench.sections import Row
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import InputError
@@ -56,10 +56,10 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "metrics": ("Attention metrics", sections.single_row),
     "overload": ("A server at twice its capacity", sections.single_row),
     "ray_serve": ("Ray Serve", sections.ray_serve),
-    "budgets": ("What one request of up to 1 MB costs a server and another client's stream", sections.budgets),
-    "faults": ("Faults inside the engine", sections.faults),
-    "fuzz": ("Damaged files", sections.fuzz),
-    "soak": ("A server under mixed load for long", sections.soak),
+    "budgets": ("What one request of up to 1 MB costs a server and another client's stream", trust_sections.budgets),
+    "faults": ("Faults inside the engine", trust_sections.faults),
+    "fuzz": ("Damaged files", trust_sections.fuzz),
+    "soak": ("A server under mixed load for long", trust_sections.soak),
     "export_memory": ("Memory of an export", sections.export_memory),
     "adapt": ("Softmax models adapted to another norm", sections.adapt),
     "adapt_decode": ("Decoding of an adapted model", sections.adapt_decode),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -59,9 +60,7 @@ def with_adaptive_temperature(model: Model, temperature: AdaptiveTemperature | N
             temperature_coefficients=temperature.coefficients,
             entropy_threshold=temperature.entropy_threshold,
         )
-    adaptive: Model = type(model)(config)  # type: ignore[arg-type] # the class of this very configuration
-    adaptive.load_state_dict(model.state_dict())
-    return adaptive.to(next(model.parameters()).device).train(model.training)
+    return _of_config(model, config)
 
 
 def with_log_power(model: Model) -> Model:
@@ -72,9 +71,15 @@ def with_log_power(model: Model) -> Model:
     """
     if model.config.norm != "softmax":
         raise InputError(f"log-power is for models that were trained with softmax; this one has {model.config.norm}")
-    scaled: Model = type(model)(replace(model.config, norm="log-power"))  # type: ignore[arg-type]
-    scaled.load_state_dict(model.state_dict(), strict=False)
-    return scaled.to(next(model.parameters()).device).train(model.training)
+    return _of_config(model, replace(model.config, norm="log-power"))
+
+
+def _of_config(model: Model, config: Any) -> Model:
+    """A model with the weights of `model`; what its configuration learns beside them is as at the start of training."""
+    made: Model = type(model)(config)
+    unused = made.load_state_dict(model.state_dict(), strict=False).unexpected_keys
+    assert not unused, unused
+    return made.to(next(model.parameters()).device).train(model.training)
 
 
 def find_task(named: str | None, stored: Checkpoint) -> Task:

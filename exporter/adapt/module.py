@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from sharp.exporter.adapt.student import SSA_START, check_norm
-from sharp.exporter.adapt.training import Progress, Recipe, batch_at
+from sharp.exporter.adapt.training import Progress, Recipe, alpha_at, batch_at
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.programs.decoder import ProgramDecoder
 from sharp.exporter.programs.matrix_products import product_shapes
@@ -85,7 +85,7 @@ def adapt_module(
     for name, value in (("length", length), ("batch", batch), ("steps", steps), ("rank", rank)):
         if value < 1 + (name == "length"):
             raise InputError(f"{name} is {value}, but must be at least {1 + (name == 'length')}")
-    held_out = max(length, int(HELD_OUT * len(tokens)))
+    held_out = max(length, int(HELD_OUT * tokens.numel()))
     if tokens.dtype != torch.int64 or tokens.ndim != 1 or len(tokens) < held_out + length:
         raise InputError(f"tokens must be int64 [n], at least {2 * length} of them for sequences of {length}")
     with evaluated(module):
@@ -164,7 +164,7 @@ class _Student:
         """At this share of the run: alpha grows from softmax's in its first half."""
         target = self.alpha
         if self.config.scheme.normalizer == "entmax" and first_alpha is not None:
-            self.alpha = first_alpha + (target - first_alpha) * min(1.0, 2 * share)
+            self.alpha = alpha_at(share, first_alpha, target)
         try:
             yield
         finally:

@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from sharp.exporter.checkpoints.path_checks import check_exists
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import InputError
 
@@ -41,7 +40,8 @@ def fit_length_scale(
     Beyond the onset the logits of a head are multiplied by (ln n / ln onset)^gamma. Every head's gamma is the one that
     keeps the entropy which the head has at the onset. The cross entropy of other windows says whether that is good.
     """
-    check_exists(checkpoint)  # before seconds of imports
+    if not checkpoint.is_dir():  # before seconds of imports
+        raise InputError(f"{checkpoint} is no folder; give the Hugging Face folder of a model trained with softmax")
     if length <= onset:
         raise InputError(f"--length is {length}, but must be above --onset ({onset}): nothing is scaled up to there")
     import numpy as np
@@ -52,8 +52,6 @@ def fit_length_scale(
     from sharp.models.evaluation import check_output
     from sharp.models.length_scale_fit import cross_entropies, fit_gammas, scale_points
 
-    if checkpoint.suffix == ".gguf" or not checkpoint.is_dir():
-        raise InputError(f"{checkpoint} is no Hugging Face folder, which --trained-norm is for; give one")
     output = output or Path(f"{checkpoint.name}.length-scale.json")
     check_output(output, (".json",))
     torch.set_num_threads(threads)

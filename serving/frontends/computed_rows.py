@@ -10,7 +10,7 @@ from sharp.serving.api.events import ComputedRows, Finished, FinishReason
 from sharp.serving.frontends.service import EventStream
 
 CUT_SHORT = "the server ended or the request was aborted before it was done; ask again"
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0  # after that response; another server may take it at once
 
 
 async def computed_rows(stream: EventStream[Any]) -> tuple[NDArray[np.float32], Finished]:

@@ -13,14 +13,13 @@ from sharp.serving.api.errors import SharpError, UnavailableError
 from sharp.serving.api.events import Delta, Event, Finished, FinishReason, PromptComputed, Usage
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.computed_rows import CUT_SHORT, RETRY_SECONDS
 from sharp.serving.frontends.http.compact_json import compact_json
 from sharp.serving.frontends.http.errors import error_body
 from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.openai_response import ResponseBuilder, usage_of
 from sharp.serving.frontends.service import EventStream
 
-CUT_SHORT = "the server ended or the request was aborted before the completion was done; ask again"
-RETRY_SECONDS = 1  # after that response; another server may take it at once
 PIECE_BYTES = 2**16  # handed over at once; the next waits until the client has taken what was before
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 

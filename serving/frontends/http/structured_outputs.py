@@ -192,35 +192,43 @@ def structural_tag(tag: Mapping[str, Any]) -> Guided:
         if form.get("type") in ("regex", "grammar"):
             text = str(form.get("pattern") or form["grammar"])
             return Guided(regex=text) if form["type"] == "regex" else Guided(grammar=lark(text))
-        triggers, structures = tag.get("triggers"), tag.get("structures")
-        if form.get("type", "triggered_tags") != "triggered_tags":
-            raise ValueError(f"the format {form['type']!r} is not supported")  # noqa: TRY301
-        if form:
-            unsupported = [name for name in ("at_least_one", "stop_after_first") if form.get(name)]
-            if unsupported:
-                raise ValueError(f"{unsupported[0]} is not supported")  # noqa: TRY301
-            triggers = form["triggers"]
-            structures = [{**one, "schema": one["content"]["json_schema"]} for one in form["tags"]]
-        if max(len(triggers or ()), len(structures or ())) > MOST_TAGS:
-            message = f"guided.structural_tag cannot be used: it has more than {MOST_TAGS} structures or triggers"
-            raise FieldError("guided.structural_tag", message)  # noqa: TRY301
-        tags = [
-            StructTag(
-                trigger=next(trigger for trigger in triggers or () if one["begin"].startswith(trigger)),
-                begin=one["begin"],
-                grammar=one.get("schema") or {},
-                end=one["end"],
-            )
-            for one in structures or ()
-        ]
-        if not tags:
-            raise ValueError("it has no structures")  # noqa: TRY301
+        tags = _tags(tag, form)
         return Guided(grammar=StructTag.to_grammar(tags, assume_special=False))
     except FieldError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError, StopIteration, RuntimeError) as error:
         message = f"guided.structural_tag cannot be used: {error or 'a begin has no trigger'}; its form is {TAG_FORM}"
         raise FieldError("guided.structural_tag", message[:300]) from error
+
+
+def _tags(tag: Mapping[str, Any], form: Mapping[str, Any]) -> list[StructTag]:
+    """The structures of a tag, of vLLM's older form or of the `format` triggered_tags.
+
+    Raises:
+        ValueError: they are not supported, too many, or none.
+    """
+    triggers, structures = tag.get("triggers"), tag.get("structures")
+    if form:
+        if form.get("type") != "triggered_tags":
+            raise ValueError(f"the format {form.get('type')!r:.40} is not supported")
+        for name in ("at_least_one", "stop_after_first"):
+            if form.get(name):
+                raise ValueError(f"{name} is not supported")
+        triggers = form["triggers"]
+        structures = [{**one, "schema": one["content"]["json_schema"]} for one in form["tags"]]
+    if not structures:
+        raise ValueError("it has no structures")
+    if max(len(triggers or ()), len(structures)) > MOST_TAGS:
+        raise ValueError(f"it has more than {MOST_TAGS} structures or triggers")
+    return [
+        StructTag(
+            trigger=next(trigger for trigger in triggers or () if one["begin"].startswith(trigger)),
+            begin=one["begin"],
+            grammar=one.get("schema") or {},
+            end=one["end"],
+        )
+        for one in structures
+    ]
 
 
 def closed(schema: Any) -> Any:

@@ -43,7 +43,7 @@ class TensorInference:
         self.inputs = tuple(described(port) for port in folder.inputs)
         self.outputs = (described(folder.output),)
 
-    def read(self, request: messages.ModelInferRequest, *, streams: bool) -> OwnTensors:  # noqa: ARG002
+    def read(self, request: messages.ModelInferRequest, *, streams: bool) -> OwnTensors:  # noqa: ARG002 - of the interface
         """See `Inference`; each request has one response, in streams too."""
         (output,) = self.outputs
         if unknown := [one.name for one in request.outputs if one.name != output.name]:

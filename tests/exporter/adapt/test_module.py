@@ -79,6 +79,7 @@ class Untokened(nn.Module):
     [
         (gpt.GPT(gpt.with_weights(gpt.ssa_of_the_authors)), {}, "attention of GPT is ssa already; give one of softmax"),
         (Untokened(), {}, "Untokened is no causal language model, which can be adapted: .*cumsum"),
+        (gpt.GPT(), {"tokens": TOKENS[0]}, "tokens must be int64"),
         (gpt.GPT(), {"tokens": TOKENS[:40]}, "at least 48 of them for sequences of 24"),
         (gpt.GPT(), {"length": 100}, "length is 100, but GPT has positions for 64 tokens"),
         (gpt.GPT(), {"tokens": TOKENS * 10}, "of a vocabulary of 257"),

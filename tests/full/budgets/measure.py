@@ -99,7 +99,7 @@ def generate(address: str, message: inference_pb2.GenerateRequest) -> str:
             for _ in inference_pb2_grpc.InferenceServiceStub(channel).Generate(message, timeout=SECONDS):
                 pass
         except grpc.RpcError as error:
-            return error.code().name  # type: ignore[attr-defined]
+            return str(error.code().name)
     return "OK"
 
 

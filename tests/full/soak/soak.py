@@ -159,7 +159,7 @@ def honest(address: Address, report: Report, draws: random.Random) -> None:
         report.requests["HTTP, guided" if guided else "HTTP"] += 1
         if guided:
             return
-        tokens = completion.choices[0].logprobs.tokens  # type: ignore[union-attr]
+        tokens = completion.choices[0].logprobs.tokens
         found = [int(token.removeprefix("token_id:")) for token in tokens or ()]
     report.latencies.append(time.monotonic() - began)
     if found != right[: len(found)] or len(found) < min(len(right), count) - 1:

@@ -11,7 +11,7 @@ from tests.serving.conftest import wait_for
 from tests.serving.grpc_client import Client
 from tests.serving.running_server import serve_while
 
-MESSAGE = "the server ended or the request was aborted before the completion was done; ask again"
+MESSAGE = "the server ended or the request was aborted before it was done; ask again"
 
 
 def ask(started, stream, n=1):

@@ -1,0 +1,56 @@
+"""Sections of the page for what a server survives: budgets, faults, fuzzing, a soak."""
+
+from collections.abc import Iterator
+
+from bench.sections import Row, field, table
+
+
+def budgets(result: Row) -> Iterator[str]:
+    """The requests that cost the most; bars: 250 ms of another stream, 200 MB."""
+    rows = result["rows"]
+    worst = {
+        row["name"]: row
+        for key in ("gap", "memory", "cpu_seconds")
+        for row in sorted(rows, key=lambda row: -row[key])[:4]
+    }
+    yield f"`{result['command']}`, {len(rows)} kinds of requests. The dearest (limits: a gap of 250 ms, 200 MB):"
+    yield ""
+    columns = {
+        "": field("name"),
+        "status": field("status"),
+        "kB sent": lambda row: f"{row['sent'] / 1e3:.0f}",
+        "CPU s": field("cpu_seconds", ".2f"),
+        "MB": lambda row: f"{row['memory'] / 1e6:.0f}",
+        "longest gap, ms": lambda row: f"{1e3 * row['gap']:.0f}",
+        "without it": lambda row: f"{1e3 * row['gap_before']:.0f}",
+    }
+    yield from table(columns, list(worst.values()))
+
+
+def faults(result: Row) -> Iterator[str]:
+    """How many of each kind."""
+    counts = f"{result['faults']:,} faults of {result['kinds']} kinds, {len(result['broken'])} broke an invariant"
+    yield f"`{result['command']}`: {counts}."
+    yield ""
+    rows = [{"name": name, "value": value} for name, value in result["reached"].items()]
+    yield from table({"": field("name"), "faults": field("value")}, rows)
+
+
+def fuzz(result: Row) -> Iterator[str]:
+    """Files and findings of each reader."""
+    yield f"`{result['command']}`"
+    yield ""
+    columns = {"reader": field("name"), "files": field("files"), "findings": lambda row: str(len(row["findings"]))}
+    yield from table(columns, result["rows"])
+
+
+def soak(result: Row) -> Iterator[str]:
+    """What the server held in the first and the last third, and how many requests there were."""
+    counts = f"{sum(result['requests'].values()):,} requests of {len(result['requests'])} kinds"
+    drift = f"honest ones {result['latency_drift']:.2f} times as long in the end"
+    yield f"`{result['command']}`: {counts}, {len(result['wrong'])} wrong, {drift}."
+    yield ""
+    rows = [{"name": name, "first": result["first"][name], "last": result["last"][name]} for name in result["first"]]
+    yield from table(
+        {"median of": field("name"), "first third": field("first", ",.0f"), "last": field("last", ",.0f")}, rows
+    )
