@@ -86,7 +86,7 @@ class Untokened(nn.Module):
         (gpt.GPT(), {"norm": "sigmoid"}, "--norm is 'sigmoid', but must be one of"),
         (gpt.GPT(), {"steps": 0}, "steps is 0, but must be at least 1"),
     ],
-    ids=["norm", "no decoder", "few tokens", "long", "large tokens", "sigmoid", "no steps"],
+    ids=["norm", "no decoder", "one token", "few tokens", "long", "large tokens", "sigmoid", "no steps"],
 )
 def test_what_cannot_be_adapted_is_refused(module: nn.Module, changes: dict[str, Any], message: str) -> None:
     arguments = {"tokens": TOKENS, "norm": "ssa"} | SHORT | changes
