@@ -34,7 +34,7 @@ from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.block_hashes import BlockHashes, first_hash
+from sharp.serving.engine.block_manager import BlockHashes, first_hash
 
 MARGIN = 256  # the most tokens of a completion
 # Attributes of the attention nodes under each norm; b and n of ssa as at the start of training.

@@ -26,8 +26,7 @@ from sharp.serving.api.events import (
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.backends import Backend
 from sharp.serving.config import EngineConfig
-from sharp.serving.engine.block_hashes import BlockHashes, first_hash
-from sharp.serving.engine.block_manager import BlockManager
+from sharp.serving.engine.block_manager import BlockHashes, BlockManager, first_hash
 from sharp.serving.engine.queue_limit import QueueLimit
 from sharp.serving.engine.report import Ended, EngineReport, Tally, Timed
 from sharp.serving.engine.sampler import SamplingRow, masks_all

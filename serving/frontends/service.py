@@ -19,9 +19,8 @@ from sharp.serving.config import ServerConfig
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
-from sharp.serving.frontends.buffers import Buffers, most_request_bytes, release_held
+from sharp.serving.frontends.admission import Buffers, Pool, most_request_bytes, release_held
 from sharp.serving.frontends.health import Health
-from sharp.serving.frontends.pool import Pool
 from sharp.serving.observability.request_log import log_prompt, log_request
 from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 from sharp.serving.observability.tracing import Tracing

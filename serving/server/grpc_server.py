@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import ServerConfig
-from sharp.serving.frontends.buffers import most_request_bytes
+from sharp.serving.frontends.admission import most_request_bytes
 from sharp.serving.frontends.grpc.authentication import TokenInterceptor
 from sharp.serving.frontends.grpc.control import ControlService
 from sharp.serving.frontends.grpc.inference import InferenceService

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from sharp.serving.api.errors import InputError, QueueFullError, SharpError
-from sharp.serving.frontends.buffers import most_request_bytes
+from sharp.serving.frontends.admission import most_request_bytes
 from sharp.serving.frontends.grpc.authentication import OPEN_METHODS
 from sharp.serving.frontends.grpc.messages import UNREADABLE
 from sharp.serving.frontends.grpc.status import abort

@@ -14,7 +14,7 @@ from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.encoder.folder import EncoderFolder
 from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.frontends.buffers import most_request_bytes
+from sharp.serving.frontends.admission import most_request_bytes
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.encoding import ENCODING, GENERATION, decoder_refusals, encoder_routes, refusals

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from sharp.serving.api.errors import SharpError
-from sharp.serving.frontends.buffers import Held
+from sharp.serving.frontends.admission import Held
 from sharp.serving.frontends.http.errors import TooLargeError
 
 MOST_DISCARDED = 2**24  # bytes

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from sharp.serving.api.encoding import EncodeRequest
 from sharp.serving.api.errors import InputError, SharpError, UnavailableError
 from sharp.serving.encoder.folder import ROUTES, EncoderFolder
-from sharp.serving.frontends.buffers import Held
+from sharp.serving.frontends.admission import Held
 from sharp.serving.frontends.computed_rows import computed_rows
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.encoder_request import EmbeddingRequest, EncoderRequest

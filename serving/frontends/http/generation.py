@@ -13,7 +13,7 @@ from sharp.serving.api.errors import FieldError, SharpError, UnavailableError
 from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_fields import first_error
 from sharp.serving.api.sampling_params import SamplingParams
-from sharp.serving.frontends.buffers import Held
+from sharp.serving.frontends.admission import Held
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.chat_request import ForeignRequest
 from sharp.serving.frontends.http.endpoint import Endpoint

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.serving.api.errors import InputError, SharpError
-from sharp.serving.frontends.buffers import Held
+from sharp.serving.frontends.admission import Held
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.engine.block_hashes import BlockHashes, first_hash
-from sharp.serving.engine.block_manager import BlockManager
+from sharp.serving.engine.block_manager import BlockHashes, BlockManager, first_hash
 
 
 def hashes(token_ids, salt=b""):

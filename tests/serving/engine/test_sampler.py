@@ -7,7 +7,7 @@ from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
-from sharp.serving.engine.block_hashes import BlockHashes
+from sharp.serving.engine.block_manager import BlockHashes
 from sharp.serving.engine.logprobs import token_logprobs
 from sharp.serving.engine.sampler import SamplingRow, apply, sample
 from sharp.serving.engine.sequence import Sequence

@@ -18,8 +18,8 @@ from sharp.serving.api.errors import StalledError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends import health, service
+from sharp.serving.frontends.admission import Pool
 from sharp.serving.frontends.health import MOST_FAILED_STEPS, Health
-from sharp.serving.frontends.pool import Pool
 
 
 def get(started, path):

@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from sharp.serving.api.errors import QueueFullError
-from sharp.serving.frontends.pool import Pool
+from sharp.serving.frontends.admission import Pool
 
 STUCK = """
 import asyncio, threading
-from sharp.serving.frontends.pool import Pool
+from sharp.serving.frontends.admission import Pool
 
 async def main():
     asyncio.ensure_future(Pool("stuck", 1, 1).run(threading.Event().wait))
