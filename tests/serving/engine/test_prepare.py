@@ -5,12 +5,12 @@ from tokenizers import AddedToken
 
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, Guided, SamplingParams
-from sharp.serving.api.errors import FieldError
+from sharp.serving.api.errors import ContextLengthError, FieldError, UnavailableError
 from sharp.serving.api.request import GenerateRequest
-from sharp.serving.config import BackendConfig
+from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.text.tokenizer import Tokenizer
-from tests.serving.conftest import VOCAB, byte_tokenizer
+from tests.serving.conftest import MAX_CONTEXT, VOCAB, byte_tokenizer
 
 BACKEND = BackendConfig(threads=1, kernels=False)
 
@@ -33,6 +33,14 @@ def test_the_last_token_of_the_vocabulary_is_one(prepare, last, params):
     prepare(GenerateRequest("a", SamplingParams(**params(last))))
     with pytest.raises(FieldError, match=str(last + 1)):
         prepare(GenerateRequest("a", SamplingParams(**params(last + 1))))
+
+
+@pytest.mark.parametrize("cache_tokens", [None, 16])
+def test_the_cache_is_named_only_where_it_is_what_limits_a_prompt(counting, cache_tokens):
+    llm = LLM(counting, backend=BACKEND, engine=EngineConfig(cache_tokens=cache_tokens))
+    with pytest.raises(ContextLengthError) as caught:
+        llm.model.prepare(GenerateRequest(tuple([1] * MAX_CONTEXT)))
+    assert ("the server's cache has no room" in str(caught.value)) == (cache_tokens is not None)
 
 
 def test_a_cache_salt_has_at_most_256_characters(prepare):
@@ -75,4 +83,9 @@ def test_tokens_that_are_written_like_tags_are_known_but_for_those_that_end(coun
     )
     guides.load()
     assert guides._tags == {"<call>": call}
+    for mark, first in (("<call>", call), ("<tool>", ord("<"))):
+        guide = guides.compile(Guided(grammar="start: mark_0", marks=(mark,)))
+        assert guide.allowed(end + 1).nonzero()[0].tolist() == [first]
     guides.end()
+    with pytest.raises(UnavailableError, match="the server ends"):
+        guides.compile(Guided(regex="another"))

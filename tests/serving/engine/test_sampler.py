@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -170,6 +172,18 @@ def test_min_tokens_keeps_the_end_away():
         tokens.append(int(sample(logits.copy(), [SamplingRow(one)])[0]))
         one.append(tokens[-1])
     assert tokens == [1, 1, 0]
+
+
+def test_the_last_token_of_a_bad_word_does_not_come_behind_its_others():
+    one = sequence(temperature=0)
+    one.request = replace(one.request, bad_word_ids=((3,), (1, 2), (1, 1, 2, 0)))
+    kept = []
+    for token in (1, 1, 2, 4):
+        logits = np.zeros((1, 5), np.float32)
+        apply(logits, [SamplingRow(one)])
+        kept.append(np.flatnonzero(np.isfinite(logits[0])).tolist())
+        one.append(token)
+    assert kept == [[0, 1, 2, 4], [0, 1, 4], [0, 1, 4], [1, 2, 4]]
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 64, 257, 5000]), st.integers(0, 20))
