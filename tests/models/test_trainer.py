@@ -12,7 +12,7 @@ from sharp.models.checkpoint import load_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.text import make_corpus
 from sharp.models.train import bits_per_byte, main, sample_windows
-from sharp.models.trainer import Stage, TrainSettings, train
+from sharp.models.trainer import Stage, TrainSettings, make_optimizer, train
 from sharp.plugins.errors import InputError, SharpError
 
 SETTINGS = TrainSettings(
@@ -58,6 +58,15 @@ def run(folder, model=None, settings=SETTINGS, stop_after=None, sample=sample) -
 def rows(folder):
     with (folder / "loss.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def test_weight_decay_leaves_norms_and_parameters_per_head_free():
+    model = new_model()
+    groups = make_optimizer(model, replace(SETTINGS, weight_decay=0.3)).param_groups
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    found = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
+    assert found == {name: 0.3 if parameter.dim() > 1 else 0.0 for name, parameter in model.named_parameters()}
+    assert {0.0, 0.3} == set(found.values())
 
 
 def test_the_loss_falls(tmp_path):
