@@ -31,7 +31,9 @@ from sharp.serving.server.settings import CONFIG_VARIABLE, SERVER_SETTINGS, read
 from sharp.serving.server.startup import print_startup
 
 HEADS_SHOWN = 5
-COLLECTIONS = (50_000, 50, 100)  # Python's garbage collector: by default (700, 10, 10)
+# Python's garbage collector: a body of many lists makes it look at no older objects, by default (700, 10, 10). What
+# requests leave behind is collected by time instead: cancelled ones are cycles, which hold native memory, too.
+COLLECTIONS, COLLECTION_SECONDS = (50_000, 50, 100), 10.0
 PATH = click.Path(path_type=Path)
 
 NAMES_FLAG = "--served-model-name"
@@ -97,12 +99,17 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
         os._exit(ENGINE_ENDED)  # a runtime whose GPU is lost may abort or wait for ever when it is taken down
 
 
-def _announce(started: Started) -> None:
-    # A collection of all objects holds up every thread: what was loaded is left out from now on, and a body of many
-    # lists makes none.
+def _collect(loop: asyncio.AbstractEventLoop) -> None:
+    """Collect garbage now and every `COLLECTION_SECONDS`: some milliseconds."""
     gc.collect()
-    gc.freeze()
+    loop.call_later(COLLECTION_SECONDS, _collect, loop)
+
+
+def _announce(started: Started) -> None:
+    gc.collect()
+    gc.freeze()  # a collection holds up every thread: what was loaded is left out from now on
     gc.set_threshold(*COLLECTIONS)
+    _collect(asyncio.get_running_loop())
     try:
         print_startup(started)
         click.echo(f"sharp-serve: ready grpc={started.grpc_address} http={started.http_address}")

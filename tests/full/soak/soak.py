@@ -25,6 +25,7 @@ from tests.serving.processes import ServerProcess, server_process
 OPTIONS = ("--threads", 1, "--no-kernels", "--cache-tokens", 4 * MAX_CONTEXT, "--max-sequences", 16)
 HONEST, ROUGH = 6, 3  # clients of each sort
 ROUGH_KINDS = sorted(set(KINDS) - {"takes another's id"})  # that one wants a request that is still running
+GUIDES = 1000
 WARM_UP = 0.2  # share of the time that is left out: the allocator and the caches fill
 # By how much the last third of a run may be more than the first: of an hour's memory 1 %, and what comes and goes.
 MOST_GROWTH = {"memory": 0.01, "descriptors": 0.0, "threads": 0.0, "series": 0.0}
@@ -146,8 +147,11 @@ def honest(address: Address, report: Report, draws: random.Random) -> None:
         found = [token for part in parts if part.HasField("delta") for token in part.delta.token_ids]
         report.requests["gRPC"] += 1
     else:
-        guided = draws.random() < 0.2  # a guide that allows everything, each a new one
-        extra = {"guided_choice": [str(draws.random())], "max_tokens": 4} if guided else {"max_tokens": count}
+        guided = draws.random() < 0.2
+        # Far more than the server keeps compiled, so that each is compiled anew, but few enough for the tokenizers' own
+        # caches, of 10,000 words, to be full after the warm-up.
+        choice = f"choice {draws.randrange(GUIDES)}"
+        extra = {"guided_choice": [choice], "max_tokens": 4} if guided else {"max_tokens": count}
         with openai.OpenAI(base_url=f"http://{address.http_address}/v1", api_key="none") as openai_client:
             completion = openai_client.completions.create(
                 model="hashing",
