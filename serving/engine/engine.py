@@ -350,6 +350,7 @@ class Engine:
         if not unfinished:
             del self._groups[sequence.request_id]
             self._tally.finished.append(Ended(str(reason), now - sequence.times.arrived, sequence.request_id))
+        self._tally.completed.append(sequence.completed())
         return sequence.finished(reason, matched, now, last=not unfinished)
 
     def _fail(self, request_id: str, error: SharpError) -> Event:

@@ -24,6 +24,17 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Completed:
+    """A completion that is over: its tokens, from its first step to its first token, and from that to its last one."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    prefill_seconds: float | None  # None without a token
+    decode_seconds: float | None
+    request_id: str
+
+
+@dataclass(frozen=True)
 class EngineReport:
     """The state now and what happened since the last report; all times in seconds."""
 
@@ -38,6 +49,7 @@ class EngineReport:
     prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
     prefix_cache_hits: int  # those that it had
     finished: tuple[Ended, ...]
+    completed: tuple[Completed, ...]
     queue: tuple[Timed, ...]
     first_token: tuple[Timed, ...]
     inter_token: tuple[Timed, ...]
@@ -59,6 +71,7 @@ class Tally:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     finished: list[Ended] = field(default_factory=list)
+    completed: list[Completed] = field(default_factory=list)
     queue: list[Timed] = field(default_factory=list)
     first_token: list[Timed] = field(default_factory=list)
     inter_token: list[Timed] = field(default_factory=list)

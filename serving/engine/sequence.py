@@ -10,6 +10,7 @@ from sharp.serving.api.attention import AttentionRows, AttentionTotals, add_up
 from sharp.serving.api.events import Finished, FinishReason, PromptChunk, Timing, TokenLogprobs, Usage
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.engine.block_manager import BlockHashes
+from sharp.serving.engine.report import Completed
 from sharp.serving.engine.speculation import PromptLookup
 from sharp.serving.engine.token_counts import TokenCounts
 from sharp.serving.text.stop_condition import StopCondition
@@ -205,6 +206,13 @@ class Sequence:
         """Add the attention statistics of tokens of this sequence to its summary."""
         totals = add_up(rows)
         self.attention = totals if self.attention is None else self.attention + totals
+
+    def completed(self) -> Completed:
+        """What the metrics say of it at its end."""
+        times, prefill, decode = self.times, None, None
+        if times.started is not None and times.first_token is not None and times.last_token is not None:
+            prefill, decode = times.first_token - times.started, times.last_token - times.first_token
+        return Completed(len(self.request.prompt_ids), self.generated, prefill, decode, self.request_id)
 
     def finished(self, reason: FinishReason, matched: str | int | None, now: float, *, last: bool) -> Finished:
         """The event that ends this sequence."""

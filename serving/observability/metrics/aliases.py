@@ -21,6 +21,11 @@ VLLM = {
     "sharp_inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "sharp_request_duration_seconds": ("vllm:e2e_request_latency_seconds",),
     "sharp_request_queue_seconds": ("vllm:request_queue_time_seconds",),
+    "sharp_request_prompt_tokens": ("vllm:request_prompt_tokens",),
+    "sharp_request_generated_tokens": ("vllm:request_generation_tokens", "vllm:request_max_num_generation_tokens"),
+    "sharp_request_prefill_seconds": ("vllm:request_prefill_time_seconds",),
+    "sharp_request_decode_seconds": ("vllm:request_decode_time_seconds",),
+    "sharp_request_time_per_output_token_seconds": ("vllm:request_time_per_output_token_seconds",),
     "sharp_draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
     "sharp_accepted_draft_tokens": ("vllm:spec_decode_num_accepted_tokens",),
 }

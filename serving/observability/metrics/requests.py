@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sharp.serving.api.events import FinishReason
-from sharp.serving.engine.report import EngineReport, Timed
+from sharp.serving.engine.report import Completed, EngineReport, Timed
 
 # Those of vLLM's metrics of the same meaning, so that one dashboard compares both.
 FIRST_TOKEN_BUCKETS = (
@@ -17,6 +17,7 @@ INTER_TOKEN_BUCKETS = (
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
 REQUEST_BUCKETS = (*(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),)
+TOKEN_BUCKETS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -36,6 +37,9 @@ class RequestFamilies:
 
         def seconds(name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, description, ["model"], unit="seconds", registry=registry, buckets=buckets)
+
+        def tokens(name: str, description: str) -> Histogram:
+            return Histogram(name, description, ["model"], unit="tokens", registry=registry, buckets=TOKEN_BUCKETS)
 
         self.running = gauge("sharp_requests_running", "Requests that hold cache blocks.")
         self.waiting = gauge("sharp_requests_waiting", "Requests that wait for their first step or for blocks.")
@@ -79,6 +83,23 @@ class RequestFamilies:
         self.queue = seconds(
             "sharp_request_queue_seconds", "From the arrival of a request to its first step.", REQUEST_BUCKETS
         )
+        self.prompt = tokens("sharp_request_prompt_tokens", "Tokens of a completion's prompt.")
+        self.generated = tokens("sharp_request_generated_tokens", "Generated tokens of a completion.")
+        self.prefill = seconds(
+            "sharp_request_prefill_seconds",
+            "From the first step of a completion to its first token.",
+            REQUEST_BUCKETS,
+        )
+        self.decode = seconds(
+            "sharp_request_decode_seconds",
+            "From the first token of a completion to its last.",
+            REQUEST_BUCKETS,
+        )
+        self.token_seconds = seconds(
+            "sharp_request_time_per_output_token_seconds",
+            "Between two tokens of a completion, on average.",
+            INTER_TOKEN_BUCKETS,
+        )
         self.batch_texts = Histogram(
             "sharp_encoder_batch_texts",
             "Texts, or rows of tensors, that were computed together.",
@@ -115,6 +136,11 @@ class RequestMetrics:
         self._inter_token = families.inter_token.labels(model)
         self._duration = families.duration.labels(model)
         self._queue = families.queue.labels(model)
+        self._prompt = families.prompt.labels(model)
+        self._generated = families.generated.labels(model)
+        self._prefill = families.prefill.labels(model)
+        self._decode = families.decode.labels(model)
+        self._token_seconds = families.token_seconds.labels(model)
         self._step = families.step.labels(model)
         self._batch_texts = families.batch_texts.labels(model)
         self._padding_tokens = families.padding_tokens.labels(model)
@@ -139,6 +165,8 @@ class RequestMetrics:
             exemplar = _exemplar(ended.request_id)
             self._finished.labels(self._model, ended.reason).inc(1, exemplar)
             self._duration.observe(ended.seconds, exemplar)
+        for completed in report.completed:
+            self._complete(completed)
         _observe(self._queue, report.queue)
         _observe(self._first_token, report.first_token)
         _observe(self._inter_token, report.inter_token)
@@ -147,6 +175,17 @@ class RequestMetrics:
         self._padding_tokens.inc(report.padding_tokens)
         for seconds in report.step_seconds:
             self._step.observe(seconds)
+
+    def _complete(self, completed: Completed) -> None:
+        exemplar = _exemplar(completed.request_id)
+        self._prompt.observe(completed.prompt_tokens, exemplar)
+        self._generated.observe(completed.generated_tokens, exemplar)
+        if completed.prefill_seconds is not None:
+            self._prefill.observe(completed.prefill_seconds, exemplar)
+        if completed.decode_seconds is not None:
+            self._decode.observe(completed.decode_seconds, exemplar)
+            if completed.generated_tokens > 1:
+                self._token_seconds.observe(completed.decode_seconds / (completed.generated_tokens - 1), exemplar)
 
 
 def _observe(histogram: Histogram, times: Iterable[Timed]) -> None:

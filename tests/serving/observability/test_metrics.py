@@ -120,6 +120,22 @@ def test_latency_buckets_are_those_of_vllm(families):
     assert bounds[-2:] == ["7680.0", "+Inf"]
 
 
+def test_each_completion_counts_with_its_tokens_and_phases(families):
+    def sum_of(name):
+        return value(families, name, "_sum", model="counting")
+
+    assert sum_of("sharp_request_prompt_tokens") == sum(map(len, PROMPTS))
+    assert sum_of("sharp_request_generated_tokens") == len(PROMPTS) * NEW_TOKENS
+    assert value(families, "sharp_request_generated_tokens", "_bucket", le="5.0") == 0
+    assert value(families, "sharp_request_generated_tokens", "_bucket", le="10.0") == len(PROMPTS)
+    prefill, decode = sum_of("sharp_request_prefill_seconds"), sum_of("sharp_request_decode_seconds")
+    queue = sum_of("sharp_request_queue_seconds")
+    assert queue + prefill == pytest.approx(sum_of("sharp_time_to_first_token_seconds"))
+    assert decode == pytest.approx(sum_of("sharp_inter_token_latency_seconds"))
+    each = sum_of("sharp_request_time_per_output_token_seconds")
+    assert each == pytest.approx(decode / (NEW_TOKENS - 1))
+
+
 def test_requests_and_tokens(families):
     assert value(families, "sharp_requests", "_total", finish_reason="length", model="counting") == 2
     assert value(families, "sharp_requests", "_total", finish_reason="cancelled") == 0
