@@ -1,13 +1,17 @@
+import asyncio
+import gc
 import os
 import signal
 import socket
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
 
 from sharp import Client
+from sharp.serving import cli
 from sharp.serving.cli import generate, serve
 from sharp.serving.engine import prepare
 from tests.marks import full
@@ -146,3 +150,23 @@ def test_serve_until_a_signal(counting, number):
     assert (code, "Traceback" in printed) == (0, False)
     for words in ("counting", "softmax", "32768 tokens in blocks of 4", "2048 tokens a step", "gRPC", "/metrics"):
         assert words in printed
+
+
+def test_what_cancelled_requests_leave_behind_is_freed_while_the_server_runs(monkeypatch):
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+    async def serve():
+        cli._collect(asyncio.get_running_loop())
+        left = weakref.ref(Cycle())
+        async with asyncio.timeout(10):
+            while left() is not None:
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(cli, "COLLECTION_SECONDS", 0.05)
+    gc.disable()
+    try:
+        asyncio.run(serve())
+    finally:
+        gc.enable()
