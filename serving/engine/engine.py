@@ -176,7 +176,7 @@ class Engine:
         self.failed_steps += 1
         failed = dict.fromkeys(sequence.request_id for sequence in sequences)
         logger.exception("a step of %d requests failed", len(failed))
-        failure = EngineError(f"a step of the engine failed: {error}")
+        failure = EngineError(f"a step of the engine failed: {str(error) or type(error).__name__}")
         return [self._fail(request_id, failure) for request_id in failed]
 
     def _end_overdue(self, now: float) -> list[Event]:
@@ -207,7 +207,7 @@ class Engine:
             return events()
         except Exception as error:
             logger.exception("request %s failed", request_id)
-            return [self._fail(request_id, EngineError(f"the request failed: {error}"))]
+            return [self._fail(request_id, EngineError(f"the request failed: {str(error) or type(error).__name__}"))]
 
     def _admit(self, sequence: Sequence, now: float) -> None:
         if sequence.times.started is not None:

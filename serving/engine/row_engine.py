@@ -150,7 +150,9 @@ class RowEngine(ABC, Generic[R]):
         except Exception as error:  # whatever a runtime raises must not end the engine
             logger.exception("a batch of %d rows failed", len(batch))
             self.failed_steps += 1
-            return self._fail_all(batch, EngineError(f"a batch of the model failed: {error}"))
+            return self._fail_all(
+                batch, EngineError(f"a batch of the model failed: {str(error) or type(error).__name__}")
+            )
         now = time.perf_counter()
         self._count(batch, computed, now - began)
         return self._take(batch, computed.rows, began, now)

@@ -1,4 +1,4 @@
-"""`LogWriter`: the log is written by a thread of its own, so that a slow disk or a reader that sleeps holds nobody up."""
+"""`LogWriter`: the log is written by a thread of its own, so that a slow disk or reader holds nobody up."""
 
 import logging
 import os
