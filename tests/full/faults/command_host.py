@@ -92,7 +92,7 @@ def _call(command: str, arguments: list[str]) -> Any:
 
 
 def _on_a_disk(command: str, arguments: list[str], root: str, fault: dict[str, Any]) -> Any:
-    """Run the command with a disk of so many bytes, or one that is read-only, at `root`; then `root` has its files."""
+    """Run the command with a disk at `root` that has so many bytes free, or is read-only; then `root` has its files."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(status: int) -> None:
@@ -103,7 +103,8 @@ def _on_a_disk(command: str, arguments: list[str], root: str, fault: dict[str, A
     shutil.copytree(root, kept, dirs_exist_ok=True)
     check(libc.unshare(NEW_MOUNTS))
     check(libc.mount(b"none", b"/", None, PRIVATE | RECURSIVE, None))
-    check(libc.mount(b"none", root.encode(), b"tmpfs", 0, f"size={fault['disk'] or 2**24}".encode()))
+    used = sum(one.stat().st_size + 4096 for one in kept.rglob("*"))
+    check(libc.mount(b"none", root.encode(), b"tmpfs", 0, f"size={used + (fault['disk'] or 2**24)}".encode()))
     shutil.copytree(kept, root, dirs_exist_ok=True)
     if not fault["disk"]:
         check(libc.mount(b"none", root.encode(), None, READ_ONLY | 32, None))  # 32: mounted anew
