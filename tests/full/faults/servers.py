@@ -557,3 +557,20 @@ def check_end(folder: Path, name: str, seed: int) -> None:
     """
     make_model(folder)
     ENDS[name](folder, random.Random(f"{name} {seed}"))
+
+
+def run_ends(
+    folder: Path, names: list[str], times: int, report: Callable[[str], None]
+) -> tuple[Counter[str], list[str]]:
+    """So many of each kind, each with a server of its own; how many there were, and what broke."""
+    counts: Counter[str] = Counter()
+    broken: list[str] = []
+    for name in names:
+        for seed in range(times):
+            try:
+                check_end(folder, name, seed)
+            except Exception as error:
+                broken.append(f"{name}, seed {seed}: {type(error).__name__}: {error}")
+            counts[name] += 1
+        report(f"{counts[name]:6} {name}")
+    return counts, broken
