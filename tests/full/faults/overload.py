@@ -148,7 +148,7 @@ async def _overload(server: Server, seconds: float, draws: random.Random) -> dic
     served = len(tally.total)
     for what, wrong in (
         ("a request was lost", tally.wrong or usual.wrong or after.wrong),
-        ("a request has no answer", served + tally.refused != sent),
+        ("a request has no response", served + tally.refused != sent),
         ("nothing was refused", not tally.refused),
         ("an admitted request waited too long", max(tally.first_token, default=math.inf) > bound),
         ("a refusal took too long", max(tally.refusal, default=0) > bound),
