@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.api.attention import AttentionRows
-from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, InputError, SharpError
+from sharp.serving.api.errors import (
+    AlreadyExistsError,
+    DeviceLostError,
+    EngineError,
+    InputError,
+    QueueFullError,
+    SharpError,
+)
 from sharp.serving.api.events import (
     Accepted,
     Delta,
@@ -109,12 +116,16 @@ class Engine:
             (1 if one.times.started or one.index else one.request.params.n, len(one.token_ids))
             for one in self.scheduler.waiting
         ]
-        self._queue_limit.check(
-            request.params.n,
-            request.params.n * len(request.prompt_ids),
-            sum(n for n, _ in waiting),
-            sum(n * tokens for n, tokens in waiting),
-        )
+        try:
+            self._queue_limit.check(
+                request.params.n,
+                request.params.n * len(request.prompt_ids),
+                sum(n for n, _ in waiting),
+                sum(n * tokens for n, tokens in waiting),
+            )
+        except QueueFullError:
+            self._tally.refused += 1
+            raise
         # Without a prefix cache only the sequences of one request share blocks: no other has its number.
         salt = request.cache_salt if self._config.prefix_cache else f"request {self._numbered}"
         start = first_hash(self._manifest, salt)

@@ -161,6 +161,7 @@ async def _overload(server: Server, seconds: float, draws: random.Random) -> dic
     try:
         until(lambda: server.health() == 200)
         check_idle(server)
+        until(lambda: server.metrics()["sharp_requests_refused_total"] == tally.refused)
     except AssertionError as error:
         broken.append(str(error))
     return {
