@@ -1,5 +1,6 @@
 """Faults of a server's process, of its machine and of its clients, and what has to hold after each of them."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -17,13 +18,14 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from sharp.kserve import grpc_service_pb2_grpc
 from sharp.v1 import control_pb2
 from tests.full.budgets.measure import processes
 from tests.full.faults.test_clients import KINDS
@@ -40,6 +42,7 @@ CLIENTS, TOKENS = 4, 30  # honest clients, half of them of each protocol
 ANSWER_SECONDS = 1.0  # of health
 WAIT_SECONDS = 30.0  # of a client, and for what has to become right again
 IDLE_HTTP, IDLE_GRPC = 600, 400
+IDLE_CHANNELS = 5  # of a thousand calls
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty settings
 LONG = {"prompt": [5, 17], "max_tokens": 120, "temperature": 0, "ignore_eos": True, "stream": True}
 
@@ -301,6 +304,25 @@ def idle(server: Server, _: random.Random) -> None:
         chat(server)
 
 
+def idle_calls(server: Server, _: random.Random) -> None:
+    """A thousand calls that are open and send nothing."""
+
+    async def hold() -> None:
+        async with AsyncExitStack() as stack:
+            for number in range(IDLE_CHANNELS):
+                own = [("grpc.use_local_subchannel_pool", 1), ("sharp.number", number)]
+                channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.grpc_address, own))
+                stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                calls = [stub.ModelStreamInfer() for _ in range(1000 // IDLE_CHANNELS)]
+                for call in calls:
+                    stack.callback(call.cancel)
+                await asyncio.gather(*(call.wait_for_connection() for call in calls))
+            assert await asyncio.to_thread(server.health) == 200
+            await asyncio.to_thread(chat, server)
+
+    asyncio.run(hold())
+
+
 def streams_unread(server: Server, draws: random.Random) -> None:
     """Clients that read a byte, wait, and read another."""
     body = json.dumps(LONG)
@@ -350,6 +372,7 @@ FAULTS = {
     "descriptors are used up": ServerFault(no_descriptors, True),
     "the disk of the log is full": ServerFault(full_log),
     "1,000 idle connections": ServerFault(idle),
+    "1,000 idle calls of gRPC": ServerFault(idle_calls),
     "eight streams are read a byte at a time": ServerFault(streams_unread),
     **{f"a client: {name}": ServerFault(rough(name)) for name in sorted(set(KINDS) - {"takes another's id"})},
 }
