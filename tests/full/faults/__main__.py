@@ -18,8 +18,9 @@ from tests.full.faults.commands import FAULTS as COMMAND_FAULTS
 from tests.full.faults.commands import run_command_faults
 from tests.full.faults.injection import FAULTS, check_fault
 from tests.full.faults.overload import overload
-from tests.full.faults.servers import ENDS, run_ends, run_server_faults
-from tests.full.faults.servers import FAULTS as SERVER_FAULTS
+from tests.full.faults.server_ends import ENDS, run_ends
+from tests.full.faults.server_faults import FAULTS as SERVER_FAULTS
+from tests.full.faults.server_faults import run_server_faults
 from tests.serving.conftest import write_folder
 
 CALLS = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89)

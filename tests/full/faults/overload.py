@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from tests.full.faults.servers import ANSWER_SECONDS, Server, check_idle, faulty_server, get, until
+from tests.full.faults.harmed_server import ANSWER_SECONDS, Server, check_idle, faulty_server, get, until
 from tests.serving.conftest import greedy_hashing
 
 RUNNING, WAITING = 4, 16

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.full.faults.commands import check_command_fault, check_next_run, commands_in
+from tests.full.faults.harmed_server import chat, faulty_server
 from tests.full.faults.overload import overload
-from tests.full.faults.servers import FAULTS, chat, check_end, check_server_fault, faulty_server
+from tests.full.faults.server_ends import check_end
+from tests.full.faults.server_faults import FAULTS, check_server_fault
 
 COMMANDS = ("export", "adapt", "train")
 # Clients that vanish have tests of their own, and a step that hangs is in `tests/serving/server/test_forced_exit.py`.
