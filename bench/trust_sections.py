@@ -28,10 +28,18 @@ def budgets(result: Row) -> Iterator[str]:
 
 
 def faults(result: Row) -> Iterator[str]:
-    """How many of each kind."""
+    """How many of each kind, and what became of requests when there were too many."""
     counts = f"{result['faults']:,} faults of {result['kinds']} kinds, {len(result['broken'])} broke an invariant"
     yield f"`{result['command']}`: {counts}."
     yield ""
+    if (load := result.get("overload")) is not None:
+        sent = f"{load['times']} times its capacity for {load['seconds']:g} s: {load['sent']:,} requests"
+        became = f"{load['served']:,} served, {load['refused']:,} refused, {load['lost']} lost"
+        waited = (
+            f"99 % waited {load['first_token_p99']:.2f} s for a first token (bound {load['first_token_bound']:.2f} s)"
+        )
+        yield f"{sent}, {became}; {waited}; as fast as before {load['recovery_seconds']:.1f} s after it."
+        yield ""
     rows = [{"name": name, "value": value} for name, value in result["reached"].items()]
     yield from table({"": field("name"), "faults": field("value")}, rows)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 # What exports without a lock left is removed when nothing in it has changed for so long: one may still run.
 UNLOCKED_SECONDS = 24 * 3600.0
+UNLOCKED_EMPTY_SECONDS = 60.0
 
 
 class Staging:
@@ -49,9 +50,11 @@ def remove_stale(target: Path) -> None:
     for path in target.parent.iterdir():
         if unlocked.fullmatch(path.name) and not path.is_symlink() and _abandoned(path):
             shutil.rmtree(path, ignore_errors=True)
-        # An empty one may just have been made, and its lock not yet taken.
-        if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and any(path.iterdir()):
+        if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             with suppress(OSError):
+                # An empty one may just have been made, and its lock not yet taken.
+                if not any(path.iterdir()) and time.time() - path.stat().st_mtime < UNLOCKED_EMPTY_SECONDS:
+                    continue
                 lock = os.open(path, os.O_RDONLY)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -75,14 +75,18 @@ def save_checkpoint(
         content["task_parameters"] = dict(task_parameters or {})
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    if path.suffix == ".safetensors":
-        # Not save_file: it makes a file that only its owner can read.
-        partial.write_bytes(safetensors_bytes(state, metadata={FORMAT: json.dumps(content)}))
-    elif path.suffix == ".pt":
-        torch.save({"format": FORMAT, **content, "state_dict": state}, partial)
-    else:
-        raise InputError(f"{path} must end in .safetensors or .pt")
-    partial.replace(path)
+    try:
+        if path.suffix == ".safetensors":
+            # Not save_file: it makes a file that only its owner can read.
+            partial.write_bytes(safetensors_bytes(state, metadata={FORMAT: json.dumps(content)}))
+        elif path.suffix == ".pt":
+            torch.save({"format": FORMAT, **content, "state_dict": state}, partial)
+        else:
+            raise InputError(f"{path} must end in .safetensors or .pt")
+        partial.replace(path)
+    except (OSError, RuntimeError):
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def load_checkpoint(path: Path | str) -> SharpForCausalLM:

@@ -301,7 +301,7 @@ def main(
             train_task(console, task, choices, parameters, start_from, place, output, work)
         if hint := plot_losses(work / "loss.csv", work / "loss.png"):
             console.print(hint)
-    except SharpError as error:
+    except (SharpError, OSError) as error:  # the latter of a disk that is full or read-only
         Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
         sys.exit(2)
 

@@ -128,7 +128,7 @@ def train(
     model stays on the device that it is on.
 
     Raises:
-        InputError: `folder` holds a run with other settings.
+        InputError: `folder` holds a run with other settings, or the state cannot be written.
         SharpError: the loss is not finite any more; the last good state is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,11 @@ def save_state(
     task: str | None,
     task_parameters: Mapping[str, Any] | None,
 ) -> None:
-    """Write the state that `resume` reads; complete or not at all, as a kill may come while writing."""
+    """Write the state that `resume` reads; complete or not at all, as a kill may come while writing.
+
+    Raises:
+        InputError: it cannot be written, as on a full disk.
+    """
     state = {
         "settings": identity(model, settings, data),
         "step": step,
@@ -227,12 +231,19 @@ def save_state(
         "optimizer": optimizer.state_dict(),
     }
     partial = folder / "state.pt.partial"
-    with partial.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / "state.pt")
-    save_checkpoint(folder / "latest.safetensors", model, torch.float16, task, task_parameters)
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(folder / "state.pt")
+        save_checkpoint(folder / "latest.safetensors", model, torch.float16, task, task_parameters)
+    except (OSError, RuntimeError) as error:  # torch's own, while it ends the file that could not be written
+        partial.unlink(missing_ok=True)
+        reason = error if isinstance(error, OSError) else error.__context__ or error
+        raise InputError(
+            f"the state of the run cannot be written to {folder}: {reason}; make room, then run the same command again"
+        ) from error
 
 
 def resume(
@@ -264,9 +275,12 @@ class LossLog:
         kept: list[list[str]] = []
         if step and path.exists():
             with path.open(newline="") as file:
-                kept = [row for row in list(csv.reader(file))[1:] if int(row[0]) <= step]
-        with path.open("w", newline="") as file:
+                # A row that a full disk cut off is dropped.
+                kept = [row for row in list(csv.reader(file))[1:] if len(row) == len(columns) and int(row[0]) <= step]
+        partial = path.with_name(f"{path.name}.partial")
+        with partial.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([columns, *kept])
+        partial.replace(path)
 
     def write(
         self,

@@ -75,7 +75,8 @@ class _Main(click.Command):
             return super().main(*arguments, **options)
         except OSError as error:
             discard_output()
-            click.echo(f"Error: {error}", err=True)
+            with suppress(OSError):  # stderr may be on the same disk
+                click.echo(f"Error: {error}", err=True)
             sys.exit(Refusal.exit_code)
 
 
@@ -103,6 +104,8 @@ class SharpCommand(_Main):
                 discard_output()  # perhaps it was stdout
             raise Refusal(str(error)) from error
         except BaseException as error:
+            if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+                raise Refusal("there is not enough memory; see also ulimit -v and ulimit -u") from error
             if is_panic(error):
                 raise Refusal(f"a library failed: {error}") from error
             raise

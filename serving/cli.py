@@ -90,13 +90,16 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
     """
     set_up_logging("text")
     settings = read_settings({name: value for name, value in flags.items() if value is not None}, config)
-    set_up_logging(settings.server.log_format)
+    log = set_up_logging(settings.server.log_format)
     try:
         asyncio.run(run_server(folder, settings, _announce))
     except EngineEndedError as error:
+        log.flush()
         click.echo(f"Error: {error}", err=True)
         sys.stdout.flush()
         os._exit(ENGINE_ENDED)  # a runtime whose GPU is lost may abort or wait for ever when it is taken down
+    finally:
+        log.flush()  # before the sentence of an error
 
 
 def _collect(loop: asyncio.AbstractEventLoop) -> None:

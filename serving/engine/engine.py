@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.api.attention import AttentionRows
-from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, InputError, SharpError
+from sharp.serving.api.errors import (
+    AlreadyExistsError,
+    DeviceLostError,
+    EngineError,
+    InputError,
+    QueueFullError,
+    SharpError,
+)
 from sharp.serving.api.events import (
     Accepted,
     Delta,
@@ -108,12 +115,16 @@ class Engine:
             (1 if one.times.started or one.index else one.request.params.n, len(one.token_ids))
             for one in self.scheduler.waiting
         ]
-        self._queue_limit.check(
-            request.params.n,
-            request.params.n * len(request.prompt_ids),
-            sum(n for n, _ in waiting),
-            sum(n * tokens for n, tokens in waiting),
-        )
+        try:
+            self._queue_limit.check(
+                request.params.n,
+                request.params.n * len(request.prompt_ids),
+                sum(n for n, _ in waiting),
+                sum(n * tokens for n, tokens in waiting),
+            )
+        except QueueFullError:
+            self._tally.refused += 1
+            raise
         # Without a prefix cache only the sequences of one request share blocks: no other has its number.
         salt = request.cache_salt if self._config.prefix_cache else f"request {self._numbered}"
         start = first_hash(self._manifest, salt)
@@ -175,7 +186,7 @@ class Engine:
         self.failed_steps += 1
         failed = dict.fromkeys(sequence.request_id for sequence in sequences)
         logger.exception("a step of %d requests failed", len(failed))
-        failure = EngineError(f"a step of the engine failed: {error}")
+        failure = EngineError(f"a step of the engine failed: {str(error) or type(error).__name__}")
         return [self._fail(request_id, failure) for request_id in failed]
 
     def _end_overdue(self, now: float) -> list[Event]:
@@ -206,7 +217,7 @@ class Engine:
             return events()
         except Exception as error:
             logger.exception("request %s failed", request_id)
-            return [self._fail(request_id, EngineError(f"the request failed: {error}"))]
+            return [self._fail(request_id, EngineError(f"the request failed: {str(error) or type(error).__name__}"))]
 
     def _admit(self, sequence: Sequence, now: float) -> None:
         if sequence.times.started is not None:

@@ -4,19 +4,13 @@ Compiling a schema, an expression or a grammar cannot be interrupted, and a text
 What passes the trial is compiled again in the server, at a cost that is then known to be small.
 """
 
-import contextlib
 import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sharp.serving.api.errors import EngineError, QueueFullError, UnavailableError
+from sharp.serving.worker_process import RETRY_SECONDS, WorkerLostError, WorkerProcess
 
 SECONDS = 1.0  # of a processor; common schemas take some hundredths
 WALL_SECONDS = 5.0  # on a machine that is busy
@@ -39,7 +33,7 @@ class GuideTrial:
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: list[int]) -> None:
         self._vocabulary = {"tokenizer": tokenizer, "vocab_size": vocab_size, "ends": ends}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._lock = threading.Lock()
         self._ended = False
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
@@ -48,9 +42,9 @@ class GuideTrial:
         """Compile a grammar under the limits; waits for the trials before it.
 
         Raises:
-            QueueFullError: `MOST_WAITING` others wait or run.
+            QueueFullError: `MOST_WAITING` others wait or run, or the machine is too busy.
             EngineError: the process cannot be started.
-            UnavailableError: `end` was called.
+            UnavailableError: `end` was called, or the process was killed twice, say by the kernel for want of memory.
         """
         if not self._waiting.acquire(blocking=False):
             message = f"{MOST_WAITING} schemas, expressions or grammars wait to be compiled already"
@@ -62,62 +56,55 @@ class GuideTrial:
             self._waiting.release()
 
     def _run(self, kind: str, text: str) -> Outcome:
-        self._check_ended()
-        if self._process is None or self._process.poll() is not None:
-            self._start()
         limits = {"seconds": SECONDS, "wall_seconds": WALL_SECONDS, "memory": MEMORY_BYTES}
-        found = self._exchange({"kind": kind, "text": text, **limits}, WALL_SECONDS)
-        if found is None:
-            self._check_ended()
-            return Outcome("it took too long to compile", 0)
-        return Outcome(found["error"], found["size"])
-
-    def _check_ended(self) -> None:
+        message = json.dumps({"kind": kind, "text": text, **limits}).encode()
+        for _ in range(2):  # the worker forks for a grammar: that it is killed itself is no fault of this one
+            if self._ended:
+                break
+            try:
+                reply = self._running().exchange(message, WALL_SECONDS + 1)
+            except WorkerLostError:
+                continue
+            except TimeoutError:
+                reply = {"busy": True}
+            if not reply.get("busy"):
+                return Outcome(reply["error"], reply["size"])
+            text = f"the machine is too busy to compile it within {WALL_SECONDS:g} s"
+            raise QueueFullError(f"{text}; try again in {RETRY_SECONDS:g} s", RETRY_SECONDS)
         if self._ended:
-            raise UnavailableError("the server ends; ask another one", SECONDS)
+            raise UnavailableError("the server ends; ask another one", RETRY_SECONDS)
+        text = "the process that compiles schemas and grammars was killed"
+        raise UnavailableError(f"{text}; try again in {RETRY_SECONDS:g} s", RETRY_SECONDS)
 
-    def _start(self) -> None:
-        self.close()
-        command = [sys.executable, "-P", str(PROGRAM)]
-        # A group of its own: it ends together with the fork that runs just then.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-        if self._exchange(self._vocabulary, START_SECONDS) is None:
-            raise EngineError("the process that compiles schemas and grammars did not start; the log says why")
-
-    def _exchange(self, message: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The reply to a message; None if there is none in time, and the process is gone."""
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+    def _running(self) -> WorkerProcess:
+        if self._process is not None and self._process.runs:
+            return self._process
+        if self._process is not None:
+            self._process.close()
+        self._process = WorkerProcess(PROGRAM)
         try:
-            process.stdin.write(json.dumps(message).encode() + b"\n")
-            process.stdin.flush()
-            poll = select.poll()  # select() takes no descriptor above 1023
-            poll.register(process.stdout, select.POLLIN)
-            if poll.poll((seconds + 1) * 1000) and (line := process.stdout.readline()):
-                reply: dict[str, Any] = json.loads(line)
-                return reply
-        except (OSError, ValueError):  # the process has ended, or was closed here
-            pass
-        self.close()
-        return None
+            self._process.exchange(json.dumps(self._vocabulary).encode(), START_SECONDS)
+        except (TimeoutError, WorkerLostError) as error:
+            if isinstance(error, WorkerLostError) and error.code < 0:  # killed
+                raise
+            text = "the process that compiles schemas and grammars did not start; the log says why"
+            raise EngineError(text) from error
+        return self._process
 
     def end(self) -> None:
         """End the process for good; who waits for a trial gets an error."""
         self._ended = True
-        self.close()
+        process = self._process
+        if process is not None:
+            process.kill()
+        with self._lock:
+            self.close()
 
     def close(self) -> None:
-        """End the process and its fork."""
+        """End the process, which does nothing now; a later trial starts another."""
         process, self._process = self._process, None
         if process is not None:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            process.close()
 
     def __del__(self) -> None:
         self.close()

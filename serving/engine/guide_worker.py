@@ -6,6 +6,7 @@ stdout.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+END_WITH_PARENT = 1  # of prctl.h
 STATM = Path("/proc/self/statm")  # pages of virtual memory, and resident ones
 # Bound what compiling and the mask of a token may cost.
 LIMITS = LLParserLimits(
@@ -77,7 +79,9 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status) and found:
             _reply(json.loads(found))
-        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM):
+        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+            _reply({"busy": True})
+        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             _reply({"error": f"compiling it takes more than {given['seconds']:g} s; simplify it", "size": 0})
         else:
             _reply({"error": f"compiling it takes more than {given['memory'] >> 20} MB; simplify it", "size": 0})
@@ -92,7 +96,9 @@ def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn
     """Compile in this fork, and end it."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)  # or the server would not see the end of a worker that is killed before its fork
         os.dup2(null, 2)  # where memory ends, the library says so there and aborts
+        ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
         pages = int(STATM.read_text().split()[0])
         limit = pages * resource.getpagesize() + given["memory"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -46,6 +46,7 @@ class EngineReport:
     draft_tokens: int  # of speculative decoding
     accepted_tokens: int  # draft tokens that were accepted
     preemptions: int
+    refused: int  # requests for which too much waited already
     prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
     prefix_cache_hits: int  # those that it had
     finished: tuple[Ended, ...]
@@ -68,6 +69,7 @@ class Tally:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    refused: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     finished: list[Ended] = field(default_factory=list)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.serving.api.attention import AttentionRows
-from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, SharpError
+from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, QueueFullError, SharpError
 from sharp.serving.api.events import (
     Accepted,
     ComputedRows,
@@ -118,7 +118,11 @@ class RowEngine(ABC, Generic[R]):
         if request.request_id in self._requests:
             raise AlreadyExistsError(f"request_id {request.request_id!r} belongs to a request that is still running")
         not_started = sum(one.started is None for one in self._requests.values())
-        self._queue_limit.check(1, request.prompt_tokens, not_started, self._waiting_tokens)
+        try:
+            self._queue_limit.check(1, request.prompt_tokens, not_started, self._waiting_tokens)
+        except QueueFullError:
+            self._tally.refused += 1
+            raise
         running = RunningRequest(request, time.perf_counter())
         rows = [WaitingRow(running, index, tokens) for index, tokens in enumerate(request.row_tokens)]
         running.waiting = sorted(rows, key=lambda row: row.tokens)
@@ -150,7 +154,9 @@ class RowEngine(ABC, Generic[R]):
         except Exception as error:  # whatever a runtime raises must not end the engine
             logger.exception("a batch of %d rows failed", len(batch))
             self.failed_steps += 1
-            return self._fail_all(batch, EngineError(f"a batch of the model failed: {error}"))
+            return self._fail_all(
+                batch, EngineError(f"a batch of the model failed: {str(error) or type(error).__name__}")
+            )
         now = time.perf_counter()
         self._count(batch, computed, now - began)
         return self._take(batch, computed.rows, began, now)

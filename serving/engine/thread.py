@@ -173,7 +173,7 @@ class EngineThread:
             return
         except Exception as error:  # say a guide that cannot be copied; nothing of the request is in the engine then
             logger.exception("request %s failed", request_id)
-            command.sink(Failed(request_id, EngineError(f"the request failed: {error}")))
+            command.sink(Failed(request_id, EngineError(f"the request failed: {str(error) or type(error).__name__}")))
             return
         self._sinks[request_id] = command.sink
         self._deliver([accepted])

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from sharp.serving.api.errors import SharpError
 from sharp.serving.observability.log_limit import LogLimit
+from sharp.serving.observability.log_writer import LogWriter
 from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 from sharp.serving.text.tokenizer import Tokenizer
 
@@ -20,9 +22,9 @@ MOST_ERROR_CHARACTERS = 1000  # it may repeat what a client sent
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def set_up_logging(log_format: str) -> None:
-    """Write the log to stderr, as lines of text or of one JSON object each."""
-    handler = logging.StreamHandler()
+def set_up_logging(log_format: str) -> logging.Handler:
+    """Write the log to stderr, as lines of text or of one JSON object each; flush what is returned at the end."""
+    handler = LogWriter(sys.stderr)
     if log_format == "json":
         names = {"asctime": "time", "levelname": "level", "name": "logger"}
         handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
@@ -30,6 +32,7 @@ def set_up_logging(log_format: str) -> None:
         handler.setFormatter(logging.Formatter(TEXT_FORMAT))
     handler.addFilter(LogLimit())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    return handler
 
 
 def log_request(record: RequestRecord, model: str | None, trace_id: str | None) -> None:

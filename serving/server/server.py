@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import select
 import signal
-import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from sharp.serving.server.grpc_server import GrpcServer
 
 EXIT_SECONDS = 3.0  # after the grace period, for what is cancelled to end
 EXIT_CODE = 124  # of a process that had to be ended, as of timeout(1)
+STDERR = 2
 ENGINE_ENDED = 70  # EX_SOFTWARE of sysexits.h: a supervisor should start the server again
 
 
@@ -113,5 +115,10 @@ def _exit_after(seconds: float, code: int) -> None:
 
 def _exit(code: int) -> None:
     """End the process: a step or a thread that does not return cannot be stopped in any other way."""
-    print(f"Error: something still ran {EXIT_SECONDS:g} s after the grace period; the process ends", file=sys.stderr)  # noqa: T201 - logging may wait for a lock
+    text = f"Error: something still ran {EXIT_SECONDS:g} s after the grace period; the process ends\n"
+    poll = select.poll()
+    poll.register(STDERR, select.POLLOUT)
+    if poll.poll(0):  # not print, nor logging: who waits for stderr may hold their locks
+        with suppress(OSError):
+            os.write(STDERR, text.encode())
     os._exit(code)

@@ -275,6 +275,17 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     assert sorted(tmp_path.iterdir()) == [other, target]
 
 
+def test_an_empty_folder_that_a_killed_export_left_is_removed_a_minute_later(tmp_path):
+    """It stayed for ever."""
+    left = tmp_path / ".model.partial-ab12_xyz"
+    left.mkdir()
+    remove_stale(tmp_path / "model")
+    assert left.is_dir()  # it may just have been made
+    os.utime(left, (time.time() - 61, time.time() - 61))
+    remove_stale(tmp_path / "model")
+    assert not left.exists()
+
+
 def test_folders_that_killed_exports_of_older_versions_left_are_removed_and_no_others(tmp_path):
     target, long_ago = tmp_path / "model", time.time() - 2 * UNLOCKED_SECONDS
 

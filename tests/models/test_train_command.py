@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import resource
 from dataclasses import replace
 
 import pytest
@@ -165,6 +166,20 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(tmp_path, size):
     assert code == 2
     assert "choose" in output
     assert "smaller" in output
+
+
+@pytest.mark.parametrize("size", [100, 3000, 100_000])
+def test_a_disk_that_is_full_is_one_sentence(tmp_path, size):
+    """It was a traceback, and `state.pt.partial` stayed."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # writing fails in the same places
+    try:
+        code, output = sort_run(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2 and "error: " in output and "File too large" in output
+    assert not list(tmp_path.rglob("*.partial")) and not (tmp_path / "sort.safetensors").exists()
+    assert sort_run(tmp_path)[0] == 0  # in the same place
 
 
 def test_a_loss_that_is_not_finite_names_its_step(tmp_path):

@@ -30,11 +30,15 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    folder: Path, *options: object, command: tuple[object, ...] = SERVE, environment: Mapping[str, str] | None = None
+    folder: Path,
+    *options: object,
+    command: tuple[object, ...] = SERVE,
+    environment: Mapping[str, str] | None = None,
+    stderr: int = subprocess.STDOUT,
 ) -> Iterator[ServerProcess]:
     """Run `command` on a model folder, on free ports of 127.0.0.1; the block is entered when it serves.
 
-    What still runs at the end is killed.
+    What still runs at the end is killed. `stderr` may be a descriptor of another file than that of all it prints.
     """
     with tempfile.TemporaryDirectory() as temporary:
         log = Path(temporary) / "log"
@@ -43,7 +47,7 @@ def server_process(
             process = subprocess.Popen(
                 [*map(str, (*command, folder, *ports, *options))],
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=stderr,
                 env=None if environment is None else dict(environment),
             )
         try:

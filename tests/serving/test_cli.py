@@ -6,6 +6,7 @@ import socket
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -138,6 +139,17 @@ def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_pat
 def test_serve_refuses_what_no_server_can_have(counting, options, message):
     result = run(serve, counting, "--grpc-port", 0, "--http-port", 0, "--no-kernels", *options)
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")], ids=repr)
+def test_a_start_without_memory_is_one_sentence(counting, monkeypatch, error):
+    """It was a traceback."""
+    monkeypatch.setattr("sharp.serving.cli.read_settings", Mock(side_effect=error))
+    result = run(serve, counting)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "Error: there is not enough memory; see also ulimit -v and ulimit -u\n",
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, full(signal.SIGINT)])

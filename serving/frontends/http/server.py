@@ -25,6 +25,7 @@ BACKLOG = 1024
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/metrics")
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_RETRY_SECONDS = 0.1
+ENDED_SECONDS = 0.02  # where another connection has made room; so long has the new one to send its request
 HEADER_BYTES = 2**15
 TOO_MANY = "the server has {most} connections, the limit; try again in 1 s"
 
@@ -128,10 +129,10 @@ class _Server(uvicorn.Server):
         except OSError as error:
             if error.errno in NO_DESCRIPTOR:
                 logger.warning("a connection cannot be accepted: %s; the oldest idle one is closed", error.strerror)
-                self._connections.end_oldest()
+                seconds = ENDED_SECONDS if self._connections.end_oldest() else ACCEPT_RETRY_SECONDS
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
-                loop.call_later(ACCEPT_RETRY_SECONDS, self._listen, listening)
+                loop.call_later(seconds, self._listen, listening)
             return  # else the client has gone
         accepted.setblocking(False)
         admission = self._connections.admit()

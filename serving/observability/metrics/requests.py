@@ -52,6 +52,7 @@ class RequestFamilies:
             "seconds",
         )
         self.finished = counter("sharp_requests_total", "Requests that ended, by reason.", labels=["finish_reason"])
+        self.refused = counter("sharp_requests_refused_total", "Requests that were refused, as too much waited.")
         self.prompt_tokens = counter(
             "sharp_prompt_tokens_total",
             "Tokens of the prompts that were read, computed or from the prefix cache.",
@@ -130,6 +131,7 @@ class RequestMetrics:
         self._draft_tokens = families.draft_tokens.labels(model)
         self._accepted_tokens = families.accepted_tokens.labels(model)
         self._preemptions = families.preemptions.labels(model)
+        self._refused = families.refused.labels(model)
         self._cache_queries = families.cache_queries.labels(model)
         self._cache_hits = families.cache_hits.labels(model)
         self._first_token = families.first_token.labels(model)
@@ -159,6 +161,7 @@ class RequestMetrics:
         self._draft_tokens.inc(report.draft_tokens)
         self._accepted_tokens.inc(report.accepted_tokens)
         self._preemptions.inc(report.preemptions)
+        self._refused.inc(report.refused)
         self._cache_queries.inc(report.prefix_cache_queries)
         self._cache_hits.inc(report.prefix_cache_hits)
         for ended in report.finished:

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from unittest import mock
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -267,6 +268,15 @@ def test_a_step_that_cannot_be_planned_loses_what_runs_and_nothing_else(harness,
     assert "a step of the engine failed: division by zero" in str(several.failed["first"])
     several.run()
     assert len(several.tokens["waiting"]) == 4
+
+
+def test_an_error_without_words_is_named(harness, monkeypatch):
+    """A client read "a step of the engine failed: ", and no more."""
+    some = harness()
+    some.add("first", [5, 6, 7], 4)
+    monkeypatch.setattr(some.engine._backend, "step", Mock(side_effect=MemoryError))
+    some.step()
+    assert str(some.failed["first"]) == "a step of the engine failed: MemoryError"
 
 
 def test_a_request_that_can_never_be_planned_does_not_hold_up_the_others(harness, monkeypatch):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sharp.serving.api.errors import UnavailableError
+from sharp.serving.api.errors import QueueFullError, UnavailableError
 from sharp.serving.engine import guide_trial
-from sharp.serving.engine.guide_trial import GuideTrial, Outcome
+from sharp.serving.engine.guide_trial import GuideTrial
 from tests.serving.conftest import EOS, VOCAB, byte_tokenizer, wait_for
 
 HOSTILE = '{"type": "string", "allOf": [' + ",".join(f'{{"pattern": ".*a{n}.*"}}' for n in range(20)) + "]}"
@@ -35,26 +35,9 @@ def runs(process):
         return False
 
 
-def test_the_fork_ends_with_its_process(trial, monkeypatch):
-    assert not trial.run("regex", "a+").error
-    process = trial._process.pid
+def test_what_waits_when_the_server_ends_is_told_so_and_the_fork_ends(trial, monkeypatch):
     monkeypatch.setattr(guide_trial, "SECONDS", 30)
     monkeypatch.setattr(guide_trial, "WALL_SECONDS", 30)
-    monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
-    outcomes = []
-    asking = threading.Thread(target=lambda: outcomes.append(trial.run("json", HOSTILE)))
-    asking.start()
-    wait_for(lambda: children(process))
-    (fork,) = children(process)
-    trial.close()
-    asking.join(20)
-    assert outcomes == [Outcome("it took too long to compile", 0)]
-    wait_for(lambda: not runs(fork))
-    assert not trial.run("regex", "a+").error  # in a new process
-
-
-def test_what_waits_when_the_server_ends_is_told_so(trial, monkeypatch):
-    monkeypatch.setattr(guide_trial, "SECONDS", 30)
     monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
     assert not trial.run("regex", "a+").error
     process = trial._process.pid
@@ -70,11 +53,59 @@ def test_what_waits_when_the_server_ends_is_told_so(trial, monkeypatch):
     for one in asking:
         one.start()
     wait_for(lambda: children(process))
+    (fork,) = children(process)
     trial.end()
     for one in asking:
         one.join(20)
     assert errors == ["the server ends; ask another one"] * 3
-    assert not runs(process)
+    wait_for(lambda: not runs(process) and not runs(fork))
+
+
+def test_a_process_that_is_killed_under_a_schema_does_not_make_the_schema_wrong(trial, monkeypatch):
+    """The schema "took too long to compile" then, and was refused for as long as the server ran."""
+    monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
+    monkeypatch.setattr(guide_trial, "SECONDS", 30)
+    assert not trial.run("regex", "a+").error
+    killed, outcomes = [], []
+
+    def ask():
+        try:
+            outcomes.append(trial.run("json", HOSTILE))
+        except UnavailableError as error:
+            outcomes.append(str(error))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for _ in range(2):
+        wait_for(lambda: trial._process.pid not in killed and children(trial._process.pid))
+        killed.append(trial._process.pid)
+        (fork,) = children(killed[-1])
+        os.kill(killed[-1], signal.SIGKILL)
+        wait_for(lambda fork=fork: not runs(fork))
+    asking.join(20)
+    assert outcomes == ["the process that compiles schemas and grammars was killed; try again in 1 s"]
+    assert not trial.run("regex", "b+").error
+
+
+@pytest.mark.parametrize("size", [10, 100_000])  # which fits into a pipe, and which does not
+def test_a_process_that_is_stopped_is_given_up(trial, monkeypatch, size):
+    """A schema of more than 64 kB would have waited for ever, and all others behind it."""
+    assert not trial.run("regex", "a+").error
+    monkeypatch.setattr(guide_trial, "WALL_SECONDS", -0.8)  # and a second more
+    os.kill(trial._process.pid, signal.SIGSTOP)
+    with pytest.raises(QueueFullError, match="the machine is too busy to compile it within"):
+        trial.run("regex", "a" * size)
+    monkeypatch.undo()
+    assert not trial.run("regex", "a+").error
+
+
+def test_a_busy_machine_is_no_fault_of_a_schema(trial, monkeypatch):
+    """It was "more than 1 s", and kept as the error of the schema."""
+    monkeypatch.setattr(guide_trial, "SECONDS", 30)
+    monkeypatch.setattr(guide_trial, "WALL_SECONDS", 0.05)
+    monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
+    with pytest.raises(QueueFullError, match="the machine is too busy"):
+        trial.run("json", HOSTILE)
 
 
 def test_limits_hold_where_the_signals_of_timers_are_blocked(trial, monkeypatch):

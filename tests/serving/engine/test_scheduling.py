@@ -346,6 +346,7 @@ def test_the_queue_counts_tokens_and_sequences(start_engine):
     running.add("b", [1], 1, SamplingParams(n=4))
     with pytest.raises(QueueFullError, match="5 sequences wait already; the limit is 5"):
         running.add("c", [], 1)
+    assert running.engine.report().refused == 3
 
 
 def test_a_prompt_of_more_than_the_queue_takes_may_come_when_nothing_waits(start_engine):

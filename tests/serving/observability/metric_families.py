@@ -6,6 +6,7 @@ FAMILIES = {
     "sharp_requests_running": ("gauge", "", MODEL),
     "sharp_requests_waiting": ("gauge", "", MODEL),
     "sharp_requests": ("counter", "", ("model", "finish_reason")),
+    "sharp_requests_refused": ("counter", "", MODEL),
     "sharp_prompt_tokens": ("counter", "tokens", MODEL),
     "sharp_generated_tokens": ("counter", "tokens", MODEL),
     "sharp_draft_tokens": ("counter", "tokens", MODEL),

@@ -121,12 +121,13 @@ def test_prompts_are_logged_when_requested(connect, counting, lines):
 def test_lines_of_json(monkeypatch, capsys):
     monkeypatch.setattr(logging.root, "handlers", [])
     level = logging.root.level
-    set_up_logging("json")
+    handler = set_up_logging("json")
     served = RequestRecord(RequestOrigin("http"))
     served.request = prepared("one", (1, 2), SamplingParams(), 4)
     served.take(Finished("one", FinishReason.STOP, None, Usage(2, 4), Timing(0.1, 0.2, 0.3), None), 1.0)
     log_request(served, "some-model", "ab" * 16)
     log_prompt(served, None)
+    handler.flush()
     logging.root.setLevel(level)
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert (first["level"], first["logger"], first["request_id"]) == ("INFO", "sharp.requests", "one")

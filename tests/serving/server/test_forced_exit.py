@@ -1,6 +1,8 @@
 """How the process ends: after SIGTERM within the grace period and a few seconds, and by itself with a lost GPU."""
 
 import contextlib
+import fcntl
+import os
 import signal
 import sys
 import urllib.request
@@ -8,7 +10,7 @@ import urllib.request
 import pytest
 
 from tests.marks import full
-from tests.serving.processes import ServerProcess, server_process
+from tests.serving.processes import SERVE, ServerProcess, server_process
 
 STUCK = """
 import sys, time
@@ -54,6 +56,27 @@ def test_a_thread_that_does_not_return_ends_with_the_process(counting, patched, 
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(0.2 + 3 + 5) == code
         assert ("the process ends" in server.printed()) == bool(code)
+
+
+@pytest.mark.parametrize("stuck", [False, full(True)])
+def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(counting, stuck):
+    """After some hundred requests the server stood still, health too, and SIGTERM did not end it."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(write, b"x" * 4096)
+    command = (sys.executable, "-c", STUCK.format(patched="Engine.step")) if stuck else SERVE
+    with server_process(counting, "--threads", 1, "--grace-seconds", 0.2, command=command, stderr=write) as server:
+        if stuck:
+            with contextlib.suppress(TimeoutError):
+                urllib.request.urlopen(_completion(server), timeout=1)
+        else:
+            for _ in range(10):
+                assert urllib.request.urlopen(_completion(server), timeout=20).status == 200
+            assert urllib.request.urlopen(f"http://{server.http}/health", timeout=20).status == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(0.2 + 3 + 5) == (124 if stuck else 0)
+    for end in (read, write):
+        os.close(end)
 
 
 def _completion(server: ServerProcess) -> urllib.request.Request:

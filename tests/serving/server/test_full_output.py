@@ -33,6 +33,13 @@ def test_a_server_that_cannot_print_its_addresses_ends_with_a_sentence(counting:
     assert said[0].startswith(f"Error: the server's addresses cannot be written to stdout: {reason}; send stdout to")
 
 
+def test_a_command_whose_errors_cannot_be_printed_either_ends_with_the_same_exit_code():
+    """It was 1, as of a defect."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*SHARP, "--help"], stdout=full, stderr=full, timeout=60, check=False)
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]], ids=" ".join)
 def test_help_that_cannot_be_printed_ends_with_a_sentence(arguments: list[str]):
     done = run("full", *arguments)

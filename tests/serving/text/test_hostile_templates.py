@@ -1,13 +1,19 @@
 """A chat template comes with the model and is a program: what it may take is bounded, at start and for each request."""
 
+import errno
 import json
+import os
 import resource
+import signal
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
 
-from sharp.serving.api.errors import FieldError, InputError
+from sharp.serving.api.errors import FieldError, InputError, QueueFullError, UnavailableError
 from sharp.serving.cli import serve
 from sharp.serving.text import template_process
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
@@ -67,6 +73,53 @@ def test_a_process_that_is_lost_is_started_again():
     with pytest.raises(FieldError, match=r"do not fit the model's chat template: it takes more than 0\.5 s"):
         template.render([message, message])
     assert template.render([message]) == "b"
+
+
+def test_a_process_that_is_killed_is_no_fault_of_the_conversation():
+    """It "takes more than 2 s, or 160 MB", said the 400."""
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    for _ in range(3):  # also in the moment between a look at it and its end
+        os.kill(template._process._process.pid, signal.SIGKILL)
+        assert template.render([{"role": "user", "content": "a"}]) == "a"
+
+
+def test_a_process_that_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    """A conversation of more than 64 kB would have waited for ever, and all others behind it."""
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    for size in (1, 100_000):
+        with monkeypatch.context() as patch:
+            patch.setattr(template_process, "WALL_SECONDS", -0.8)  # and a second more
+            os.kill(template._process._process.pid, signal.SIGSTOP)
+            with pytest.raises(QueueFullError, match="the machine is too busy to render it within"):
+                template.render([{"role": "user", "content": "a" * size}])
+        assert template.render([{"role": "user", "content": "a" * size}]) == "a" * size
+
+
+def test_more_than_1024_open_files_do_not_matter():
+    """Where the process had to be started again, every conversation "took more than 2 s"."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("this process may not have so many files")
+    template = ChatTemplate("b", {})
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        template.close()
+        assert template.render([]) == "b"
+        template.close()
+
+
+def test_a_process_that_cannot_be_started_is_another_servers_business(monkeypatch: pytest.MonkeyPatch):
+    """It was "the server failed; its log says why", and a traceback."""
+    template = ChatTemplate("b", {})
+    template.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(UnavailableError, match="no process can be started: Too many open files; try again in 1 s"):
+            template.render([])
+    assert template.render([]) == "b"
 
 
 def test_messages_that_are_nested_too_deeply_are_refused():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from sharp.serving.api.errors import InputError
 from sharp.serving.config import TlsConfig
 from sharp.serving.frontends.http.connections import RESERVE, Admission, Connections
 from sharp.serving.observability.log_limit import MOST, LogLimit
@@ -174,6 +175,9 @@ def test_the_limit_of_open_files_bounds_the_connections(monkeypatch, caplog):
     assert (allowed_connections(1024), limits) == (1024, [RESERVED + 2048, 2**20])
     limits[:] = [100, 100]
     assert allowed_connections(1024) == FEWEST
+    limits[:] = [12, 12]  # gRPC aborted the process
+    with pytest.raises(InputError, match=r"at most 12 files may be open \(ulimit -n\); a server needs 64"):
+        allowed_connections(1024)
 
 
 def test_connections_that_serve_do_not_give_way():

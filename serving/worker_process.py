@@ -1,0 +1,113 @@
+"""`WorkerProcess`: a program that replies to lines of JSON, in a process of its own, or is given up in time."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sharp.serving.api.errors import UnavailableError
+
+RETRY_SECONDS = 1.0
+PART_BYTES = 2**16
+
+
+class WorkerLostError(Exception):
+    """The process has ended; `code` is its exit code, negative of a signal."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+class WorkerProcess:
+    """One process. `exchange` and `close` are for one thread at a time, `kill` for any."""
+
+    def __init__(self, program: Path) -> None:
+        """Start `program`.
+
+        Raises:
+            UnavailableError: no process can be started, for want of memory or descriptors.
+        """
+        command = [sys.executable, "-P", str(program)]
+        try:
+            # A group of its own: it ends together with its forks.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, process_group=0
+            )
+        except OSError as error:
+            message = f"no process can be started: {error.strerror}; try again in {RETRY_SECONDS:g} s"
+            raise UnavailableError(message, RETRY_SECONDS) from error
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        for pipe in (self._input, self._output):
+            os.set_blocking(pipe.fileno(), False)  # nothing reads what is sent to a process that is stopped
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def exchange(self, message: bytes, seconds: float) -> dict[str, Any]:
+        """The reply to a message, which is a line or several of JSON. After an error the process is closed.
+
+        Raises:
+            TimeoutError: there is none in time.
+            WorkerLostError: the process has ended.
+        """
+        try:
+            reply: dict[str, Any] = json.loads(self._exchange(message + b"\n", time.monotonic() + seconds))
+        except TimeoutError:
+            self.close()
+            raise
+        except (OSError, ValueError, EOFError) as error:  # the process has ended, perhaps in the middle of a line
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)  # it ends by itself, and the code says why
+            self.close()
+            raise WorkerLostError(self._process.returncode) from error
+        return reply
+
+    def _exchange(self, message: bytes, deadline: float) -> bytes:
+        unsent, reply = memoryview(message), bytearray()
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._input, select.POLLOUT)
+        poll.register(self._output, select.POLLIN)
+        while not reply.endswith(b"\n"):
+            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready:
+                raise TimeoutError
+            for descriptor, _ in ready:
+                if descriptor == self._output.fileno():
+                    part = os.read(descriptor, PART_BYTES)
+                    if not part:
+                        raise EOFError
+                    reply += part
+                else:
+                    unsent = unsent[os.write(descriptor, unsent[:PART_BYTES]) :]
+                    if not unsent:
+                        poll.unregister(descriptor)
+        return bytes(reply)
+
+    def kill(self) -> None:
+        """End it and its forks; who waits for a reply gets an error."""
+        if self.runs:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, and close its pipes."""
+        self.kill()
+        self._process.wait()
+        for pipe in (self._input, self._output):
+            with contextlib.suppress(OSError):
+                pipe.close()

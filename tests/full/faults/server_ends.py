@@ -1,0 +1,194 @@
+"""How a server starts and ends: signals at any moment, without descriptors, memory or disk."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.full.budgets.measure import processes
+from tests.full.faults.harmed_server import (
+    CLIENTS,
+    EXIT,
+    GRACE,
+    OPTIONS,
+    STALL,
+    TIMES,
+    WAIT_SECONDS,
+    Honest,
+    Server,
+    chat,
+    command_line,
+    faulty_server,
+    get,
+    make_model,
+    of_http,
+    until,
+)
+from tests.serving.processes import SERVE
+
+
+def killed(folder: Path, draws: random.Random) -> None:
+    """kill -9 under load: every client is told, no process is left, and a successor serves on the same ports."""
+    with faulty_server(folder) as server:
+        chat(server)
+        workers = processes(server.pid)[1:]
+        with Honest(server) as honest:
+            time.sleep(draws.uniform(0.1, 0.5))
+            server.running.process.kill()
+            server.running.process.wait()
+            until(lambda: len(honest.errors) >= CLIENTS)
+        assert honest.wrong == []
+        until(lambda: not any("_worker.py" in command_line(one) for one in workers))
+    ports = [
+        option
+        for option, at in (("--grpc-port", server.grpc_address), ("--http-port", server.http_address))
+        for option in (option, at.rpartition(":")[2])
+    ]
+    with faulty_server(folder, *ports) as server:
+        of_http(server, [1, 2, 3])
+
+
+def told_to_end(folder: Path, draws: random.Random) -> None:
+    """SIGTERM under load: it ends in time, and every client has its tokens or an error."""
+    with faulty_server(folder) as server:
+        chat(server)
+        workers = processes(server.pid)[1:]
+        with Honest(server) as honest:
+            time.sleep(draws.uniform(0.1, 0.5))
+            ends(server, signal.SIGTERM, 0)
+        assert honest.wrong == [] and honest.right
+        until(lambda: not any("_worker.py" in command_line(one) for one in workers))
+        assert "Traceback" not in server.running.printed()
+
+
+def told_to_end_while_stuck(folder: Path, draws: random.Random) -> None:
+    """A step that never ends: health says so, SIGTERM ends the process in time, and every client is told."""
+    with faulty_server(folder) as server:
+        chat(server)
+        with Honest(server) as honest:
+            server.at_step("hangs", draws.randrange(5))
+            until(lambda: get(server, "/health/live") == 503, 2 * STALL + WAIT_SECONDS)
+            assert server.metrics()["sharp_engine_step_running_seconds"] > STALL
+            ends(server, signal.SIGTERM, 124)
+        assert honest.wrong == [] and honest.errors
+
+
+def told_to_end_while_stopped(folder: Path, draws: random.Random) -> None:
+    """SIGTERM to a process that stands still; it ends in time once it goes on."""
+    with faulty_server(folder) as server, Honest(server) as honest:
+        until(lambda: honest.right)
+        os.kill(server.pid, signal.SIGSTOP)
+        os.kill(server.pid, signal.SIGTERM)
+        time.sleep(draws.uniform(0.1, 1.0))
+        ends(server, signal.SIGCONT, 0)
+    assert honest.wrong == []
+
+
+def told_to_end_without_descriptors(folder: Path, draws: random.Random) -> None:
+    """SIGTERM while no file can be opened and the disk of the log is full."""
+    with faulty_server(folder) as server, Honest(server) as honest:
+        until(lambda: honest.right)
+        for limit, value in ((resource.RLIMIT_NOFILE, 1), (resource.RLIMIT_FSIZE, 1)):
+            resource.prlimit(server.pid, limit, (value, resource.prlimit(server.pid, limit)[1]))
+        time.sleep(draws.uniform(0.1, 0.5))
+        ends(server, signal.SIGTERM, 0)
+    assert honest.wrong == []
+
+
+def ends(server: Server, number: int, code: int) -> None:
+    """A signal ends the process in time, with this exit code."""
+    os.kill(server.pid, number)
+    assert server.running.process.wait(GRACE + EXIT) == code, server.running.printed()[-2000:]
+
+
+def at_start(number: int) -> Callable[[Path, random.Random], None]:
+    """A signal at some moment of the start: the process ends, without a traceback, and leaves none behind."""
+
+    def check(folder: Path, draws: random.Random) -> None:
+        seen, code, printed = started(folder, lambda process: process.send_signal(number), draws.uniform(0, 3.0))
+        assert code in (-number, 0), printed
+        assert "Traceback" not in printed, printed
+        until(lambda: not any("_worker.py" in command_line(one) for one in seen))
+
+    return check
+
+
+def without(limit: int, low: int, high: int) -> Callable[[Path, random.Random], None]:
+    """A start with few descriptors or little memory: it serves, or ends with a sentence."""
+
+    def check(folder: Path, draws: random.Random) -> None:
+        value = draws.randint(low, high)
+        _, code, printed = started(folder, lambda process: resource.prlimit(process.pid, limit, (value, value)), 0.0)
+        said = [line for line in printed.splitlines() if "Error: " in line]
+        assert code == 0 or (code == 2 and len(said) == 1 and "Traceback" not in printed), printed
+
+    return check
+
+
+def started(
+    folder: Path, harm: Callable[[subprocess.Popen[bytes]], object], after: float
+) -> tuple[list[int], int, str]:
+    """Start a server, harm it so many seconds later, and end it if it serves: its processes, exit code and output."""
+    model = folder / "hashing"
+    ports = ("--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "0")
+    log = folder / "start"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*map(str, (*SERVE, model, *OPTIONS, *TIMES, *ports))], stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        time.sleep(after)
+        seen = processes(process.pid)
+        if process.poll() is None:
+            harm(process)
+        until(lambda: process.poll() is not None or b"sharp-serve: ready" in log.read_bytes(), 2 * WAIT_SECONDS)
+        process.send_signal(signal.SIGTERM)
+        return seen, process.wait(GRACE + EXIT), log.read_text(errors="replace")
+    finally:
+        process.kill()
+        process.wait()
+
+
+ENDS: dict[str, Callable[[Path, random.Random], None]] = {
+    "kill -9 of the server under load": killed,
+    "SIGTERM under load": told_to_end,
+    "SIGTERM while a step hangs": told_to_end_while_stuck,
+    "SIGTERM while the server is stopped": told_to_end_while_stopped,
+    "SIGTERM without descriptors and disk": told_to_end_without_descriptors,
+    "kill -9 of the server while it starts": at_start(signal.SIGKILL),
+    "SIGTERM while the server starts": at_start(signal.SIGTERM),
+    "few descriptors at the start of the server": without(resource.RLIMIT_NOFILE, 8, 120),
+    "little memory at the start of the server": without(resource.RLIMIT_AS, 3 * 2**27, 2**31),
+}
+
+
+def check_end(folder: Path, name: str, seed: int) -> None:
+    """Start a server, end it or let it fail to start, and look at what is left.
+
+    Raises:
+        AssertionError: an invariant does not hold.
+    """
+    make_model(folder)
+    ENDS[name](folder, random.Random(f"{name} {seed}"))
+
+
+def run_ends(
+    folder: Path, names: list[str], times: int, report: Callable[[str], None]
+) -> tuple[Counter[str], list[str]]:
+    """So many of each kind, each with a server of its own; how many there were, and what broke."""
+    counts: Counter[str] = Counter()
+    broken: list[str] = []
+    for name in names:
+        for seed in range(times):
+            try:
+                check_end(folder, name, seed)
+            except Exception as error:
+                broken.append(f"{name}, seed {seed}: {type(error).__name__}: {error}")
+            counts[name] += 1
+        report(f"{counts[name]:6} {name}")
+    return counts, broken
