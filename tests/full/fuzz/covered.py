@@ -1,0 +1,61 @@
+"""Fuzzes one target by coverage: `python -m tests.full.fuzz.covered TARGET [libFuzzer's options] [corpus folders]`.
+
+Atheris instruments the functions of `sharp`, libFuzzer keeps what runs a new edge. A finding ends the process.
+"""
+
+import gc
+import logging
+import random
+import sys
+import tempfile
+from pathlib import Path
+from types import FunctionType
+
+import atheris
+
+from tests.full.fuzz.targets import kept_inputs, makers
+
+OWN_SHARE = 0.5  # of mutations; the others are libFuzzer's
+
+
+def instrument(package: str) -> int:
+    """Instrument all loaded functions of a package; returns how many."""
+    found = [
+        one
+        for one in gc.get_objects()
+        if isinstance(one, FunctionType) and (one.__module__ or "").partition(".")[0] == package
+    ]
+    for function in found:
+        atheris.instrument_func(function)
+    return len(found)
+
+
+def main() -> None:
+    """Fuzz until libFuzzer ends the process."""
+    name, *options = sys.argv[1:]
+    logging.disable()
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as place:
+        folder = Path(place)
+        (folder / "files").mkdir()
+        (folder / "seeds").mkdir()
+        target = makers()[name](folder / "files")
+        for number, seed in enumerate([*target.seeds, *kept_inputs(name)]):
+            (folder / "seeds" / str(number)).write_bytes(seed)
+        print(f"{name}: {instrument('sharp')} functions", file=sys.stderr)
+
+        def mutate(content: bytes, most: int, seed: int) -> bytes:
+            if random.Random(seed).random() < OWN_SHARE:
+                return target.damaged(content, seed)[:most]
+            return bytes(atheris.Mutate(content, most))
+
+        atheris.Setup([sys.argv[0], *options, str(folder / "seeds")], target.check, custom_mutator=mutate)
+        atheris.Fuzz()
+
+
+def memory_folder() -> str | None:
+    """Where files cost no disk."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+if __name__ == "__main__":
+    main()
