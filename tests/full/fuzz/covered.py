@@ -13,7 +13,7 @@ from types import FunctionType
 
 import atheris
 
-from tests.full.fuzz.targets import kept_inputs, makers
+from tests.full.fuzz.targets import kept_inputs, maker, write_inputs
 
 OWN_SHARE = 0.5  # of mutations; the others are libFuzzer's
 
@@ -37,10 +37,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory_folder()) as place:
         folder = Path(place)
         (folder / "files").mkdir()
-        (folder / "seeds").mkdir()
-        target = makers()[name](folder / "files")
-        for number, seed in enumerate([*target.seeds, *kept_inputs(name)]):
-            (folder / "seeds" / str(number)).write_bytes(seed)
+        target = maker(name)(folder / "files")
+        write_inputs([*target.seeds, *kept_inputs(name)], folder / "seeds")
         print(f"{name}: {instrument('sharp')} functions", file=sys.stderr)
 
         def mutate(content: bytes, most: int, seed: int) -> bytes:

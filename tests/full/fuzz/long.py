@@ -4,24 +4,30 @@ Inputs that run new code are kept in `--corpus`, from run to run; those of the r
 its target: the input lies beside the corpus. libFuzzer's targets run once for every instruction set of this machine.
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bench.result_file import header, write
 from tests.full.fuzz.native.build import ROOT, build_fuzzers, clang
-from tests.full.fuzz.targets import CORPUS, makers
+from tests.full.fuzz.targets import keep, kept_inputs, makers, write_inputs
 
 OPTIONS = ("-max_len=4096", "-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=1")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "baseline", "amx", "neon")
 NATIVE_SHARE = 0.5  # of the time
+MOST_BYTES = 24_000  # of a target in the repository
 START_SECONDS = 120  # that a process may take beside its time
 PACKAGES = ("sharp-attention", "onnxruntime", "numpy", "atheris")
 
@@ -57,11 +63,11 @@ def native_runs(build: Path) -> Iterator[Run]:
         return
     for name, program in build_fuzzers(compiler, build).items():
         for instructions in INSTRUCTION_SETS:
-            environment = {"SHARP_ISA": instructions, "ASAN_OPTIONS": "allocator_may_return_null=1"}
+            environment = {"SHARP_ISA": instructions, "ASAN_OPTIONS": "malloc_context_size=2:quarantine_size_mb=8"}
             probe = [program, "-runs=1"]
             if subprocess.run(probe, env={**os.environ, **environment}, capture_output=True, check=False).returncode:
                 continue
-            yield Run(f"native-{name}", f"libFuzzer, {instructions}", [program], environment)
+            yield Run(f"native-{name}", f"libFuzzer, {instructions}", [program, "-entropic=0"], environment)
 
 
 def python_runs() -> Iterator[Run]:
@@ -70,13 +76,13 @@ def python_runs() -> Iterator[Run]:
         yield Run(name, "Atheris", [sys.executable, "-m", "tests.full.fuzz.covered", name], {})
 
 
-def fuzz(run: Run, seconds: int, corpus: Path, kept: Path) -> Row:
+def fuzz(run: Run, seconds: int, corpus: Path) -> Row:
     """Fuzz for some seconds, or until a finding."""
-    folder = corpus / run.name
+    folder, kept = corpus / run.name, corpus / "kept" / run.name
     folder.mkdir(parents=True, exist_ok=True)
-    folders = [folder, *([kept / run.name] if (kept / run.name).is_dir() else [])]
+    write_inputs(kept_inputs(run.name), kept)
     found = f"-artifact_prefix={corpus}/{run.name}-"
-    command = [*run.command, *OPTIONS, f"-max_total_time={seconds}", found, *folders]
+    command = [*run.command, *OPTIONS, f"-max_total_time={seconds}", found, folder, kept]
     began = time.monotonic()
     try:
         ended = subprocess.run(
@@ -103,6 +109,33 @@ def fuzz(run: Run, seconds: int, corpus: Path, kept: Path) -> Row:
     )
 
 
+def damaged_files(file: Path) -> Row:
+    """The figures of `python -m tests.full.fuzz` as those of one target."""
+    figures = json.loads(file.read_text(encoding="utf-8"))
+    rows, options = figures["rows"], figures["command"].partition("fuzz ")[2]
+    return Row(
+        name=f"files of {len(rows)} readers",
+        by=f"random damage, {options}",
+        executions=sum(row["files"] for row in rows),
+        seconds=figures.get("seconds", 0.0),
+        edges=0,
+        inputs=0,
+        findings=[finding for row in rows for finding in row["findings"]],
+    )
+
+
+def keep_few(run: Run, corpus: Path) -> None:
+    """Keep as few inputs of a target as run all of its edges, the smaller ones first, up to `MOST_BYTES`."""
+    with tempfile.TemporaryDirectory() as place:
+        # Without counters: an edge that runs twice is the same edge.
+        options = ("-set_cover_merge=1", "-use_counters=0", place, str(corpus / run.name))
+        environment = {**os.environ, **run.environment}
+        subprocess.run([str(part) for part in (*run.command, *options)], env=environment, cwd=ROOT, check=True)
+        found = sorted((path.read_bytes() for path in Path(place).iterdir()), key=len)
+    sizes = list(accumulate(len(content) * 4 // 3 + 5 for content in found))
+    keep(run.name, found[: bisect(sizes, MOST_BYTES)])
+
+
 def last_number(pattern: str, log: str) -> int:
     """The last number of this pattern; 0 without one."""
     found = re.findall(pattern, log)
@@ -121,29 +154,54 @@ def what_was_found(log: str) -> str:
 @click.option("--corpus", type=click.Path(path_type=Path), default=ROOT / "build/fuzz/corpus")
 @click.option("--build", type=click.Path(path_type=Path), default=ROOT / "build/fuzz")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
-def main(minutes: float, chosen: tuple[str, ...], corpus: Path, build: Path, output: Path | None) -> None:
+@click.option(
+    "--damaged",
+    type=click.Path(path_type=Path),
+    help="Figures of `python -m tests.full.fuzz --output FILE`, to be archived as one more target.",
+)
+@click.option(
+    "--keep", "keeps", is_flag=True, help="Do not fuzz: put the few inputs that run most into the repository."
+)
+def main(
+    minutes: float,
+    chosen: tuple[str, ...],
+    corpus: Path,
+    build: Path,
+    output: Path | None,
+    damaged: Path | None,
+    *,
+    keeps: bool,
+) -> None:
     """Fuzz all targets by coverage."""
     native = [run for run in native_runs(build) if not chosen or run.name in chosen]
     python = [run for run in python_runs() if not chosen or run.name in chosen]
-    shares = [(run, NATIVE_SHARE if python else 1, len(native)) for run in native]
-    shares += [(run, 1 - NATIVE_SHARE if native else 1, len(python)) for run in python]
-    rows: list[Row] = []
-    for run, share, count in shares:
-        row = fuzz(run, max(1, round(minutes * 60 * share / count)), corpus.resolve(), CORPUS)
+    if keeps:
+        for run in {run.name: run for run in (*native, *python)}.values():
+            keep_few(run, corpus.resolve())
+        return
+    share = NATIVE_SHARE if native and python else 1.0 if native else 0.0
+    shares = [(run, (1 - share) / len(python)) for run in python] + [(run, share / len(native)) for run in native]
+    rows: list[Row] = [] if damaged is None else [damaged_files(damaged)]
+    for run, part in shares:
+        row = fuzz(run, max(1, round(minutes * 60 * part)), corpus.resolve())
         rows.append(row)
         click.echo(
             f"{row.name} ({row.by}): {row.executions} in {row.seconds} s, {row.edges} edges {row.findings or ''}"
         )
-    result = {
+        write(output, result_of(rows, minutes))
+    click.echo(f"{sum(row.executions for row in rows)} executions")
+    raise SystemExit(1 if any(row.findings for row in rows) else 0)
+
+
+def result_of(rows: Sequence[Row], minutes: float) -> dict[str, Any]:
+    """The figures, as they are archived."""
+    return {
         **header("fuzz", PACKAGES),
         "command": f"python -m tests.full.fuzz.long --minutes {minutes:g}",
         "executions": sum(row.executions for row in rows),
         "findings": sum(len(row.findings) for row in rows),
         "rows": [asdict(row) for row in rows],
     }
-    write(output, result)
-    click.echo(f"{result['executions']} executions, {result['findings']} findings")
-    raise SystemExit(1 if result["findings"] else 0)
 
 
 if __name__ == "__main__":

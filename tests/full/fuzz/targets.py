@@ -1,13 +1,16 @@
 """What is fuzzed by coverage: bytes go in, and a `SharpError` of one sentence may come out, but nothing else."""
 
+import base64
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from sharp.plugins.errors import SharpError
 from tests.full.fuzz.structured import Mutation, of_bytes
 
+MODULES = ("wire_targets", "text_targets", "file_targets")
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -37,12 +40,36 @@ class Target:
 
 
 def kept_inputs(name: str) -> list[bytes]:
-    """The inputs of a target that are in the repository."""
-    return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+    """The inputs of a target that are in the repository: one in each line, as base64."""
+    file = CORPUS / f"{name}.txt"
+    return [base64.b64decode(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def keep(name: str, inputs: Sequence[bytes]) -> None:
+    """Make these the inputs of a target that are in the repository."""
+    CORPUS.mkdir(exist_ok=True)
+    lines = sorted({base64.b64encode(content).decode() for content in inputs}, key=lambda line: (len(line), line))
+    (CORPUS / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+
+
+def write_inputs(inputs: Sequence[bytes], folder: Path) -> None:
+    """Write inputs as the files that libFuzzer reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, content in enumerate(inputs):
+        (folder / str(number)).write_bytes(content)
 
 
 def makers() -> dict[str, Callable[[Path], Target]]:
-    """Name -> what makes the target in an empty folder. Most of the libraries are loaded by the making."""
-    from tests.full.fuzz import file_targets, text_targets, wire_targets
+    """Name -> what makes the target in an empty folder."""
+    found: dict[str, Callable[[Path], Target]] = {}
+    for module in MODULES:
+        found |= import_module(f"tests.full.fuzz.{module}").MAKERS
+    return found
 
-    return {**wire_targets.MAKERS, **text_targets.MAKERS, **file_targets.MAKERS}
+
+def maker(name: str) -> Callable[[Path], Target]:
+    """One of `makers`; imports no more than it needs."""
+    for module in MODULES:
+        if name in (found := import_module(f"tests.full.fuzz.{module}").MAKERS):
+            return found[name]
+    raise KeyError(name)

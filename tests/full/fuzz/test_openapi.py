@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.serving.conftest import write_folder
 
 TEMPLATE = "{% if tools %}{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
-EXAMPLES = 25  # of each operation
+EXAMPLES = 12  # of each operation
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 OPERATIONS = (
     ("post", "/v1/completions"),
@@ -62,11 +62,15 @@ def test_every_operation_is_tried_here(api):
     assert {(one.ok().method, one.ok().path) for one in api.get_all_operations()} == set(OPERATIONS)
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=lambda part: str(part))
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [
+        *((*operation, GenerationMode.POSITIVE) for operation in OPERATIONS),
+        *((*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS if operation[0] == "post"),
+    ],
+    ids=str,
+)
 def test_requests_of_the_description_have_the_responses_that_it_says(api, method, path, mode):
-    if mode is GenerationMode.NEGATIVE and method == "get":
-        pytest.skip("it takes nothing")
     operation = api[path][method]
     required = set(fields_of(api, operation).get("required", ())) if method == "post" else set()
 

@@ -35,7 +35,7 @@ def build_replay(compiler: str, target: str, folder: Path) -> Path:
     """A program that runs a target with the installed kernel library over files and random bytes."""
     program = folder / f"replay_{target}"
     sources = [HERE / f"{name}.cc" for name in ("replay", "fake_runtime", target)]
-    library = library_path("onnxruntime")
-    command = [compiler, "-std=c++17", "-O1", *(f"-I{ROOT / include}" for include in INCLUDES), *sources, library]
+    library = Path(library_path("onnxruntime"))
+    command = [compiler, "-std=c++17", "-O0", *(f"-I{ROOT / include}" for include in INCLUDES), *sources, library]
     subprocess.run([*command, f"-Wl,-rpath,{library.parent}", "-o", program], check=True)
     return program
