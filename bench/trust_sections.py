@@ -46,7 +46,7 @@ def fuzz(result: Row) -> Iterator[str]:
         "target": field("name"),
         "by": field("by"),
         "executions": field("executions", ","),
-        "seconds": field("seconds", ".0f"),
+        "seconds": lambda row: f"{row['seconds']:.0f}" if row["seconds"] else "",
         "edges": lambda row: f"{row['edges']:,}" if row["edges"] else "",
         "findings": lambda row: str(len(row["findings"])),
     }
