@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from pydantic_core import to_json
 
 from sharp.kserve import grpc_service_pb2 as kserve
@@ -33,6 +34,7 @@ from sharp.serving.frontends.http.tokenization import DetokenizeRequest, Tokeniz
 from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from sharp.serving.frontends.kserve.own_tensors import read_tensors
 from sharp.serving.frontends.kserve.text_inference import TextInference
+from sharp.serving.observability.metrics.exposition import Family, encode
 from sharp.serving.text.chat_forms import ChatForms
 from sharp.serving.text.chat_template import CHATML, ChatTemplate
 from sharp.serving.text.reasoning import FORMS
@@ -252,6 +254,26 @@ def kserve_http(folder: Path) -> Target:
     return Target(with_response(run), bodies, lambda content, rng: content[:2] + inner(content[2:], rng))
 
 
+def metrics(_folder: Path) -> Target:
+    """`/metrics`: the header `Accept`, and names of metrics after zeros."""
+    registry = CollectorRegistry()
+    Counter("a_total", "A counter.", ["model"], registry=registry).labels("m").inc()
+    Histogram("b_seconds", "A histogram.", registry=registry).observe(1)
+    family = Family("c", "gauge", "", "Of each head.", "c 1\n")
+
+    def run(content: bytes) -> None:
+        accept, *names = content.decode("latin-1").split("\0")
+        text, content_type = encode([registry], [family], accept, names)
+        text.decode()
+        content_type.encode("latin-1")
+
+    seeds = (
+        b"application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1\0a_total\0c",
+        b"text/plain; version=1.0.0; escaping=allow-utf-8",
+    )
+    return Target(run, seeds)
+
+
 CHAT: dict[str, Any] = {
     "model": "counting",
     "messages": [
@@ -363,6 +385,7 @@ MAKERS: dict[str, Callable[[Path], Target]] = {
     ),
     "http-detokenize": tokenization(DetokenizeRequest, {"tokens": [1, 2, 256]}),
     "http-encoder": encoder,
+    "http-metrics": metrics,
     "grpc-generate": grpc_generate,
     "kserve-infer": kserve_infer,
     "kserve-http": kserve_http,
