@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from sharp.exporter.checkpoints.gguf_file import check_gguf_header
 from sharp.exporter.inspection.folder import read_graph
 from sharp.exporter.programs.archive import load_program
+from sharp.plugins.checksums import verify_files, write_manifest
 from sharp.plugins.external_data import check_external_data
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import PAGED_ATTENTION
@@ -50,9 +51,9 @@ def reader(name: str, *, is_json: bool = False) -> Callable[[Path], Target]:
 def manifest(folder: Path) -> Target:
     """`sharp.json` of a small folder."""
     path = write_folder(folder / "counting", hashing=0)
+    write_manifest(path, read_manifest(path))
     whole = (path / "sharp.json").read_bytes()
-    seeds = [whole]
-    return of_file(path / "sharp.json", seeds, lambda: read_manifest(path), of_json(whole))
+    return of_file(path / "sharp.json", [whole], lambda: verify_files(path, read_manifest(path)), of_json(whole))
 
 
 def external_weights() -> onnx.ModelProto:

@@ -21,11 +21,13 @@ from typing import Any
 import click
 
 from bench.result_file import header, write
+from tests.full.fuzz.keeping import few_of
 from tests.full.fuzz.native.build import ROOT, build_fuzzers, clang
-from tests.full.fuzz.targets import keep, kept_inputs, makers, write_inputs
+from tests.full.fuzz.targets import keep, kept_inputs, maker, makers, write_inputs
 
 OPTIONS = ("-max_len=4096", "-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=1")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "baseline", "amx", "neon")
+NATIVE = "native-"
 NATIVE_SHARE = 0.5  # of the time
 MOST_BYTES = 24_000  # of a target in the repository
 START_SECONDS = 120  # that a process may take beside its time
@@ -67,7 +69,7 @@ def native_runs(build: Path) -> Iterator[Run]:
             probe = [program, "-runs=1"]
             if subprocess.run(probe, env={**os.environ, **environment}, capture_output=True, check=False).returncode:
                 continue
-            yield Run(f"native-{name}", f"libFuzzer, {instructions}", [program, "-entropic=0"], environment)
+            yield Run(f"{NATIVE}{name}", f"libFuzzer, {instructions}", [program, "-entropic=0"], environment)
 
 
 def python_runs() -> Iterator[Run]:
@@ -125,13 +127,17 @@ def damaged_files(file: Path) -> Row:
 
 
 def keep_few(run: Run, corpus: Path) -> None:
-    """Keep as few inputs of a target as run all of its edges, the smaller ones first, up to `MOST_BYTES`."""
+    """Keep few inputs of a target, the smaller ones first, up to `MOST_BYTES`, which run all that its corpus runs."""
     with tempfile.TemporaryDirectory() as place:
-        # Without counters: an edge that runs twice is the same edge.
-        options = ("-set_cover_merge=1", "-use_counters=0", place, str(corpus / run.name))
-        environment = {**os.environ, **run.environment}
-        subprocess.run([str(part) for part in (*run.command, *options)], env=environment, cwd=ROOT, check=True)
-        found = sorted((path.read_bytes() for path in Path(place).iterdir()), key=len)
+        if run.name.startswith(NATIVE):
+            # Without counters: an edge that runs twice is the same edge.
+            options = ("-set_cover_merge=1", "-use_counters=0", place, str(corpus / run.name))
+            environment = {**os.environ, **run.environment}
+            subprocess.run([str(part) for part in (*run.command, *options)], env=environment, cwd=ROOT, check=True)
+            found = sorted((path.read_bytes() for path in Path(place).iterdir()), key=len)
+        else:
+            inputs = [path.read_bytes() for path in (corpus / run.name).iterdir()]
+            found = few_of(maker(run.name)(Path(place)), inputs)
     sizes = list(accumulate(len(content) * 4 // 3 + 5 for content in found))
     keep(run.name, found[: bisect(sizes, MOST_BYTES)])
 
