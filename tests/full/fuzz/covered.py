@@ -16,6 +16,7 @@ import atheris
 from tests.full.fuzz.targets import kept_inputs, maker, write_inputs
 
 PACKAGES = ("sharp", "prometheus_client")
+SHORTEST = 4096  # limit of an input
 OWN_SHARE = 0.5  # of mutations; the others are libFuzzer's
 
 
@@ -44,7 +45,9 @@ def main() -> None:
                 return target.damaged(content, seed)[:most]
             return bytes(atheris.Mutate(content, most))
 
-        atheris.Setup([sys.argv[0], *options, str(folder / "seeds")], target.check, custom_mutator=mutate)
+        longest = f"-max_len={max(SHORTEST, *(2 * len(seed) for seed in target.seeds))}"
+        options = [sys.argv[0], *options, longest, str(folder / "seeds")]
+        atheris.Setup(options, target.check, custom_mutator=mutate)
         atheris.Fuzz()
 
 

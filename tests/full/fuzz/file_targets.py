@@ -1,10 +1,10 @@
 """Files from someone else, as far as they are read fast enough for millions of runs; `readers.py` has all."""
 
 import io
+import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +18,7 @@ from sharp.plugins.checksums import verify_files, write_manifest
 from sharp.plugins.external_data import check_external_data
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import PAGED_ATTENTION
+from tests.full.fuzz.mutations import change_json
 from tests.full.fuzz.readers import READERS, Reader
 from tests.full.fuzz.structured import Mutation, of_bytes, of_json, of_message
 from tests.full.fuzz.targets import Target
@@ -116,6 +117,55 @@ def gguf_header(folder: Path) -> Target:
     return of_file(path, [b"GGUF" + bytes(20)], lambda: check_gguf_header(path))
 
 
+def of_zip(whole: bytes, names: list[str], of_part: Mutation) -> Mutation:
+    """A mutation of an archive: one of these parts changes."""
+
+    def mutate(content: bytes, rng: random.Random) -> bytes:
+        if rng.random() < 0.2:
+            return of_bytes(content, rng)
+        try:
+            held = parts_of(content)
+        except Exception:
+            held = parts_of(whole)
+        chosen = rng.choice(names)
+        held[chosen] = of_part(held.get(chosen, b""), rng)
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, part in held.items():
+                archive.writestr(zipfile.ZipInfo(name), part)
+        return file.getvalue()
+
+    return mutate
+
+
+def parts_of(content: bytes) -> dict[str, bytes]:
+    """The parts of an archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def pickled_checkpoint(folder: Path) -> Target:
+    """A `.pt` file; what is damaged is mostly its pickle."""
+    one = BY_NAME["checkpoint.pt"]
+    one.make(folder)
+    path = folder / one.file
+    whole = path.read_bytes()
+    names = [name for name in parts_of(whole) if name.endswith("data.pkl")]
+    return of_file(path, [whole], lambda: one.read(folder), of_zip(whole, names, of_bytes))
+
+
+def tensors(folder: Path) -> Target:
+    """A `.safetensors` file; what is damaged is mostly its header."""
+    one = BY_NAME["checkpoint.safetensors"]
+    one.make(folder)
+    path = folder / one.file
+
+    def mutate(content: bytes, rng: random.Random) -> bytes:
+        return (of_bytes if rng.random() < 0.2 else change_json)(content, rng)
+
+    return of_file(path, [path.read_bytes()], lambda: one.read(folder), mutate)
+
+
 class _Small(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,27 +181,9 @@ def program(folder: Path) -> Target:
     sizes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
     torch.export.save(torch.export.export(_Small(), (torch.ones(3, 2),), dynamic_shapes=sizes), path)
     whole = path.read_bytes()
-    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts = parts_of(whole)
     documents = [name for name, content in parts.items() if name.endswith(".json") and content.startswith(b"{")]
-    of_part = of_json(*(parts[name] for name in documents))
-
-    def mutate(content: bytes, rng: Any) -> bytes:
-        if rng.random() < 0.2:
-            return of_bytes(content, rng)
-        try:
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                held = {name: archive.read(name) for name in archive.namelist()}
-        except Exception:
-            return of_bytes(content, rng)
-        chosen = rng.choice(documents)
-        held[chosen] = of_part(held.get(chosen, parts[chosen]), rng)
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name, part in held.items():
-                archive.writestr(zipfile.ZipInfo(name), part)
-        return file.getvalue()
-
+    mutate = of_zip(whole, documents, of_json(*(parts[name] for name in documents)))
     return of_file(path, [whole], lambda: load_program(path), mutate)
 
 
@@ -162,8 +194,8 @@ MAKERS: dict[str, Callable[[Path], Target]] = {
     "onnx-weights": onnx_weights,
     "onnx-graph": onnx_graph,
     "gguf-header": gguf_header,
-    "checkpoint.safetensors": reader("checkpoint.safetensors"),
-    "checkpoint.pt": reader("checkpoint.pt"),
+    "checkpoint.safetensors": tensors,
+    "checkpoint.pt": pickled_checkpoint,
     "config.json": reader("own-folder-config.json", is_json=True),
     "generation_config.json": reader("own-folder-generation_config.json", is_json=True),
     "program.pt2": program,

@@ -25,7 +25,7 @@ from tests.full.fuzz.keeping import few_of
 from tests.full.fuzz.native.build import ROOT, build_fuzzers, clang
 from tests.full.fuzz.targets import keep, kept_inputs, maker, makers, write_inputs
 
-OPTIONS = ("-max_len=4096", "-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=1")
+OPTIONS = ("-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=1")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "baseline", "amx", "neon")
 NATIVE = "native-"
 NATIVE_SHARE = 0.5  # of the time
@@ -69,7 +69,9 @@ def native_runs(build: Path) -> Iterator[Run]:
             probe = [program, "-runs=1"]
             if subprocess.run(probe, env={**os.environ, **environment}, capture_output=True, check=False).returncode:
                 continue
-            yield Run(f"{NATIVE}{name}", f"libFuzzer, {instructions}", [program, "-entropic=0"], environment)
+            yield Run(
+                f"{NATIVE}{name}", f"libFuzzer, {instructions}", [program, "-entropic=0", "-max_len=4096"], environment
+            )
 
 
 def python_runs() -> Iterator[Run]:

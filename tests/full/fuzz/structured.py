@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from tests.full.fuzz.mutations import VALUES, change_json, flip_bits, leave_out, repeat
 
-MOST_BYTES = 1 << 16
+MOST_BYTES = 1 << 18
 DEEPEST = 12
 TEXTS = ("", "a", "\n", "\0", "é🙂", "<|im_end|>", "<tool_call>", "../x", "NaN", "x" * 300, "-1", "{", "model.onnx")
 INTEGERS = (0, 1, 2, -1, 7, 64, 127, 128, 1000, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)
