@@ -264,3 +264,13 @@ def test_whole_numbers_of_any_size_in_a_configuration(tmp_path, model):
     assert load_checkpoint(tmp_path / "tiny.pt").config.rope_theta == 1e30
     with pytest.raises(InputError, match=r"rope_theta is 1e\+39, but must be above 0 and finite in float32"):
         replace(config, rope_theta=10**39)
+
+
+@pytest.mark.parametrize("name", [7, "two\nlines", "x" * 5000])
+def test_a_parameter_with_no_name_is_refused_in_one_sentence(tmp_path, model, name):
+    path = tmp_path / "tiny.pt"
+    save_checkpoint(path, model)
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "state_dict": {**content["state_dict"], name: torch.zeros(1)}}, path)
+    with pytest.raises(InputError, match="one of its parameters has a name that none has"):
+        load_checkpoint(path)

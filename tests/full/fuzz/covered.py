@@ -30,30 +30,25 @@ def instrument() -> int:
 
 
 def main() -> None:
-    """Fuzz until libFuzzer ends the process."""
+    """Fuzz until libFuzzer ends the process, without the end of Python: whoever started it removes its folder."""
     name, *options = sys.argv[1:]
     logging.disable()
-    with tempfile.TemporaryDirectory(dir=memory_folder()) as place:
-        folder = Path(place)
-        (folder / "files").mkdir()
-        target = maker(name)(folder / "files")
-        write_inputs([*target.seeds, *kept_inputs(name)], folder / "seeds")
-        print(f"{name}: {instrument()} functions", file=sys.stderr)
+    folder = Path(tempfile.mkdtemp())
+    (folder / "files").mkdir()
+    target = maker(name)(folder / "files")
+    write_inputs([*target.seeds, *kept_inputs(name)], folder / "seeds")
+    print(f"{name}: {instrument()} functions", file=sys.stderr)
 
-        def mutate(content: bytes, most: int, seed: int) -> bytes:
-            if random.Random(seed).random() < OWN_SHARE:
-                return target.damaged(content, seed)[:most]
-            return bytes(atheris.Mutate(content, most))
+    def mutate(content: bytes, most: int, seed: int) -> bytes:
+        if random.Random(seed).random() < OWN_SHARE:
+            return target.damaged(content, seed)[:most]
+        return bytes(atheris.Mutate(content, most))
 
-        longest = f"-max_len={max(SHORTEST, *(2 * len(seed) for seed in target.seeds))}"
-        options = [sys.argv[0], *options, longest, str(folder / "seeds")]
-        atheris.Setup(options, target.check, custom_mutator=mutate)
-        atheris.Fuzz()
-
-
-def memory_folder() -> str | None:
-    """Where files cost no disk."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+    longest = f"-max_len={max(SHORTEST, *(2 * len(seed) for seed in target.seeds))}"
+    if not any(Path(option).is_file() for option in options):  # such files are run once
+        options.append(str(folder / "seeds"))
+    atheris.Setup([sys.argv[0], longest, *options], target.check, custom_mutator=mutate)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":

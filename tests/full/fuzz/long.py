@@ -88,20 +88,21 @@ def fuzz(run: Run, seconds: int, corpus: Path) -> Row:
     found = f"-artifact_prefix={corpus}/{run.name}-"
     command = [*run.command, *OPTIONS, f"-max_total_time={seconds}", found, folder, kept]
     began = time.monotonic()
-    try:
-        ended = subprocess.run(
-            [str(part) for part in command],
-            env={**os.environ, **run.environment},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds + START_SECONDS,
-            check=False,
-        )
-        log, code = ended.stdout + ended.stderr, ended.returncode
-    except subprocess.TimeoutExpired as error:
-        log, code = (error.stderr or b"").decode(errors="replace"), -1
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as place:
+        try:
+            ended = subprocess.run(
+                [str(part) for part in command],
+                env={**os.environ, **run.environment, "TMPDIR": place},
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds + START_SECONDS,
+                check=False,
+            )
+            log, code = ended.stdout + ended.stderr, ended.returncode
+        except subprocess.TimeoutExpired as error:
+            log, code = (error.stderr or b"").decode(errors="replace"), -1
     return Row(
         run.name,
         run.by,
@@ -111,6 +112,11 @@ def fuzz(run: Run, seconds: int, corpus: Path) -> Row:
         inputs=sum(1 for _ in folder.iterdir()),
         findings=[] if code == 0 else [what_was_found(log)],
     )
+
+
+def memory_folder() -> str | None:
+    """Where files cost no disk."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def damaged_files(file: Path) -> Row:

@@ -1,6 +1,7 @@
 """The targets of `make fuzz`, shortly: the inputs that were kept, and some that follow from a seed."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def test_atheris_runs_a_target(tmp_path):
         "-seed=1",
         "-print_final_stats=1",
     ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "number_of_executed_units: 200" in ended.stderr
 
