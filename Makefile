@@ -9,7 +9,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize soak kernels gpu-wheel wheel release-dry-run docs lock lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize fuzz soak kernels gpu-wheel wheel release-dry-run docs lock lint format typing clean
 
 setup: .venv/installed
 
@@ -72,6 +72,11 @@ sanitize: setup
 	  .venv/bin/python -m pytest -q tests/plugins/conformance/test_kernel.py tests/plugins/conformance/test_kernel_types.py \
 	  tests/plugins/conformance/test_kernel_edges.py tests/plugins/conformance/test_kernel_reach.py tests/plugins/test_bad_input.py \
 	  tests/plugins/test_sampling.py
+
+# Every fuzz target by coverage, an hour in all; the kernels need clang (Debian: clang, libclang-rt-dev). What runs new code is
+# kept in build/fuzz/corpus. FUZZ="--minutes 5 --target grpc-generate --output FILE" says otherwise.
+fuzz: setup
+	.venv/bin/python -m tests.full.fuzz.long $(FUZZ)
 
 # The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them, for example
 # make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128".

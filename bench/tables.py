@@ -58,7 +58,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "ray_serve": ("Ray Serve", sections.ray_serve),
     "budgets": ("What one request of up to 1 MB costs a server and another client's stream", trust_sections.budgets),
     "faults": ("Faults", trust_sections.faults),
-    "fuzz": ("Damaged files", trust_sections.fuzz),
+    "fuzz": ("Fuzzing", trust_sections.fuzz),
     "soak": ("A server under mixed load for long", trust_sections.soak),
     "export_memory": ("Memory of an export", sections.export_memory),
     "adapt": ("Softmax models adapted to another norm", sections.adapt),

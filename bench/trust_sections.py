@@ -45,10 +45,19 @@ def faults(result: Row) -> Iterator[str]:
 
 
 def fuzz(result: Row) -> Iterator[str]:
-    """Files and findings of each reader."""
-    yield f"`{result['command']}`"
+    """Executions, covered edges and open findings of each target."""
+    minutes = sum(row["seconds"] for row in result["rows"]) / 60
+    counts = f"{result['executions']:,} executions in {minutes:.0f} minutes, {result['findings']} findings open"
+    yield f"`{result['command']}`: {counts}."
     yield ""
-    columns = {"reader": field("name"), "files": field("files"), "findings": lambda row: str(len(row["findings"]))}
+    columns = {
+        "target": field("name"),
+        "by": field("by"),
+        "executions": field("executions", ","),
+        "seconds": lambda row: f"{row['seconds']:.0f}" if row["seconds"] else "",
+        "edges": lambda row: f"{row['edges']:,}" if row["edges"] else "",
+        "findings": lambda row: str(len(row["findings"])),
+    }
     yield from table(columns, result["rows"])
 
 

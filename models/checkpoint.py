@@ -20,6 +20,7 @@ from sharp.models.number_sequence import SharpForNumbers
 from sharp.plugins.errors import InputError, NotFoundError
 
 VERSION = 2  # 1 had other forms of the length scales, see `sharp.models.earlier_checkpoints`
+MOST_NAME = 300  # characters of the name of a parameter
 
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -129,6 +130,8 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
         content, state = read_pt(path)
     else:
         raise InputError(f"{path} is not a Sharp checkpoint: its name must end in .safetensors or .pt")
+    if not all(isinstance(name, str) and name.isprintable() and len(name) <= MOST_NAME for name in state):
+        raise InputError(f"{path} is damaged: one of its parameters has a name that none has; copy or save it again")
     if content.get("version") == 1:
         content, state = upgrade(content, state)
     model_class, config = parse_description(path, content)

@@ -94,16 +94,17 @@ def read_torch_file(path: Path) -> Any:
         raise InputError(f"{path} is damaged or not a file that torch.save writes since 1.6; copy or save it again")
     try:
         with zipfile.ZipFile(path) as archive:  # torch never packs; what is packed may grow a thousandfold
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise InputError(f"{path} is compressed, which torch.save does not do; save it again")
-        return torch.load(path, map_location="cpu", weights_only=True)
+            packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+        if not packed:
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} holds more than plain weights, which Sharp does not run; save its state_dict with "
             "sharp.models.checkpoint"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # what its pickle says is done step by step, and any step may fail
         raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again") from error
+    raise InputError(f"{path} is compressed, which torch.save does not do; save it again")
 
 
 def read_pt(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

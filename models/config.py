@@ -121,6 +121,9 @@ class SharpConfig:
             object.__setattr__(self, "alpha", get_norm(self.norm).alpha)
         for field in ("temperature_coefficients", "eos_token_ids"):  # JSON has lists
             object.__setattr__(self, field, tuple(getattr(self, field)))
+        for field in ("rope_theta", "rope_factor", "rms_norm_eps"):
+            if type(value := getattr(self, field)) is int:  # torch takes none beyond 64 bits
+                object.__setattr__(self, field, float(value))
         self._check()
 
     @property
@@ -171,8 +174,8 @@ class SharpConfig:
         check_norm_options(self.alpha, self.temperature, self.temperature_coefficients, self.entropy_threshold)
         for field in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, field)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{field} is {value}, but must be above 0")
+            if not 0 < value <= MOST_NUMBER:
+                raise InputError(f"{field} is {value}, but must be above 0 and finite in float32")
         if not (math.isfinite(self.rope_factor) and self.rope_factor >= 1):
             raise InputError(f"rope_factor is {self.rope_factor}, but must be at least 1")
         if self.tokenizer == "bytes" and self.vocab_size < BYTES_VOCAB_SIZE:

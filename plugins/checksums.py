@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sharp.plugins.errors import InputError, NotFoundError
-from sharp.plugins.external_data import lies_inside
+from sharp.plugins.external_data import is_there, lies_inside
 from sharp.plugins.manifest import MANIFEST_FILE, FileSum, Manifest, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -80,9 +80,9 @@ def _problems(folder: Path, files: Mapping[str, FileSum]) -> Iterator[str]:
     for name, expected in files.items():
         path = folder / name
         if not lies_inside(folder, name):
-            yield f"{folder / MANIFEST_FILE} names {name!r}, which is outside the model folder"
-        elif not path.is_file():
-            yield f"{folder} is incomplete: {name} is missing"
+            yield f"{folder / MANIFEST_FILE} names {name!r:.300}, which is outside the model folder"
+        elif not is_there(path):
+            yield f"{folder} is incomplete: {name!r:.300} is missing"
         elif (size := path.stat().st_size) != expected.size:
             yield f"{path} is damaged: it has {size} bytes, and the export wrote {expected.size}"
         else:

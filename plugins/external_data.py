@@ -70,7 +70,15 @@ def lies_inside(folder: Path, name: str) -> bool:
             return True
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         return cached and ".." not in PurePosixPath(name).parts and not PurePosixPath(name).is_absolute()
-    except (ValueError, RuntimeError):  # a zero byte; links that lead to each other
+    except (ValueError, RuntimeError, OSError):  # a zero byte; links that lead to each other; a name that is too long
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file; none has a name of thousands of letters, at which Python raises OSError."""
+    try:
+        return path.is_file()
+    except OSError:
         return False
 
 
@@ -119,9 +127,9 @@ def _size(path: Path, location: str) -> int:
         and lies_inside(folder, location)
     )
     if not inside:
-        raise InputError(f"{path} keeps weights in {location!r}, which is outside the model folder; do not use it")
-    if not (folder / location).is_file():
-        raise InputError(f"{path.parent} is incomplete: {location} is missing; copy or export the model again")
+        raise InputError(f"{path} keeps weights in {location!r:.300}, which is outside the model folder; do not use it")
+    if not is_there(folder / location):
+        raise InputError(f"{path.parent} is incomplete: {location!r:.300} is missing; copy or export the model again")
     return (folder / location).stat().st_size
 
 

@@ -8,7 +8,7 @@ from typing_extensions import NotRequired, TypedDict  # noqa: UP035  # pydantic 
 
 from sharp.plugins.custom.normalizer import NAME
 from sharp.plugins.errors import InputError, NotFoundError
-from sharp.plugins.external_data import check_external_data, lies_inside
+from sharp.plugins.external_data import check_external_data, is_there, lies_inside
 from sharp.plugins.ops.attributes import NORMALIZERS
 
 MANIFEST_FILE = "sharp.json"
@@ -303,9 +303,9 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
         return manifest
     for name in filter(None, (manifest.model_file, manifest.tokenizer.file)):
         if not lies_inside(folder, name):
-            raise InputError(f"{path} names {name!r}, which is outside the model folder")
-        if not (folder / name).is_file():
-            raise InputError(f"{folder} is incomplete: {name} is missing; export the model again")
+            raise InputError(f"{path} names {name!r:.300}, which is outside the model folder")
+        if not is_there(folder / name):
+            raise InputError(f"{folder} is incomplete: {name!r:.300} is missing; export the model again")
     check_external_data(folder, manifest.model_file)
     return manifest
 

@@ -1,5 +1,7 @@
 """Recording an exported model folder: its ONNX graph, with what the attention nodes are given as outputs too."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.plugins.ops.schema import (
     ATTENTION,
     PAGED_ATTENTION,
+    OpDefinition,
 )
 
 # ONNX Runtime's name for: the folder of external data, for a model that is given as bytes.
@@ -80,9 +83,8 @@ def record_folder(path: Path, manifest: Manifest, inputs: Inputs) -> tuple[Layer
             "checkpoint that it was made from, or export that without it"
         )
     file = path / manifest.model_file
-    model = onnx.load(file, load_external_data=False)
     op = PAGED_ATTENTION if manifest.cache.form == "paged" else ATTENTION
-    nodes = list(attention_nodes(model, op))
+    model, nodes = read_graph(file, op)
     if manifest.cache.heads or manifest.norm.heads:
         raise InputError(f"{file} has several norms in a layer, which sharp inspect does not show yet")
     if [node.layer for node in nodes] != list(range(manifest.layers)):
@@ -95,9 +97,11 @@ def record_folder(path: Path, manifest: Manifest, inputs: Inputs) -> tuple[Layer
         model.graph.node.append(helper.make_node("Identity", [value], [output]))
         model.graph.output.append(helper.make_empty_tensor_value_info(output))
     if manifest.kind == "set":
-        return (_set_record(nodes[0], model, path, manifest, inputs),)
+        with _readable(file):
+            return (_set_record(nodes[0], model, path, manifest, inputs),)
     names = ["stats", *added]
-    found = dict(zip(names, _run(model, path, manifest, names, inputs), strict=True))
+    with _readable(file):
+        found = dict(zip(names, _run(model, path, manifest, names, inputs), strict=True))
     if op is ATTENTION:
         found = {name: _of_one_sequence(name, values) for name, values in found.items()}
     factors = found["stats"][..., INVERSE_TEMPERATURE]  # [layers, tokens, q_heads]
@@ -106,6 +110,29 @@ def record_folder(path: Path, manifest: Manifest, inputs: Inputs) -> tuple[Layer
     scaled = norm is not None and norm.scale_kind != "none" and bool((factors != 1).any())
     records = (_layer_record(node, model, path, found) for node in nodes)
     return tuple(replace(one, length_scale=factors[layer] if scaled else None) for layer, one in enumerate(records))
+
+
+def read_graph(file: Path, op: OpDefinition) -> tuple[onnx.ModelProto, list[AttentionNode]]:
+    """The graph of a folder, and its attention nodes.
+
+    Raises:
+        InputError: it is none that `sharp-export` has written.
+    """
+    with _readable(file):
+        model = onnx.load(file, load_external_data=False)
+        return model, list(attention_nodes(model, op))
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Inside, what protobuf, onnx and ONNX Runtime raise becomes an InputError: they have no common exception."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        raise InputError(f"{file} is damaged, or not a graph of sharp-export: {reason}; export it again") from error
 
 
 def _of_one_sequence(name: str, values: Floats) -> Floats:

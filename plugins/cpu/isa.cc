@@ -4,8 +4,10 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(SHARP_AMX)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(SHARP_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -19,6 +21,14 @@ struct InstructionSet {
   Loops (*find)(const Attributes&);
   const VocabularyLoops* vocabulary;
 };
+
+#if defined(__x86_64__)
+// Clang knows no name for it before version 15.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
 
 #if defined(SHARP_AMX)
 // Whether the processor has AMX for bfloat16 and the system lets this process have its registers (Linux 5.16).
@@ -34,8 +44,7 @@ bool may_use_amx() {
 
 InstructionSet choose() {
 #if defined(__x86_64__)
-  const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");

@@ -24,7 +24,8 @@ constexpr int kLanes = 4, kRegisters = 16;
 
 using Vec = float __attribute__((vector_size(kLanes * 4)));
 using VecInt = int32_t __attribute__((vector_size(kLanes * 4)));
-using UnalignedVec = float __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+// Attributes behind `=` would leave clang with the alignment of a vector.
+using UnalignedVec __attribute__((aligned(4), may_alias)) = Vec;
 
 constexpr float kInfinity = __builtin_inff();
 

@@ -95,7 +95,7 @@ Inputs read_attention_shapes(const Ort::KernelContext& context, const cpu::Attri
   inputs.past_value = past_value.data<void>();
   inputs.past_lens = past_lens.data<int32_t>();
   inputs.total_lens = total_lens.data<int32_t>();
-  inputs.collect_stats = collect_stats.data<bool>();
+  inputs.collect_stats = collect_stats.elements() == 0 ? nullptr : collect_stats.data<bool>();
   problem.keys = {nullptr, capacity, nullptr, new_keys, head_dim};
   problem.values = {nullptr, capacity, nullptr, new_keys, value_dim};
   problem.alibi_slopes = alibi_slopes.data<float>();

@@ -53,13 +53,22 @@ T optional_attribute(const Ort::ConstKernelInfo& info, const char* name, T fallb
   return value;
 }
 
+// A string of a model's author as part of one line.
+std::string shown(const std::string& text) {
+  constexpr size_t kMost = 64;
+  std::string line = text.substr(0, kMost);
+  for (char& character : line)
+    if (character < ' ' || character > '~') character = '?';
+  return line + (text.size() > kMost ? "..." : "");
+}
+
 cpu::NormalizerKind normalizer_named(const std::string& name) {
   std::string names;
   for (const NormalizerName& normalizer : kNormalizers) {
     if (name == normalizer.name) return normalizer.kind;
     names += names.empty() ? normalizer.name : std::string(", ") + normalizer.name;
   }
-  throw InputError("attribute normalizer is '" + name + "'; it must be one of " + names);
+  throw InputError("attribute normalizer is '" + shown(name) + "'; it must be one of " + names);
 }
 
 }  // namespace

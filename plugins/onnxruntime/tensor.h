@@ -25,12 +25,14 @@ class NamedTensor {
     if (static_cast<const OrtValue*>(value) == nullptr) return;
     const auto info = value.GetTensorTypeAndShapeInfo();
     shape_ = info.GetShape();
-    if (empty_is_absent && shape_.size() == 1 && info.GetElementCount() == 0) return;
+    elements_ = info.GetElementCount();
+    if (empty_is_absent && shape_.size() == 1 && elements_ == 0) return;
     data_ = value.GetTensorRawData();
     given_ = true;
   }
 
   bool given() const { return given_; }
+  size_t elements() const { return elements_; }
   template <typename T>
   const T* data() const {
     return given_ ? static_cast<const T*>(data_) : nullptr;
@@ -54,6 +56,7 @@ class NamedTensor {
  private:
   const char* name_;
   bool given_ = false;
+  size_t elements_ = 0;
   Shape shape_;
   const void* data_ = nullptr;
 };

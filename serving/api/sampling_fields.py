@@ -20,6 +20,7 @@ from sharp.serving.api.guided import Guided
 from sharp.serving.api.sampling_params import SamplingParams
 
 MOST_ERRORS = 1000
+MOST_PATH = 200  # characters of a field's name in a message
 LONGEST_NAME, NEAR = 64, 0.85  # of a field that may be misspelt, and how near it is to another
 SAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -152,6 +153,12 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+def _in_a_line(path: str) -> str:
+    """The path of a field, which clients may name as they like, as a part of a sentence."""
+    shown = path if len(path) <= MOST_PATH else f"{path[:MOST_PATH]}..."
+    return "".join(character if character.isprintable() else "\ufffd" for character in shown)
+
+
 def first_error(error: ValidationError, known: Iterable[str] = (), *, unknown: bool = True) -> FieldError:
     """The first thing that pydantic found, in a sentence; `known` are the fields there are.
 
@@ -161,7 +168,7 @@ def first_error(error: ValidationError, known: Iterable[str] = (), *, unknown: b
         return FieldError("body", f"the body has {error.error_count()} fields or entries that cannot be used")
     errors = error.errors(include_url=False, include_input=False)
     first = next((one for one in errors if unknown or one["type"] != "extra_forbidden"), errors[0])
-    path = ".".join(str(part) for part in first["loc"])
+    path = _in_a_line(".".join(str(part) for part in first["loc"]))
     field = str(first["loc"][0]) if first["loc"] else "body"
     what = "is not known here" if first["type"] == "extra_forbidden" else f"cannot be used: {first['msg']}"
     near = misspelt(field, known) if first["type"] == "extra_forbidden" and path == field else None

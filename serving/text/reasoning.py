@@ -61,7 +61,7 @@ class ReasoningParser:
 
     def _take_thought(self) -> str:
         if not self._thought:
-            begun, start = self._held.lstrip(), self._form.start
+            begun, start = self._held if self._marked else self._held.lstrip(), self._form.start
             if not self._marked and start.startswith(begun) and begun != start:
                 return ""
             if not self._marked and begun.startswith(start):

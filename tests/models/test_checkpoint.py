@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import zipfile
 from dataclasses import asdict, replace
 
 import pytest
@@ -244,4 +245,32 @@ def test_code_in_a_pt_file_is_not_run(tmp_path):
         load_checkpoint(path)
     path.write_bytes(pickle.dumps(Payload()))
     with pytest.raises(InputError, match="damaged"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("steps", [b"\x80\x02R.", b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R."])
+def test_a_pt_file_whose_pickle_is_damaged_is_refused(tmp_path, steps):
+    """torch raises IndexError and TypeError."""
+    with zipfile.ZipFile(tmp_path / "tiny.pt", "w") as archive:
+        archive.writestr("tiny/data.pkl", steps)
+        archive.writestr("tiny/version", b"3\n")
+    with pytest.raises(InputError, match=r"tiny\.pt is damaged"):
+        load_checkpoint(tmp_path / "tiny.pt")
+
+
+def test_whole_numbers_of_any_size_in_a_configuration(tmp_path, model):
+    config = replace(model.config, positions="rope", rope_theta=10**30)  # no int of 64 bits
+    save_checkpoint(tmp_path / "tiny.pt", SharpForCausalLM(config))
+    assert load_checkpoint(tmp_path / "tiny.pt").config.rope_theta == 1e30
+    with pytest.raises(InputError, match=r"rope_theta is 1e\+39, but must be above 0 and finite in float32"):
+        replace(config, rope_theta=10**39)
+
+
+@pytest.mark.parametrize("name", [7, "two\nlines", "x" * 5000])
+def test_a_parameter_with_no_name_is_refused_in_one_sentence(tmp_path, model, name):
+    path = tmp_path / "tiny.pt"
+    save_checkpoint(path, model)
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "state_dict": {**content["state_dict"], name: torch.zeros(1)}}, path)
+    with pytest.raises(InputError, match="one of its parameters has a name that none has"):
         load_checkpoint(path)

@@ -163,3 +163,12 @@ def test_an_unknown_normalizer_is_refused_by_the_kernel() -> None:
     model.graph.node[0].attribute[names.index("normalizer")].s = b"hardmax"
     with pytest.raises(RuntimeException, match="'hardmax'; it must be one of softmax, ssa"):
         session(model, kernel=True)
+
+
+def test_the_name_of_a_normalizer_that_has_several_lines_is_refused_in_one() -> None:
+    model = make_model(make_case("softmax"))
+    names = [attribute.name for attribute in model.graph.node[0].attribute]
+    model.graph.node[0].attribute[names.index("normalizer")].s = b"soft\nmax" + b"x" * 1000
+    with pytest.raises(RuntimeException, match=r"'soft\?maxx+\.\.\.'; it must be one of softmax, ssa") as refused:
+        session(model, kernel=True)
+    assert "\n" not in str(refused.value).strip()

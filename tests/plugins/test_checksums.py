@@ -59,7 +59,7 @@ def test_a_folder_with_one_wrong_bit_is_not_served(folder: Path, name: str):
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (Path.unlink, r"is incomplete: more/data is missing"),
+    "missing": (Path.unlink, r"is incomplete: 'more/data' is missing"),
     "cut short": (
         lambda path: path.write_bytes(b"0" * 99),
         "is damaged: it has 99 bytes, and the export wrote 3",
@@ -69,6 +69,16 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"names 'more/data', which is outside the model folder",
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "two\nlines"])
+def test_a_name_that_no_file_has_is_refused_in_one_sentence(folder: Path, name: str):
+    manifest = read_manifest(folder)
+    files = {**manifest.files, name: next(iter(manifest.files.values()))}
+    with pytest.raises(InputError, match=r"is incomplete: '(xxx|two.nlines)") as refused:
+        verify_files(folder, manifest.model_copy(update={"files": files}))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)

@@ -56,7 +56,7 @@ def test_a_newer_minor_version_may_have_more_fields(tmp_path: Path):
     major = FORMAT_VERSION.split(".")[0]
     content = json.loads(manifest().model_dump_json()) | {"format_version": f"{major}.99", "more": {"of": "it"}}
     (tmp_path / "sharp.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"model\.onnx is missing"):  # the manifest itself is fine
+    with pytest.raises(InputError, match=r"'model\.onnx' is missing"):  # the manifest itself is fine
         read_manifest(tmp_path)
 
 

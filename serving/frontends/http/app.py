@@ -15,6 +15,7 @@ from sharp.serving.api_config import ApiConfig
 from sharp.serving.encoder.folder import EncoderFolder
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.admission import most_request_bytes
+from sharp.serving.frontends.http import response_schemas as schemas
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.encoding import ENCODING, GENERATION, decoder_refusals, encoder_routes, refusals
@@ -47,22 +48,62 @@ from sharp.serving.tensors.folder import TensorFolder
 __all__ = ["make_app", "metrics_route"]
 
 GENERATION_OPERATIONS = (
-    Operation("/v1/completions", "post", "Completions of prompts.", CompletionRequest),
-    Operation("/v1/chat/completions", "post", "The next message of a conversation.", ChatRequest),
-    Operation("/v1/responses", "post", "The same, as OpenAI's Responses API.", ResponsesRequest),
-    Operation("/v1/messages", "post", "The same, as Anthropic's Messages API.", MessagesRequest),
-    Operation("/v1/messages/count_tokens", "post", "The tokens of its prompt.", CountTokensRequest),
+    Operation(
+        "/v1/completions", "post", "Completions of prompts.", CompletionRequest, schemas.COMPLETION, streams=True
+    ),
+    Operation(
+        "/v1/chat/completions", "post", "The next message of a conversation.", ChatRequest, schemas.CHAT, streams=True
+    ),
+    Operation(
+        "/v1/responses",
+        "post",
+        "The same, as OpenAI's Responses API.",
+        ResponsesRequest,
+        schemas.RESPONSE,
+        streams=True,
+    ),
+    Operation(
+        "/v1/messages",
+        "post",
+        "The same, as Anthropic's Messages API.",
+        MessagesRequest,
+        schemas.MESSAGE,
+        streams=True,
+        failure=schemas.MESSAGES_ERROR,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "post",
+        "The tokens of its prompt.",
+        CountTokensRequest,
+        schemas.COUNT,
+        failure=schemas.MESSAGES_ERROR,
+    ),
 )
 COMMON_OPERATIONS = (
-    Operation("/v1/models", "get", "The names of the model."),
-    Operation("/tokenize", "post", "The tokens of a text or conversation.", TokenizeRequest),
-    Operation("/detokenize", "post", "The text of tokens.", DetokenizeRequest),
-    Operation("/tokenizer_info", "get", "What a client needs to tokenize as the model does."),
+    Operation("/v1/models", "get", "The names of the model.", response=schemas.MODELS),
+    Operation("/tokenize", "post", "The tokens of a text or conversation.", TokenizeRequest, schemas.TOKENS),
+    Operation("/detokenize", "post", "The text of tokens.", DetokenizeRequest, schemas.PROMPT),
+    Operation(
+        "/tokenizer_info", "get", "What a client needs to tokenize as the model does.", response=schemas.TOKENIZER
+    ),
     Operation("/metrics", "get", "Metrics for Prometheus."),
-    Operation("/health", "get", "Whether requests would be served now; /health/ready and /ping are the same."),
-    Operation("/health/live", "get", "Fails where only a restart helps."),
-    Operation("/load", "get", "The number of requests that run or wait."),
-    Operation("/version", "get", "The version of the server."),
+    Operation(
+        "/health",
+        "get",
+        "Whether requests would be served now; /health/ready and /ping are the same.",
+        response=schemas.HEALTH,
+        failure=schemas.UNHEALTHY,
+    ),
+    Operation(
+        "/health/live",
+        "get",
+        "Fails where only a restart helps.",
+        response=schemas.HEALTH,
+        failure=schemas.UNHEALTHY,
+    ),
+    Operation("/load", "get", "The number of requests that run or wait.", response=schemas.LOAD),
+    Operation("/version", "get", "The version of the server.", response=schemas.VERSION),
 )
 
 

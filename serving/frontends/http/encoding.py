@@ -14,6 +14,7 @@ from sharp.serving.api.errors import InputError, SharpError, UnavailableError
 from sharp.serving.encoder.folder import ROUTES, EncoderFolder
 from sharp.serving.frontends.admission import Held
 from sharp.serving.frontends.computed_rows import computed_rows
+from sharp.serving.frontends.http import response_schemas as schemas
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.encoder_request import EmbeddingRequest, EncoderRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
@@ -31,9 +32,9 @@ SCORE = ("/v1/score", "/score")
 ENCODING = (*EMBEDDINGS, *RERANK, *SCORE)
 GENERATION = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
 OPERATIONS = (
-    Operation("/v1/embeddings", "post", "Embeddings of texts.", EmbeddingRequest),
-    Operation("/v1/rerank", "post", "Documents by their score for a query.", RerankRequest),
-    Operation("/v1/score", "post", "Scores of pairs of texts.", ScoreRequest),
+    Operation("/v1/embeddings", "post", "Embeddings of texts.", EmbeddingRequest, schemas.EMBEDDINGS),
+    Operation("/v1/rerank", "post", "Documents by their score for a query.", RerankRequest, schemas.RANKING),
+    Operation("/v1/score", "post", "Scores of pairs of texts.", ScoreRequest, schemas.SCORES),
 )
 
 

@@ -12,6 +12,7 @@ from sharp.serving.frontends.kserve.tensors import raw_string, read_strings
 HEADER_LENGTH = "inference-header-content-length"
 BINARY = "binary_data"
 MOST_TENSORS = 64
+MOST_DIGITS = 20  # of a length; Python reads no number of thousands of them
 FORMATS = {"BOOL": "?", "INT32": "i", "INT64": "q", "UINT32": "I", "FP32": "f", "FP64": "d"}
 
 
@@ -21,9 +22,11 @@ def read_message(body: bytes, header_length: str | None, model: str, version: st
     Raises:
         InputError: it is of another form.
     """
-    if header_length is not None and (not header_length.isdecimal() or int(header_length) > len(body)):
-        raise InputError(f"{HEADER_LENGTH} is {header_length!r:.40}; the body has {len(body)} bytes")
-    split = len(body) if header_length is None else int(header_length)
+    split = len(body)
+    if header_length is not None:
+        split = int(header_length) if header_length.isdecimal() and len(header_length) <= MOST_DIGITS else -1
+        if not 0 <= split <= len(body):
+            raise InputError(f"{HEADER_LENGTH} is {header_length!r:.40}; the body has {len(body)} bytes")
     try:
         given = json.loads(body[:split])
         binary = memoryview(body)[split:]

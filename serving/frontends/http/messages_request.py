@@ -4,11 +4,21 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from sharp.serving.api.errors import ContextLengthError, FieldError, SharpError
 from sharp.serving.api.request import Prompt
-from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, Number, StrictMessage, WholeNumber, one_of
+from sharp.serving.api.sampling_fields import (
+    FAIL_FAST,
+    NULL_IS_UNSET,
+    Flag,
+    Number,
+    StrictMessage,
+    WholeNumber,
+    first_error,
+    one_of,
+)
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.http.chat_request import ChatRequest, ForeignRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
@@ -96,7 +106,10 @@ class CountTokensRequest(MessagesRequest, TokenizerRequest):
 
     def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
         """See `TokenizerRequest`."""
-        text = self.generation().rendered(template)
+        try:
+            text = self.generation().rendered(template)
+        except ValidationError as error:  # of what it holds as a conversation has it
+            raise first_error(error) from error
         check_characters(text, model.context_limit)
         return {"input_tokens": len(tokenize(text, model.manifest, model.tokenizer, special_tokens=False))}
 
@@ -156,9 +169,11 @@ def _add_turn(messages: list[dict[str, Any]], turn: Turn, place: str) -> None:
         messages.append(message | ({"tool_calls": calls} if calls else {}))
 
 
-def _text(content: str | list[dict[str, Any]], place: str) -> str:
+def _text(content: Any, place: str) -> str:
     if isinstance(content, str):
         return content
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise FieldError("messages", f"{place} has content that is neither a text nor a list of blocks")
     for block in content:
         if block.get("type") != "text":
             raise FieldError("messages", f"{place} has a block of type {block.get('type')!r:.40}; only text is read")

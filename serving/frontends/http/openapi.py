@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from sharp.serving.frontends.http.response_schemas import ERROR, EVENTS, JSON, PLAIN, Schema
 from sharp.serving.frontends.http.status_page import PAGE_HEADERS
 from sharp.serving.version import sharp_version
 
@@ -41,12 +42,35 @@ fetch("openapi.json").then(response => response.json()).then(api => {
 
 @dataclass(frozen=True)
 class Operation:
-    """A route, in a sentence; `body` is what its requests hold."""
+    """A route, in a sentence; `body` is what its requests hold, `response` what comes back, and `failure` of errors."""
 
     path: str
     method: str
     summary: str
     body: type[BaseModel] | None = None
+    response: Schema | None = None
+    streams: bool = False
+    failure: Schema = field(default_factory=lambda: ERROR)
+
+    def described(self) -> dict[str, Any]:
+        """The route as OpenAPI has it."""
+        content = {PLAIN: {}} if self.response is None else {JSON: {"schema": self.response}}
+        if self.streams:
+            content[EVENTS] = {}
+        failed = {JSON: {"schema": self.failure}}
+        entry: dict[str, Any] = {
+            "summary": self.summary,
+            "operationId": f"{self.method} {self.path}",
+            "responses": {
+                "200": {"description": "the response", "content": content},
+                "4XX": {"description": "an error of the request", "content": failed},
+                "5XX": {"description": "the server cannot respond now", "content": failed},
+            },
+        }
+        if self.body is not None:
+            schema = {"$ref": REFERENCE.format(model=self.body.__name__)}
+            entry["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        return entry
 
 
 class OpenApi:
@@ -63,15 +87,7 @@ class OpenApi:
         _, schemas = models_json_schema([(kind, "validation") for kind in ordered], ref_template=REFERENCE)
         paths: dict[str, dict[str, Any]] = {}
         for operation in self._operations:
-            entry: dict[str, Any] = {
-                "summary": operation.summary,
-                "operationId": f"{operation.method} {operation.path}",
-                "responses": {"200": {"description": "the response"}, "4XX": {"description": "an error"}},
-            }
-            if operation.body is not None:
-                schema = {"$ref": REFERENCE.format(model=operation.body.__name__)}
-                entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-            paths.setdefault(operation.path, {})[operation.method] = entry
+            paths.setdefault(operation.path, {})[operation.method] = operation.described()
         return json.dumps(
             {
                 "openapi": "3.1.0",

@@ -179,7 +179,9 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], place: str) 
     kind = item.get("type", "message")
     try:
         if kind == "message":
-            role = {"developer": "system"}.get(item["role"], item["role"])
+            role = "system" if item["role"] == "developer" else item["role"]
+            if not isinstance(role, str):
+                raise FieldError("input", f"{place}.role must be a text")
             messages.append({"role": role, "content": _text(item["content"], place)})
         elif kind == "function_call":
             function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}

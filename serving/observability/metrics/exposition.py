@@ -46,7 +46,10 @@ def encode(
     registries: Sequence[CollectorRegistry], families: Iterable[Family], accept: str, names: Sequence[str] = ()
 ) -> tuple[bytes, str]:
     """All in the format that the `Accept` header asks for, and its content type; only `names` if there are some."""
-    encoder, content_type = choose_encoder(accept)
+    try:
+        encoder, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # of a version that is no number
+        encoder, content_type = choose_encoder("")
     if isinstance(encoder, partial):  # no name needs it, and samples of vllm:name would lose their family's
         encoder = partial(encoder.func, **{**encoder.keywords, "escaping": "allow-utf-8"})
     openmetrics = content_type.startswith(OPENMETRICS)

@@ -65,7 +65,9 @@ def test_weights_outside_the_folder_are_refused(folder, tmp_path, location):
         ({"offset": "-8"}, "bytes, but the weights"),
         ({"length": "4"}, "wrong size for the weights"),
         ({"offset": "eight"}, "damaged"),
-        ({"location": "gone.data"}, "gone.data is missing"),
+        ({"location": "gone.data"}, "'gone.data' is missing"),
+        ({"location": "x" * 5000}, "is incomplete: 'xxx"),
+        ({"location": "two\nlines"}, r"'two\\nlines' is missing"),
     ],
 )
 def test_sizes_are_checked(folder, entries, message):

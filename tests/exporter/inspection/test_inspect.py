@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -362,3 +363,24 @@ def test_an_output_folder_that_cannot_be_made(models, tmp_path):
         main, ["inspect", str(models("softmax", "rope")[0]), "-o", str(tmp_path / "file" / "x")]
     )
     assert (result.exit_code, "cannot be made" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda graph, _node: graph.initializer[0].ClearField("dims"),
+        lambda _graph, node: node.input.__setitem__(3, "key_cache.first"),
+        lambda _graph, node: node.attribute[0].ClearField("type"),
+        lambda _graph, node: node.ClearField("input"),
+    ],
+    ids=["weights", "number-of-a-cache", "attribute", "inputs"],
+)
+def test_a_damaged_graph_is_refused_in_one_sentence(models, sharp_inspect, tmp_path, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(models("ssa", "nape")[1], folder)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    damage(model.graph, next(node for node in model.graph.node if node.op_type == "PagedAttention"))
+    onnx.save(model, folder / "model.onnx")
+    result = sharp_inspect(folder, "--prompt", TEXT)
+    assert (result.exit_code, "export" in result.output.strip().splitlines()[-1]) == (2, True), result.output
+    assert result.output.strip().splitlines()[-1].startswith("Error: ")

@@ -11,6 +11,7 @@ import hashlib
 import random
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ def store(finding: Finding, keep: Path, suffix: str) -> None:
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 def main(chosen: tuple[str, ...], runs: int, seed: int, keep: Path | None, verbose: bool, output: Path | None) -> None:
     """Damage files and read them."""
-    found, rows = 0, []
+    found, rows, began = 0, [], time.monotonic()
     for reader in READERS:
         if chosen and reader.name not in chosen:
             continue
@@ -116,6 +117,7 @@ def main(chosen: tuple[str, ...], runs: int, seed: int, keep: Path | None, verbo
                     store(finding, keep, Path(reader.file).suffix)
         rows.append({"name": reader.name, "files": runs, "findings": sorted(problems)})
         click.echo(f"{reader.name}: {runs} files, {len(problems)} kinds of findings")
-    write(output, {**header("fuzz"), "command": f"python -m tests.full.fuzz --runs {runs} --seed {seed}", "rows": rows})
+    command, seconds = f"python -m tests.full.fuzz --runs {runs} --seed {seed}", round(time.monotonic() - began, 1)
+    write(output, {**header("damaged_files"), "command": command, "seconds": seconds, "rows": rows})
     if found:
         raise SystemExit(1)

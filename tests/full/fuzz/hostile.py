@@ -45,6 +45,21 @@ def deflated() -> bytes:
     return file.getvalue()
 
 
+def with_pickle(steps: bytes) -> bytes:
+    """A checkpoint whose pickle is this."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", steps)
+        archive.writestr("archive/version", b"3\n")
+    return file.getvalue()
+
+
+def config_of(**changes: Any) -> bytes:
+    """The `config.json` of a folder of ours, some of which is other."""
+    config = {**asdict(tiny_model("ssa").config), **changes}
+    return json.dumps({"model_type": "sharp", "sharp": {"version": 1, "model": "causal-lm", "config": config}}).encode()
+
+
 class Runs:
     """Pickled, this runs a command when it is read."""
 
@@ -87,6 +102,8 @@ HOSTILE: dict[str, dict[str, Callable[[], bytes]]] = {
         "plain-pickle": lambda: pickle.dumps(Runs()),
         "expanded-tensors": expanded_tensors,
         "deflated": deflated,
+        "pickle-takes-what-is-not-there": lambda: with_pickle(b"\x80\x02R."),
+        "pickle-calls-with-too-few": lambda: with_pickle(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R."),
         "state-is-a-list": lambda: saved(state_dict=[]),
         "sparse-tensors": lambda: saved(
             state_dict={name: value.to_sparse() for name, value in tiny_model("ssa").state_dict().items()}
@@ -107,6 +124,7 @@ HOSTILE: dict[str, dict[str, Callable[[], bytes]]] = {
         "metadata-nested": lambda: header({"__metadata__": {"sharp": DEEP.decode()}}),
     },
     "own-folder-config.json": {
+        "a-number-of-401-digits": lambda: config_of(positions="rope", rope_theta=10**400),
         "nested": lambda: DEEP,
         "not-utf-8": lambda: b'{"model_type": "\xff"}',
         "code-of-its-own": lambda: json.dumps(

@@ -217,3 +217,14 @@ def test_torch_op_refuses(inputs: dict[str, Any], attributes: dict[str, Any], me
     tensors = {name: torch.tensor(array) for name, array in make_case("softmax").inputs.items()}
     with pytest.raises(InputError, match=message):
         attention(**tensors, **inputs, scale=1.0, **attributes)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 1)])
+def test_statistics_are_not_collected_where_collect_stats_is_empty(shape: tuple[int, ...]) -> None:
+    """Of two dimensions, it was read beyond its end."""
+    case = make_case("softmax", SMALL[FORMS[0]])
+    model = make_model(case)
+    for value in model.graph.input:
+        value.type.tensor_type.ClearField("shape")
+    inputs = {**case.inputs, "collect_stats": np.zeros(shape, bool)}
+    assert not session(model, kernel=True).run(["stats"], inputs)[0].any()

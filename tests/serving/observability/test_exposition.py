@@ -53,6 +53,13 @@ def test_only_some_metrics(address, accept):
     }
 
 
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+def test_a_version_that_is_no_number_gets_the_usual_text(address, kind):
+    """The library compared it with numbers, and the response was 500."""
+    response = requests.get(f"{address}/metrics", headers={"accept": f"{kind};version=newest"}, timeout=10)
+    assert (response.status_code, response.headers["content-type"][:10]) == (200, "text/plain")
+
+
 def test_heads_on_request(address):
     def heads(**query):
         found = families(requests.get(f"{address}/metrics", query, timeout=10).text)

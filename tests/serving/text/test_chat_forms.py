@@ -78,6 +78,7 @@ THOUGHTS = [
     # form, prompt, text, thought, content
     ("qwen3", "", "<think>\nhm\n</think>\n\nyes", "hm", "yes"),
     ("qwen3", "", "\n<think>hm</think>yes", "hm", "yes"),
+    ("qwen3", "", "<think>\n  indented</think>yes", "  indented", "yes"),  # a stream had lost the blanks
     ("qwen3", "", "yes <think>", "", "yes <think>"),
     ("qwen3", "", "<thin", "", "<thin"),
     ("qwen3", "", "<think>\nhm", "hm", ""),

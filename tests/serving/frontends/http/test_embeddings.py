@@ -10,6 +10,7 @@ import urllib.request
 from dataclasses import replace
 
 import grpc
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -336,3 +337,23 @@ def test_tokens_are_requested(start_server, folder, server_settings, tmp_path):
     server = start_server(folder, server=replace(server_settings.server, token_file=tmp_path / "tokens"))
     for path in ("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"):
         assert post(server, path, input="a")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
+    ],
+)
+def test_responses_are_what_the_description_says(server, path, body):
+    with urllib.request.urlopen(f"http://{server.http_address}/openapi.json", timeout=30) as response:
+        responses = json.load(response)["paths"][path]["post"]["responses"]
+    status, given = post(server, path, **body)
+    assert status == 200
+    jsonschema.validate(given, responses["200"]["content"]["application/json"]["schema"])
+    status, error = post(server, path)
+    assert status == 400
+    jsonschema.validate({"error": error}, responses["4XX"]["content"]["application/json"]["schema"])

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
 
 import openai
@@ -83,6 +84,12 @@ def test_unknown_fields_as_errors_or_ignored(caplog):
     caplog.set_level(logging.WARNING, LOGGER)
     request = UnknownFields("ignore").parse(CompletionRequest, body(newest=1, temprature=0.1))
     assert (request.prompt, request.temperature, caplog.records) == ("a", None, [])
+
+
+def test_a_field_whose_name_has_several_lines_is_refused_in_one():
+    for name, shown in (("ne\nw", "ne\ufffdw is not"), ("n" * 300, "n" * 200 + "... is not")):
+        with pytest.raises(FieldError, match=re.escape(shown)):
+            UnknownFields("error").parse(CompletionRequest, json.dumps({"prompt": "a", name: 1}).encode())
 
 
 @pytest.mark.parametrize("policy", ["warn", "ignore"])

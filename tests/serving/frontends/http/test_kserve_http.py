@@ -133,6 +133,9 @@ def test_errors_are_texts_as_in_triton(address, body, model, status, message):
 def test_other_errors(address):
     bad = infer(address, b"{}", headers={BINARY: "99"})
     assert bad.json() == {"error": "inference-header-content-length is '99'; the body has 2 bytes"}
+    for digit in "09":
+        endless = infer(address, b"{}", headers={BINARY: digit * 5000})
+        assert (endless.status_code, "the body has 2 bytes" in endless.json()["error"]) == (400, True)
     missing = requests.get(f"{address}/models/counting/versions/2", timeout=10)
     assert (missing.status_code, "has no version '2'" in missing.json()["error"]) == (404, True)
     streamed = [*tensors(), {"name": "stream", "datatype": "BOOL", "shape": [1], "data": [True]}]

@@ -170,6 +170,7 @@ def test_thoughts_are_items(start_server, folder):
         ({"input": [{"type": "image_generation_call"}]}, "input", "input.0 is of type 'image_generation_call'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "a part of type 'input_image'"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.function.name cannot be used"),
+        ({"input": [{"role": ["user"], "content": "a"}]}, "input", "input.0.role must be a text"),
         ({"input": "x" * 200}, "input", "Please reduce the length of the input"),
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "x"}}}},
@@ -243,6 +244,11 @@ def test_tokens_are_counted_before_a_message_is_sent(address):
     refused = count(model="other")
     assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error")
     assert "messages" in count(messages=[]).json()["error"]["message"]
+    unnamed = count(tools=[{"input_schema": EMPTY}])
+    assert (unnamed.status_code, "name" in unnamed.json()["error"]["message"]) == (400, True)
+
+
+INVALID = "invalid_request_error"
 
 
 def test_refusals_are_anthropics(address):
@@ -250,6 +256,10 @@ def test_refusals_are_anthropics(address):
         ({"max_tokens": None}, 400, "invalid_request_error"),
         ({"model": "other"}, 404, "not_found_error"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error"),
+        *(
+            ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": content}]}]}, 400, INVALID)
+            for content in (7, {"type": "text"}, ["text"])
+        ),
         ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error"),
     ):
         refused = message(address, **fields)
