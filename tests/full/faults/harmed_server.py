@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,11 +107,14 @@ class Honest:
         self._clients = [self._pool.submit(self._repeat, number) for number in range(CLIENTS)]
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
-        for client in self._clients:
-            client.result(timeout=2 * WAIT_SECONDS)  # a client that waits for ever is told nothing
-        self._pool.shutdown()
+        done, waiting = wait(self._clients, 2 * WAIT_SECONDS)
+        self._pool.shutdown(wait=not waiting)
+        if error[0] is None:  # else that one says more
+            assert not waiting, f"clients {[self._clients.index(one) for one in waiting]} wait for ever"
+            for client in done:
+                client.result()
 
     def _repeat(self, number: int) -> None:
         draws = random.Random(number)
