@@ -211,6 +211,11 @@ def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], targ
     path = folder / MODEL_FILE
     onnx_ir.save(graph, path, external_data=DATA_FILE)
     model = onnx.load(path, load_external_data=False)
+    # Shapes of weights are known without; tools that change weights leave these as they are, and the model is refused.
+    weights = {tensor.name for tensor in model.graph.initializer}
+    others = [info for info in model.graph.value_info if info.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(others)
     function_body.attach_function(model)
     if target == "portable":
         model = inline(model)

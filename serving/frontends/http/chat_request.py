@@ -61,6 +61,9 @@ class ChatRequest(GenerationRequest, Conversation):
     def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:
         """See `GenerationRequest`."""
         rendered = self.rendered(endpoint.template)
+        offered = self.template_variables
+        unread = offered.keys() - (endpoint.template.known(offered).keys() if endpoint.template else ())
+        endpoint.fields.note(sorted(unread), "is not read by the model's chat template")
         if self.callable and self.forms.tools is None:
             message = f"tools is set, and the model writes calls in another form than {CALL_FORMS}, which are read here"
             raise FieldError("tools", f"{message}; leave tools out, or serve a model of such a form")
@@ -114,6 +117,8 @@ class ChatRequest(GenerationRequest, Conversation):
         """See `GenerationRequest`."""
         if isinstance(error, ContextLengthError):
             return ContextLengthError("messages", str(error), error.limit, error.tokens, error.needed)
+        if error.field == "prompt":
+            return FieldError("messages", str(error))
         if self.top_logprobs is not None and error.field == "logprobs":
             return renamed_error(error, "top_logprobs")
         if self.guided is None and error.field.startswith("guided") and self.callable:

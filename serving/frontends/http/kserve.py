@@ -87,7 +87,8 @@ class KServeRoutes:
         ]
 
 
-MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+# A name may have slashes, as those of Hugging Face have; the version is looked for first.
+MODEL_PATHS = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}")
 
 
 def _responds(message: Callable[[], Message]) -> Callable[[Request], Awaitable[Response]]:

@@ -46,7 +46,9 @@ class ResponsesResponse(PartsResponse):
         super().__init__(request_id, model, texts, parser, prompt_tokens)
         self._id = f"resp_{request_id}"
         self._created = int(time.time())
-        self._settings = {name: value if (value := settings.get(name)) else unset for name, unset in REPEATED.items()}
+        self._settings = {
+            name: unset if (value := settings.get(name)) is None else value for name, unset in REPEATED.items()
+        }
         self._numbers = 0
         self._items = 0
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import openai
 import pytest
+import requests
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api_config import ApiConfig
@@ -230,3 +231,13 @@ def test_the_other_way_around_in_process(folder, server_settings):
     llm = LLM(folder, backend=replace(server_settings.backend))
     params = SamplingParams(temperature=0, max_tokens=2, allowed_token_ids=range(120, 122), bad_words=("x",))
     assert [completion.text for completion in llm.generate(["a"], params)] == ["yy"]
+
+
+def test_a_reasoning_effort_that_the_template_does_not_read_is_named_in_the_log(start_server, tmp_path, caplog):
+    folder = write_folder(tmp_path / "model", hashing=0)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    address = f"http://{start_server(folder).http_address}/v1/chat/completions"
+    caplog.set_level(logging.WARNING, LOGGER)
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "reasoning_effort": "low"}
+    assert requests.post(address, json=body, timeout=20).status_code == 200
+    assert "the field 'reasoning_effort' of a request is not read by the model's chat template" in caplog.text

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import requests
 
+from sharp.serving.api_config import ApiConfig
+
 BINARY = "inference-header-content-length"
 
 
@@ -48,6 +50,18 @@ def test_what_a_client_asks_first(address):
     assert get("/models/counting/config").json()["model_transaction_policy"] == {"decoupled": True}
     index = requests.post(f"{address}/repository/index", timeout=10).json()
     assert [(model["name"], model["version"], model["state"]) for model in index] == [("counting", "1", "READY")]
+
+
+@pytest.mark.parametrize("slash", ["/", "%2F"])
+def test_a_name_with_a_slash_has_its_routes(start_server, counting, slash):
+    api = ApiConfig(served_model_name="meta-llama/Llama-3.1-8B")
+    address = f"http://{start_server(counting, api=api).http_address}/v2/models/meta-llama{slash}Llama-3.1-8B"
+    for path in ("", "/ready", "/versions/1", "/versions/1/ready"):
+        assert requests.get(address + path, timeout=10).json()["name"] == "meta-llama/Llama-3.1-8B"
+    for path in ("/infer", "/versions/1/infer"):
+        response = requests.post(address + path, json={"inputs": tensors()}, timeout=20)
+        assert response.json()["model_name"] == "meta-llama/Llama-3.1-8B"
+    assert requests.get(f"{address}/other", timeout=10).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/models/counting/infer", "/models/counting/versions/1/infer"])
@@ -149,7 +163,7 @@ def test_other_errors(address):
     [
         ("POST", "/repository/models/counting/load", 404),
         ("GET", "/systemsharedmemory/status", 404),
-        ("GET", "/models/counting/infer", 405),
+        ("POST", "/models/counting/ready", 405),
         ("POST", "/rerank", 400),  # Cohere's path: an error as OpenAI's
     ],
 )

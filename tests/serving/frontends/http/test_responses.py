@@ -6,7 +6,10 @@ import openai
 import pytest
 import requests
 
+from sharp.serving.api.errors import FieldError
 from sharp.serving.api_config import ApiConfig
+from sharp.serving.frontends.http.chat_request import ChatRequest
+from sharp.serving.frontends.http.responses_request import ResponsesRequest
 from tests.serving.conftest import write_folder
 
 TEMPLATE = (
@@ -184,6 +187,18 @@ def test_what_cannot_be_is_named(client, fields, param, message):
     with pytest.raises(openai.BadRequestError) as caught:
         respond(client, **fields)
     assert (caught.value.param, message in str(caught.value)) == (param, True), str(caught.value)
+
+
+def test_settings_that_are_zero_or_false_come_back_as_they_were_sent(client):
+    response = respond(client, "a", temperature=0, parallel_tool_calls=False)
+    assert (response.temperature, response.parallel_tool_calls) == (0, False)
+
+
+def test_an_empty_conversation_is_an_error_of_its_own_field():
+    empty = FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
+    body = {"messages": [{"role": "user", "content": ""}]}
+    assert ChatRequest.model_validate(body).renamed(empty).field == "messages"
+    assert ResponsesRequest.model_validate({"input": ""}).generation().renamed(empty).field == "input"
 
 
 def message(address, headers=None, **fields):
