@@ -10,9 +10,11 @@ from typing import get_args
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig
@@ -24,6 +26,7 @@ from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.norms import NORMS
+from sharp.plugins import library_path
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import DOMAIN
@@ -143,6 +146,23 @@ def test_graph_is_what_the_design_says(checkpoint, sharp_export, tmp_path):
                 attribute.name: attribute.s for attribute in node.attribute if attribute.name.startswith("plugin")
             }
             assert plugin == {"plugin_namespace": b"", "plugin_version": b"1"}
+
+
+@pytest.mark.parametrize("cache", ["paged", "none"])
+def test_onnxruntimes_own_quantizer_takes_what_is_exported(checkpoint, sharp_export, tmp_path, cache):
+    """It leaves shapes of weights as they were, and then the model does not load.
+
+    A table that is embedding and head in one it turns over for the head alone.
+    """
+    source = save(tiny("llama", tie_word_embeddings=False), tmp_path / "source")
+    result = sharp_export(source, "--norm", "softmax", "--cache", cache, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    assert not {info.name for info in graph.value_info} & {tensor.name for tensor in graph.initializer}
+    quantize_dynamic(tmp_path / "out" / "model.onnx", tmp_path / "int8.onnx", weight_type=QuantType.QInt8)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(library_path("onnxruntime")))
+    onnxruntime.InferenceSession(tmp_path / "int8.onnx", options, providers=["CPUExecutionProvider"])
 
 
 @pytest.fixture
