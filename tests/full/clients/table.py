@@ -58,6 +58,9 @@ Llama (`--cache contiguous`); what it read or wrote gave the logits, within what
 
 """
 TAIL = """
+Of a paged model whose embedding is its head as well (`tie_word_embeddings`) `quantize_dynamic` writes a model that does not load: it turns
+the shared weights over for one of their two uses. `sharp-export --quantize` does not.
+
 To have float16 weights and activations without a new export, keep attention in float32, whose logits need it, and its function with it
 (`--dtype float16` of `sharp-export` does more: our kernels then read float16 too):
 
