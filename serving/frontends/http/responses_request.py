@@ -20,7 +20,7 @@ KEEPS_NOTHING = "this server keeps no responses; send the whole conversation in 
 OF_CHAT = (
     *("min_p", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "include_stop_str_in_output"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "skip_special_tokens", "structured_outputs"),
-    *("request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
+    *("request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params", "moderation", "prompt_cache_options"),
 )
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
@@ -104,6 +104,12 @@ class ResponsesRequest(ForeignRequest):
     vllm_xargs: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    access_programs: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    image: Any = None
 
     def generation(self) -> ChatRequest:
         """See `ForeignRequest`."""
@@ -112,6 +118,11 @@ class ResponsesRequest(ForeignRequest):
                 raise FieldError(name, f"{name} is set; {KEEPS_NOTHING}")
         if self.background:
             raise FieldError("background", f"background is true; {KEEPS_NOTHING}, and wait for its response")
+        if self.context_management not in (None, []):
+            message = "context_management is set; a conversation is not compacted here, use truncation"
+            raise FieldError("context_management", message)
+        if self.image is not None:
+            raise FieldError("image", "image is set; only text is supported")
         body: dict[str, Any] = {
             "model": self.model,
             "messages": self._messages(),
