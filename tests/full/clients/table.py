@@ -43,6 +43,7 @@ These are accepted and change nothing; the server's log names each once, as far 
 Any other field that is not known is left out and named in the log (`--unknown-fields error` refuses it); a misspelt one is refused with
 "did you mean". Parameters of KServe's protocol follow the same tables and the same flag; those without effect there are, besides:
 {kserve}. `lora_name`, and `detokenize: false`, are refused there.
+Models of sets and of numbers know the parameter `timeout`.
 
 `/v1/responses` keeps no responses: `previous_response_id`, `conversation`, `prompt`, `background` and `context_management` are refused;
 `background_options` and `access_programs` change nothing. Messages hold text; parts of images, audio and files are refused, and `image` is.
