@@ -45,8 +45,8 @@ Any other field that is not known is left out and named in the log (`--unknown-f
 {kserve}. `lora_name`, and `detokenize: false`, are refused there.
 Models of sets and of numbers know the parameter `timeout`.
 
-`/v1/responses` keeps no responses: `previous_response_id`, `conversation`, `prompt`, `background` and `context_management` are refused;
-`background_options` and `access_programs` change nothing. Messages hold text; parts of images, audio and files are refused, and `image` is.
+`/v1/responses` keeps no responses: `previous_response_id`, `previous_response`, `previous_input_messages`, `conversation`, `prompt`,
+`background`, `context_management` and `enable_response_messages` are refused; `background_options` and `access_programs` change nothing. Messages hold text; parts of images, audio and files are refused, and `image` is.
 `echo` of a chat is refused where the response would begin with the last message. `/tokenize` leaves out `media_io_kwargs` and
 `mm_processor_kwargs`, and refuses `chat_template`.
 

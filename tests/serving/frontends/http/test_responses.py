@@ -70,7 +70,7 @@ def test_fields_that_vllm_adds(client, more, text):
 def test_fields_that_openai_adds_are_known(start_server, folder):
     strict = start_server(folder, api=ApiConfig(unknown_fields="error")).http_address
     with openai.OpenAI(base_url=f"http://{strict}/v1", api_key="-", max_retries=0) as client:
-        names = ("prompt_cache_options", "moderation", "access_programs", "background_options")
+        names = ("prompt_cache_options", "moderation", "access_programs", "background_options", "mm_processor_kwargs")
         added = {
             **{name: {} for name in names},
             "prompt_cache_retention": "24h",
@@ -176,6 +176,13 @@ def test_thoughts_are_items(start_server, folder):
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "this server keeps no responses"),
         ({"extra_body": {"context_management": [{}]}}, "context_management", "a conversation is not compacted here"),
+        ({"extra_body": {"previous_response": {}}}, "previous_response", "this server keeps no responses"),
+        (
+            {"extra_body": {"previous_input_messages": [{}]}},
+            "previous_input_messages",
+            "the whole conversation in input",
+        ),
+        ({"extra_body": {"enable_response_messages": True}}, "enable_response_messages", "a response has no messages"),
         ({"extra_body": {"image": {}}}, "image", "only text is supported"),
         ({"background": True}, "background", "this server keeps no responses"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools has one of type 'web_search'"),
