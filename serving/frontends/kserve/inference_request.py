@@ -37,6 +37,7 @@ class InferenceFields(RequestFields):
     use_beam_search: bool | None = None
     detokenize: bool | None = None
     lora_name: str | None = None
+    return_logprobs: bool | None = None
     logprobs: Any = None
     flat_logprobs: Any = None
     output_kind: Any = None
@@ -50,6 +51,8 @@ class InferenceFields(RequestFields):
             raise FieldError("n", f"n is {self.n}; {TEXT_OUTPUT} holds one completion; send several requests")
         if self.detokenize is False:
             raise FieldError("detokenize", f"detokenize is false; {TEXT_OUTPUT} is a text")
+        if self.return_logprobs:
+            raise FieldError("return_logprobs", "return_logprobs is true; there is return_cumulative_logprob only")
         if self.lora_name:
             raise FieldError("lora_name", f"lora_name is {self.lora_name!r:.40}; this server has no adapters")
         return super().params()

@@ -42,7 +42,7 @@ These are accepted and change nothing; the server's log names each once, as far 
 
 Any other field that is not known is left out and named in the log (`--unknown-fields error` refuses it); a misspelt one is refused with
 "did you mean". Parameters of KServe's protocol follow the same tables and the same flag; those without effect there are, besides:
-{kserve}. `lora_name`, and `detokenize: false`, are refused there.
+{kserve}. `lora_name`, `return_logprobs` and `detokenize: false` are refused there.
 Models of sets and of numbers know the parameter `timeout`.
 
 `/v1/responses` keeps no responses: `previous_response_id`, `previous_response`, `previous_input_messages`, `conversation`, `prompt`,

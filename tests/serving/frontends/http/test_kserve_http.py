@@ -118,6 +118,7 @@ OF_VLLM = {
     "logprobs": "1",
     "prompt_logprobs": None,
     "output_kind": 2,
+    "return_logprobs": False,
 }
 
 
@@ -163,6 +164,7 @@ def test_structured_outputs_as_in_vllm(strict, fields, text):
     [
         ({"use_beam_search": True}, "use_beam_search is true; beam search is not supported here"),
         ({"detokenize": False}, "detokenize is false; text_output is a text"),
+        ({"return_logprobs": True}, "return_logprobs is true; there is return_cumulative_logprob only"),
         ({"lora_name": "mine"}, "lora_name is 'mine'; this server has no adapters"),
         ({"n": 2}, "n is 2; text_output holds one completion"),
         ({"guided_decoding": "x"}, "guided_decoding must be a JSON object"),
