@@ -8,7 +8,7 @@ from sharp.serving.setting import Setting, check_settings
 
 @dataclass(frozen=True)
 class ApiConfig:
-    """What requests over HTTP may say."""
+    """What requests over HTTP and of KServe's protocol may say."""
 
     unknown_fields: Annotated[
         str,

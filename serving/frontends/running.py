@@ -14,6 +14,7 @@ from sharp.serving.engine.model_folder import ModelFolder, load_model_folder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread, StepEngine
 from sharp.serving.frontends.service import GenerationService
+from sharp.serving.frontends.unknown_fields import UnknownFields
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
 from sharp.serving.tensors.folder import KINDS, load_tensor_folder
@@ -181,6 +182,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         config.max_buffered_bytes,
     )
     service.names = settings.api.names or service.names
+    service.fields = UnknownFields(settings.api.unknown_fields)
     service.chat_template = None if template is None else template.source
     thread.start()
     try:

@@ -21,6 +21,7 @@ from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread
 from sharp.serving.frontends.admission import Buffers, Pool, most_request_bytes, release_held
 from sharp.serving.frontends.health import Health
+from sharp.serving.frontends.unknown_fields import UnknownFields
 from sharp.serving.observability.request_log import log_prompt, log_request
 from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 from sharp.serving.observability.tracing import Tracing
@@ -133,6 +134,7 @@ class GenerationService:
         self._open = 0
         self.names: tuple[str, ...] = (model.manifest.name,)
         self.chat_template: str | None = None
+        self.fields = UnknownFields("warn")
         self._streams: set[EventStream[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -39,7 +39,6 @@ from sharp.serving.frontends.http.responses_request import ResponsesRequest
 from sharp.serving.frontends.http.status_page import LiveState
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, tokenization
-from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from sharp.serving.frontends.running import RunningModel
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.security.tokens import Tokens
@@ -111,8 +110,8 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
     """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
     service, api = running.service, running.api
     max_body_bytes = most_request_bytes(service.model, max_body_bytes)
-    texts, fields = TokenTexts(service.model.tokenizer), UnknownFields(api.unknown_fields)
-    endpoint = Endpoint(service, running.template, texts, fields, max_body_bytes, running.forms)
+    texts = TokenTexts(service.model.tokenizer)
+    endpoint = Endpoint(service, running.template, texts, service.fields, max_body_bytes, running.forms)
     of_kind, operations = routes_of_kind(endpoint, running.model)
     routes: list[BaseRoute] = [
         *of_kind,

@@ -17,12 +17,13 @@ from sharp.serving.api.sampling_fields import (
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.http.conversation import Conversation
 from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.openai_request import GenerationRequest, renamed_error
+from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.openai_response import (
     ChatResponse,
     ResponseBuilder,
 )
 from sharp.serving.frontends.http.tools import NamedTool, calls_only, calls_or_words
+from sharp.serving.frontends.request_fields import renamed_error
 from sharp.serving.text.chat_forms import MessageParser
 from sharp.serving.text.reasoning import ReasoningParser
 from sharp.serving.text.tool_calls import ToolCallParser
@@ -40,6 +41,7 @@ class ChatRequest(GenerationRequest, Conversation):
     modalities: list[str] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     documents: list[dict[str, Any]] | None = None
+    echo: Flag = False
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -56,6 +58,9 @@ class ChatRequest(GenerationRequest, Conversation):
         """See `SamplingFields`."""
         if self.modalities not in (None, ["text"]):
             raise FieldError("modalities", f'modalities is {json.dumps(self.modalities)}; only ["text"] is supported')
+        last = self.messages[-1].role if self.messages else ""
+        if self.echo and (last == "assistant" or not self.add_generation_prompt):  # otherwise vLLM returns none either
+            raise FieldError("echo", "echo is true; a response does not begin with the last message here; join them")
         return super().params()
 
     def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:

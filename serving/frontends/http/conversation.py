@@ -21,10 +21,10 @@ class TextPart(StrictMessage):
 
 
 class CalledFunction(BaseModel):
-    """A function that an assistant called; `arguments` is a JSON text."""
+    """A function that an assistant called; `arguments` is a JSON text, nothing, or the object itself."""
 
     name: str
-    arguments: str = "{}"
+    arguments: Annotated[str | dict[str, Any] | None, one_of("a text of JSON, or an object")] = None
 
 
 class CalledTool(BaseModel):
@@ -36,8 +36,9 @@ class CalledTool(BaseModel):
 
     def for_template(self) -> dict[str, Any]:
         """As templates expect it: arguments as an object."""
+        arguments: Any = self.function.arguments or {}
         try:
-            arguments = json.loads(self.function.arguments)
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         except (ValueError, RecursionError) as error:
             message = f"messages has a call of {self.function.name!r} whose arguments are no JSON: {error}"
             raise FieldError("messages", message) from error

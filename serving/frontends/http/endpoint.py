@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from sharp.serving.frontends.http.token_texts import TokenTexts
-from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from sharp.serving.frontends.service import GenerationService
+from sharp.serving.frontends.unknown_fields import UnknownFields
 from sharp.serving.text.chat_forms import ChatForms
 from sharp.serving.text.chat_template import ChatTemplate
 from sharp.serving.text.tokenizer import Tokenizer

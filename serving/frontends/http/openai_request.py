@@ -1,32 +1,28 @@
 """The requests of OpenAI's API, checked, as prompts and `SamplingParams`."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from sharp.serving.api.errors import FieldError
-from sharp.serving.api.guided import Guided
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_fields import (
     FAIL_FAST,
     NULL_IS_UNSET,
     Flag,
-    SamplingFields,
     StrictMessage,
-    WholeNumber,
     one_of,
 )
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.foreign_fields import ForeignFields
 from sharp.serving.frontends.http.openai_response import (
     CompletionResponse,
     Extras,
     ResponseBuilder,
 )
-from sharp.serving.frontends.http.structured_outputs import StructuredFields
 from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.frontends.request_fields import RequestFields, renamed_error
 from sharp.serving.text.chat_forms import ChatForms
 from sharp.serving.text.tokenizer import Tokenizer
 
@@ -50,7 +46,7 @@ class StreamOptions(StrictMessage):
     continuous_usage_stats: Flag = False
 
 
-class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
+class GenerationRequest(RequestFields):
     """The fields of both APIs: OpenAI's, vLLM's and ours."""
 
     model_config = ConfigDict(strict=True)
@@ -65,14 +61,10 @@ class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
     attention_stats: Flag = False
     metadata: dict[str, Any] | None = None
     request_id: Annotated[str, NULL_IS_UNSET, Field(max_length=MAX_REQUEST_ID)] = ""
-    truncate_prompt_tokens: WholeNumber | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    add_special_tokens: bool | None = None
     return_tokens_as_token_ids: Flag = False
 
     def params(self) -> SamplingParams:
         """See `SamplingFields`."""
-        self.check_supported()
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
         return super().params()
@@ -127,24 +119,6 @@ class GenerationRequest(SamplingFields, ForeignFields, StructuredFields):
     def counts_chunks(self) -> bool:
         """Whether every chunk of a stream has the usage so far."""
         return self.counts_stream and self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def adds_special_tokens(self) -> bool:
-        """Whether a prompt gets the tokenizer's special tokens."""
-        return True if self.add_special_tokens is None else self.add_special_tokens
-
-    def renamed(self, error: FieldError) -> FieldError:
-        """An error about a field of `GenerateRequest`, under the name that the field has in this API."""
-        if self.guided is None and error.field.startswith("guided") and (names := self.structure_fields):
-            return renamed_error(error, names[0])
-        return error
-
-    def guide(self) -> Guided | None:
-        """What the completion must match."""
-        names = self.structure_fields
-        if self.guided is not None and names:
-            raise FieldError(names[0], f"{names[0]} and guided are both set; set one of them")
-        return self.structure() if names else super().guide()
 
 
 class CompletionRequest(GenerationRequest):
@@ -219,11 +193,3 @@ class CompletionRequest(GenerationRequest):
     def requested_prompt_logprobs(self) -> int | None:
         """`SamplingParams.prompt_logprobs`."""
         return self.logprobs if self.echo else None
-
-
-def renamed_error(error: FieldError, field: str) -> FieldError:
-    """An error under another name of its field."""
-    # guided.json is guided_json, or the json of structured_outputs.
-    inner = error.field.partition(".")[2]
-    name = f"{field}.{inner}" if field == "structured_outputs" and inner else field
-    return FieldError(field, str(error).replace(error.field, name, 1))

@@ -16,11 +16,13 @@ from sharp.serving.frontends.http.responses_response import ResponsesResponse
 
 TEXTS = ("input_text", "output_text", "text")
 KEEPS_NOTHING = "this server keeps no responses; send the whole conversation in input"
+EARLIER = ("previous_response_id", "conversation", "prompt", "previous_response", "previous_input_messages")
 # vLLM's fields of a response that a conversation has, too: checked there, under the same names.
 OF_CHAT = (
     *("min_p", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "include_stop_str_in_output"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "skip_special_tokens", "structured_outputs"),
-    *("request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
+    *("request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params", "moderation", "prompt_cache_options"),
+    "mm_processor_kwargs",
 )
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
@@ -104,14 +106,32 @@ class ResponsesRequest(ForeignRequest):
     vllm_xargs: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    access_programs: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    image: Any = None
+    previous_response: Any = None
+    previous_input_messages: Any = None
+    enable_response_messages: Flag = False
+    mm_processor_kwargs: Any = None
 
     def generation(self) -> ChatRequest:
         """See `ForeignRequest`."""
-        for name in ("previous_response_id", "conversation", "prompt"):
+        for name in EARLIER:
             if getattr(self, name) is not None:
                 raise FieldError(name, f"{name} is set; {KEEPS_NOTHING}")
         if self.background:
             raise FieldError("background", f"background is true; {KEEPS_NOTHING}, and wait for its response")
+        if self.context_management not in (None, []):
+            message = "context_management is set; a conversation is not compacted here, use truncation"
+            raise FieldError("context_management", message)
+        if self.enable_response_messages:
+            message = "enable_response_messages is true; a response has no messages here; use /v1/chat/completions"
+            raise FieldError("enable_response_messages", message)
+        if self.image is not None:
+            raise FieldError("image", "image is set; only text is supported")
         body: dict[str, Any] = {
             "model": self.model,
             "messages": self._messages(),

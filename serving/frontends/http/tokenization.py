@@ -12,6 +12,7 @@ from starlette.responses import Response
 from sharp.serving.api.errors import FieldError, SharpError
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
 from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.frontends.foreign_fields import UNSUPPORTED
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
 from sharp.serving.frontends.http.endpoint import Endpoint
@@ -52,9 +53,16 @@ class TokenizeRequest(TokenizerRequest, Conversation):
     messages: Annotated[list[ChatMessage], NULL_IS_UNSET] = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: Flag = False
+    # Of vLLM: this server's messages are text.
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    chat_template: Any = None
 
     def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
         """See `TokenizerRequest`."""
+        accepted, message = UNSUPPORTED["chat_template"]
+        if self.chat_template not in accepted:
+            raise FieldError("chat_template", message)
         if (self.prompt is None) == (not self.messages):
             raise FieldError("prompt", "give either prompt or messages")
         if self.prompt is not None and (unused := self.model_fields_set & OF_MESSAGES):

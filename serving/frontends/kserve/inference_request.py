@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ConfigDict
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.request import GenerateRequest
-from sharp.serving.api.sampling_fields import SamplingFields, first_error
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.kserve.inference import TIMEOUT, read_parameters
 from sharp.serving.frontends.kserve.tensors import (
     CUMULATIVE_LOGPROB,
@@ -20,6 +21,46 @@ from sharp.serving.frontends.kserve.tensors import (
     read_inputs,
     read_outputs,
 )
+from sharp.serving.frontends.request_fields import RequestFields
+from sharp.serving.frontends.structured_outputs import NESTED
+from sharp.serving.frontends.unknown_fields import UnknownFields
+
+# Of vLLM's `SamplingParams`: no output of this protocol has what they are about.
+NO_EFFECT = ("logprobs", "flat_logprobs", "output_kind", "skip_clone", "skip_reading_prefix_cache", "extra_args")
+
+
+class InferenceFields(RequestFields):
+    """The parameters of a request; numbers and flags may be written as strings, as Triton's clients do."""
+
+    model_config = ConfigDict(strict=False)
+
+    use_beam_search: bool | None = None
+    detokenize: bool | None = None
+    lora_name: str | None = None
+    return_logprobs: bool | None = None
+    logprobs: Any = None
+    flat_logprobs: Any = None
+    output_kind: Any = None
+    skip_clone: Any = None
+    skip_reading_prefix_cache: Any = None
+    extra_args: Any = None
+
+    def params(self) -> SamplingParams:
+        """See `SamplingFields`."""
+        if self.n not in (None, 1):
+            raise FieldError("n", f"n is {self.n}; {TEXT_OUTPUT} holds one completion; send several requests")
+        if self.detokenize is False:
+            raise FieldError("detokenize", f"detokenize is false; {TEXT_OUTPUT} is a text")
+        if self.return_logprobs:
+            raise FieldError("return_logprobs", "return_logprobs is true; there is return_cumulative_logprob only")
+        if self.lora_name:
+            raise FieldError("lora_name", f"lora_name is {self.lora_name!r:.40}; this server has no adapters")
+        return super().params()
+
+    @property
+    def without_effect(self) -> list[str]:
+        """See `ForeignFields`."""
+        return super().without_effect + [name for name in NO_EFFECT if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True)
@@ -28,19 +69,21 @@ class InferenceRequest:
 
     Attributes:
         generate: the request to the engine.
+        fields: its parameters as the client wrote them.
         stream: one response per piece of text instead of one for all.
         echo: the text begins with the prompt.
         outputs: the names of the tensors that its responses have.
     """
 
     generate: GenerateRequest
+    fields: InferenceFields
     stream: bool
     echo: bool
     outputs: frozenset[str]
 
 
-def read_request(request: messages.ModelInferRequest) -> InferenceRequest:
-    """The request of a message.
+def read_request(request: messages.ModelInferRequest, unknown: UnknownFields) -> InferenceRequest:
+    """The request of a message; `unknown` is what happens to parameters that are not known.
 
     Raises:
         FieldError: a tensor or a parameter is missing, unknown, of another type or out of its range.
@@ -52,22 +95,40 @@ def read_request(request: messages.ModelInferRequest) -> InferenceRequest:
     parameters = read_parameters(request)
     if (microseconds := parameters.pop(TIMEOUT, 0)) and isinstance(microseconds, int):
         parameters["time_limit_ms"] = -(-microseconds // 1000)
-    try:
-        given = json.loads(str(inputs.get(SAMPLING_PARAMETERS) or "{}"))
-        fields = SamplingFields.model_validate({**given, **parameters})
-    except ValidationError as error:
-        raise first_error(error, SamplingFields.model_fields) from error
-    except (ValueError, TypeError, RecursionError) as error:
-        message = f"input {SAMPLING_PARAMETERS!r} must be a JSON object: {error}"
-        raise FieldError(SAMPLING_PARAMETERS, message) from error
-    if fields.n not in (None, 1):
-        raise FieldError("n", f"n is {fields.n}; {TEXT_OUTPUT} holds one completion; send several requests")
+    fields = unknown.parse(InferenceFields, _as_json(inputs.get(SAMPLING_PARAMETERS), parameters))
+    unknown.note(fields.without_effect, "has no effect here")
     stream = bool(inputs.get(STREAM))
     echo = not inputs.get(EXCLUDE_INPUT, stream)  # by default as in Triton's vLLM backend
     if stream and echo:
         raise FieldError(EXCLUDE_INPUT, f"{EXCLUDE_INPUT} is false; a stream has new text only")
-    params = fields.params()
+    try:
+        params = fields.params()
+    except FieldError as error:
+        raise fields.renamed(error) from error
     if CUMULATIVE_LOGPROB in outputs:
         params = replace(params, logprobs=0)
-    generate = GenerateRequest(str(inputs[TEXT_INPUT]), params, priority=fields.priority, cache_salt=fields.cache_salt)
-    return InferenceRequest(generate, stream, echo, outputs)
+    generate = GenerateRequest(
+        str(inputs[TEXT_INPUT]),
+        params,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+        special_tokens=fields.adds_special_tokens,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
+        truncate_right=fields.truncation_side == "right",
+    )
+    return InferenceRequest(generate, fields, stream, echo, outputs)
+
+
+def _as_json(sampling: str | bool | None, parameters: dict[str, Any]) -> bytes:
+    """The tensor of sampling parameters and the parameters of a message as one JSON object."""
+    field = SAMPLING_PARAMETERS
+    try:
+        given = {**json.loads(str(sampling or "{}")), **parameters}
+        for nested in NESTED:
+            if isinstance(text := given.get(nested), str):  # as Triton's vLLM backend has it
+                field = nested
+                given[nested] = json.loads(text)
+        return json.dumps(given).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        name = f"input {field!r}" if field == SAMPLING_PARAMETERS else field
+        raise FieldError(field, f"{name} must be a JSON object: {error}") from error

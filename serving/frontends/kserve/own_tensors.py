@@ -50,9 +50,7 @@ class TensorInference:
             raise FieldError(unknown[0], f"output {unknown[0]!r} is not known; the output is {output.name}")
         parameters = read_parameters(request)
         microseconds = parameters.pop(TIMEOUT, 0)
-        if parameters:
-            name = min(parameters)
-            raise FieldError(name, f"parameter {name!r} is not known; this model takes {TIMEOUT}")
+        self._service.fields.leave_out(parameters, (TIMEOUT,))
         if not isinstance(microseconds, int) or microseconds < 0:
             raise FieldError(TIMEOUT, f"{TIMEOUT} is {microseconds!r}; it must be microseconds, a whole number")
         inputs = read_tensors(request, [one.name for one in self.inputs])

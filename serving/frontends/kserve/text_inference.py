@@ -36,7 +36,7 @@ class TextInference:
 
     def read(self, request: messages.ModelInferRequest, *, streams: bool) -> InferenceRequest:
         """See `Inference`."""
-        inference = read_request(request)
+        inference = read_request(request, self._service.fields)
         if inference.stream and not streams:
             raise FieldError(STREAM, "stream is true; only ModelStreamInfer can stream")
         return inference
@@ -87,4 +87,7 @@ class TextInference:
 
     def _prepare(self, request: InferenceRequest) -> GenerateRequest:
         # With an id of its own: the client's need not be unique.
-        return self._service.model.prepare(request.generate)
+        try:
+            return self._service.model.prepare(request.generate)
+        except FieldError as error:
+            raise request.fields.renamed(error) from error

@@ -3,9 +3,11 @@
 import datetime
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from sharp.serving.frontends.http.foreign_fields import NO_EFFECT, UNSUPPORTED
+from sharp.serving.frontends.foreign_fields import NO_EFFECT, UNSUPPORTED
+from sharp.serving.frontends.kserve.inference_request import NO_EFFECT as OF_KSERVE
 from tests.full.clients.clients import CLIENTS, Client
 from tests.full.clients.model_tools import CASES, REFUSED, TOOLS, export_case, run_tools, versions
 from tests.full.clients.models import MODELS
@@ -39,8 +41,14 @@ These are accepted and change nothing; the server's log names each once, as far 
 {names}.
 
 Any other field that is not known is left out and named in the log (`--unknown-fields error` refuses it); a misspelt one is refused with
-"did you mean". `/v1/responses` keeps no responses: `previous_response_id`, `conversation`, `prompt` and `background` are refused.
-Messages hold text; parts of images, audio and files are refused.
+"did you mean". Parameters of KServe's protocol follow the same tables and the same flag; those without effect there are, besides:
+{kserve}. `lora_name`, `return_logprobs` and `detokenize: false` are refused there.
+Models of sets and of numbers know the parameter `timeout`.
+
+`/v1/responses` keeps no responses: `previous_response_id`, `previous_response`, `previous_input_messages`, `conversation`, `prompt`,
+`background`, `context_management` and `enable_response_messages` are refused; `background_options` and `access_programs` change nothing. Messages hold text; parts of images, audio and files are refused, and `image` is.
+`echo` of a chat is refused where the response would begin with the last message. `/tokenize` leaves out `media_io_kwargs` and
+`mm_processor_kwargs`, and refuses `chat_template`.
 
 ## Not here
 
@@ -99,11 +107,15 @@ def main() -> None:
                         found[client] = _row(client, f"http://{server.http}", folder.name, server.grpc)
     lines = [found[client] for client in CLIENTS]
     refused = "".join(f"| `{name}` | {sentence} |\n" for name, (_, sentence) in sorted(UNSUPPORTED.items()))
-    others = OTHERS.format(names=", ".join(f"`{name}`" for name in sorted(NO_EFFECT)))
+    others = OTHERS.format(names=_listed(NO_EFFECT), kserve=_listed(OF_KSERVE))
     date = datetime.datetime.now(tz=datetime.UTC).date()
     page = HEAD.format(date=date) + "".join(lines) + FIELDS + refused + others + _tools() + TAIL
     PAGE.write_text(page, encoding="utf-8")
     print("".join(lines))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _tools() -> str:

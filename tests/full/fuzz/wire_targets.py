@@ -31,9 +31,9 @@ from sharp.serving.frontends.http.responses_request import ResponsesRequest
 from sharp.serving.frontends.http.score_request import RerankRequest, ScoreRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, TokenizerRequest
-from sharp.serving.frontends.http.unknown_fields import UnknownFields
 from sharp.serving.frontends.kserve.own_tensors import read_tensors
 from sharp.serving.frontends.kserve.text_inference import TextInference
+from sharp.serving.frontends.unknown_fields import UnknownFields
 from sharp.serving.observability.metrics.exposition import Family, encode
 from sharp.serving.text.chat_forms import ChatForms
 from sharp.serving.text.chat_template import CHATML, ChatTemplate
@@ -198,7 +198,7 @@ def infer_requests() -> list[kserve.ModelInferRequest]:
 def kserve_infer(folder: Path) -> Target:
     """`ModelInferRequest`, of a decoder and of a model with its own tensors."""
     model, kind = model_folder(folder), kserve.ModelInferRequest
-    service: Any = SimpleNamespace(model=model)
+    service: Any = SimpleNamespace(model=model, fields=UnknownFields("warn"))
     statistics: Any = None
     inference = TextInference(service, statistics)
 
@@ -218,7 +218,7 @@ def kserve_infer(folder: Path) -> Target:
 def kserve_http(folder: Path) -> Target:
     """Bodies of `/v2/models/M/infer` and `generate`, by the first byte; the second is the length of the JSON, or 0."""
     model = model_folder(folder)
-    service: Any = SimpleNamespace(model=model)
+    service: Any = SimpleNamespace(model=model, fields=UnknownFields("warn"))
     statistics: Any = None
     inference = TextInference(service, statistics)
     routes: Any = SimpleNamespace(endpoint=None, model=None)

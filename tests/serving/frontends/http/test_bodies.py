@@ -13,9 +13,8 @@ import pytest
 
 from sharp.serving.config import MIB
 from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.frontends import service
+from sharp.serving.frontends import service, unknown_fields
 from sharp.serving.frontends.admission import BASE_BYTES, Buffers, most_request_bytes
-from sharp.serving.frontends.http import unknown_fields
 from tests.serving.conftest import MAX_CONTEXT, wait_for
 
 LIMIT = BASE_BYTES + 48 * MAX_CONTEXT

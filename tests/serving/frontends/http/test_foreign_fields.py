@@ -11,14 +11,14 @@ import requests
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api_config import ApiConfig
+from sharp.serving.frontends.foreign_fields import NO_EFFECT, UNSUPPORTED, ForeignFields
 from sharp.serving.frontends.http.chat_request import ChatRequest
-from sharp.serving.frontends.http.foreign_fields import NO_EFFECT, UNSUPPORTED, ForeignFields
 from sharp.serving.frontends.http.openai_request import CompletionRequest
-from sharp.serving.frontends.http.unknown_fields import UnknownFields
+from sharp.serving.frontends.unknown_fields import UnknownFields
 from tests.serving.conftest import EOS, write_folder
 
 TEMPLATE = "{{ reasoning_effort }}{% for message in messages %}{{ message.content }}{{ message.mark }}{% endfor %}"
-LOGGER = "sharp.serving.frontends.http.unknown_fields"
+LOGGER = "sharp.serving.frontends.unknown_fields"
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,9 @@ def test_a_server_that_refuses_unknown_fields(start_server, folder):
         with pytest.raises(openai.BadRequestError, match="newest is not known here"):
             text(strict, newest=1)
         assert text(strict) == "bcde"
+        assert text(strict, prompt_cache_retention="24h", return_prompt_text=False, moderation={}) == "bcde"
+        harmless = {"echo": False, "return_mm_kwargs": True, "routed_experts_prompt_start": 0, "moderation": {}}
+        assert chat(strict, **harmless, prompt_cache_options={"a": 1}).choices[0].message.content == "bcde"
 
 
 def test_every_foreign_field_is_known_and_those_that_change_nothing_are_named(client, caplog):
@@ -132,11 +135,27 @@ def test_every_foreign_field_is_known_and_those_that_change_nothing_are_named(cl
     ]
 
 
-@pytest.mark.parametrize(("name", "value"), [("functions", [{"name": "f"}]), ("use_beam_search", True)])
+REFUSED = [
+    ("functions", [{"name": "f"}]),
+    ("use_beam_search", True),
+    ("return_prompt_text", True),
+    ("return_token_offsets", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_what_cannot_be_honoured_is_refused_by_name(client, name, value):
     with pytest.raises(openai.BadRequestError, match=name) as caught:
         text(client, **{name: value})
     assert caught.value.param == name
+
+
+def test_echo_of_a_chat_is_refused_where_it_would_change_the_message(client):
+    assert chat(client, echo=True).choices[0].message.content == "bcde"
+    with pytest.raises(openai.BadRequestError, match="echo is true; a response does not begin with the last message"):
+        chat(client, {"role": "assistant", "content": "a"}, echo=True)
+    with pytest.raises(openai.BadRequestError, match="echo is true"):
+        chat(client, echo=True, add_generation_prompt=False)
 
 
 def test_usage_in_every_chunk(client):

@@ -1,6 +1,7 @@
 """KServe's protocol and Triton's extensions over HTTP. `tritonclient.http` itself is in tests/full/clients."""
 
 import json
+import logging
 import struct
 from dataclasses import replace
 
@@ -117,6 +118,88 @@ def test_generate_and_generate_stream(address):
     assert events[-1]["triton_final_response"] is True
     refused = requests.post(f"{address}/models/counting/generate_stream", json={**body, "top_p": 2}, timeout=20)
     assert (refused.status_code, refused.json()["error"][:10]) == (400, "top_p is 2")
+
+
+OF_VLLM = {
+    "best_of": 1,
+    "use_beam_search": "false",
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "spaces_between_special_tokens": True,
+    "detokenize": True,
+    "logprobs": "1",
+    "prompt_logprobs": None,
+    "output_kind": 2,
+    "return_logprobs": False,
+}
+
+
+def generate(address, **sampling):
+    """The completion of a text, or the error."""
+    body = {"text_input": "abc", "exclude_input_in_output": True, "temperature": 0, "max_tokens": 3, **sampling}
+    response = requests.post(f"{address}/models/counting/generate", json=body, timeout=20)
+    return response.json()["text_output"] if response.ok else (response.status_code, response.json()["error"])
+
+
+@pytest.fixture(scope="module")
+def strict(start_server, counting):
+    return f"http://{start_server(counting, api=ApiConfig(unknown_fields='error')).http_address}/v2"
+
+
+def test_vllms_sampling_parameters_are_known(strict):
+    assert generate(strict, **OF_VLLM) == "def"
+    response = infer(strict, tensors("abc", **OF_VLLM)).json()
+    assert response["outputs"][0]["data"] == ["def"]
+    assert generate(strict, truncate_prompt_tokens="2", truncation_side="right") == "cde"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"guided_json": {"const": 7}}, "7"),
+        ({"guided_regex": "[xy]{2}z"}, "xxz"),
+        ({"guided_choice": ["yes"]}, "yes"),
+        ({"guided_grammar": 'start: "no"'}, "no"),
+        ({"structured_outputs": {"choice": ["yes"]}}, "yes"),
+        ({"structured_outputs": '{"regex": "no"}'}, "no"),
+        ({"guided_decoding": '{"choice": ["yes"]}'}, "yes"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 7}}}}, "7"),
+    ],
+)
+def test_structured_outputs_as_in_vllm(strict, fields, text):
+    found = generate(strict, **fields)
+    assert found == text if "regex" not in "".join(fields) else (len(found), found[-1]) == (3, "z")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_beam_search": True}, "use_beam_search is true; beam search is not supported here"),
+        ({"detokenize": False}, "detokenize is false; text_output is a text"),
+        ({"return_logprobs": True}, "return_logprobs is true; there is return_cumulative_logprob only"),
+        ({"lora_name": "mine"}, "lora_name is 'mine'; this server has no adapters"),
+        ({"n": 2}, "n is 2; text_output holds one completion"),
+        ({"guided_decoding": "x"}, "guided_decoding must be a JSON object"),
+        ({"guided_decoding": {"regex": "("}}, "guided_decoding.regex cannot be used"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice are both set"),
+        ({"temprature": 1}, "temprature is not known here; did you mean temperature?"),
+    ],
+)
+def test_what_would_change_the_completion_is_refused_by_name(address, fields, message):
+    code, error = generate(address, **fields)
+    assert (code, message in error) == (400, True), error
+
+
+def test_what_a_newer_client_of_triton_sends_is_left_out_and_named_once(start_server, counting, strict, caplog):
+    caplog.set_level(logging.WARNING, "sharp.serving.frontends.unknown_fields")
+    address = f"http://{start_server(counting).http_address}/v2"
+    for _ in range(2):
+        assert generate(address, newest={"a": 1}, best_of=1) == "def"
+        assert infer(address, tensors(newest=1)).status_code == 200
+    assert [record.args[0] for record in caplog.records] == ["newest", "best_of"]
+    assert generate(strict, newest=1) == (400, "newest is not known here")
+    ignoring = start_server(counting, api=ApiConfig(unknown_fields="ignore")).http_address
+    assert generate(f"http://{ignoring}/v2", temprature=9) == "def"
 
 
 @pytest.mark.parametrize(

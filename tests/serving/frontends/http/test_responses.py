@@ -70,6 +70,19 @@ def test_fields_that_vllm_adds(client, more, text):
     assert response.output_text == text or (text == "" and not response.output_text.startswith("b"))
 
 
+def test_fields_that_openai_adds_are_known(start_server, folder):
+    strict = start_server(folder, api=ApiConfig(unknown_fields="error")).http_address
+    with openai.OpenAI(base_url=f"http://{strict}/v1", api_key="-", max_retries=0) as client:
+        names = ("prompt_cache_options", "moderation", "access_programs", "background_options", "mm_processor_kwargs")
+        added = {
+            **{name: {} for name in names},
+            "prompt_cache_retention": "24h",
+            "context_management": [],
+            "image": None,
+        }
+        assert respond(client, extra_body=added).output_text == "bcde"
+
+
 def test_a_message_of_a_schema(address):
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0}
     form = {"type": "json_schema", "schema": {"enum": [7]}}
@@ -165,6 +178,15 @@ def test_thoughts_are_items(start_server, folder):
     ("fields", "param", "message"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "this server keeps no responses"),
+        ({"extra_body": {"context_management": [{}]}}, "context_management", "a conversation is not compacted here"),
+        ({"extra_body": {"previous_response": {}}}, "previous_response", "this server keeps no responses"),
+        (
+            {"extra_body": {"previous_input_messages": [{}]}},
+            "previous_input_messages",
+            "the whole conversation in input",
+        ),
+        ({"extra_body": {"enable_response_messages": True}}, "enable_response_messages", "a response has no messages"),
+        ({"extra_body": {"image": {}}}, "image", "only text is supported"),
         ({"background": True}, "background", "this server keeps no responses"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools has one of type 'web_search'"),
         ({"max_output_tokens": -1}, "max_output_tokens", "max_output_tokens is -1"),

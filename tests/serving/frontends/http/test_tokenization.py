@@ -44,6 +44,10 @@ def ask(started):
         ({"messages": HI}, [104, 105, EOS, 97]),
         ({"messages": HI, "add_generation_prompt": False}, [104, 105, EOS]),
         ({"messages": None, "prompt": "a", "model": None}, [97]),
+        (
+            {"messages": HI, "media_io_kwargs": {}, "mm_processor_kwargs": {}},
+            [104, 105, EOS, 97],
+        ),
     ],
 )
 def test_tokenize(ask, question, tokens):
@@ -67,6 +71,7 @@ def test_names_and_back(ask):
         ("/detokenize", {"tokens": [1] * (2**16 + 1)}, "chatting", 400, "has 65537 entries; the limit is 65536"),
         ("/detokenize", {"tokens": [1] * 2**19}, "chatting", 413, "the body has more than 786444 bytes, the limit"),
         ("/tokenize", {"prompt": "a", "model": "b"}, "chatting", 404, "model 'b' is not served here; the server has"),
+        ("/tokenize", {"messages": HI, "chat_template": "x"}, "chatting", 400, "chat_template is set"),
         ("/tokenize", {"promt": "a"}, "chatting", 400, "promt is not known here"),
         ("/tokenize", b'{"prompt": "\\ud800"}', "chatting", 400, "cannot be used: Invalid JSON"),
         ("/tokenize", {"prompt": "a"}, "ids-only", 400, "ids-only has no tokenizer"),

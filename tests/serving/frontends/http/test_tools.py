@@ -181,6 +181,15 @@ def test_results_of_tools_come_back_as_messages(client):
     assert response.choices[0].message.content == "lmn"
     written = '<tool_call>{"name": "w", "arguments": {"city": "Oslo"}}</tool_call>'
     assert response.usage.prompt_tokens == len("wtime" + "ua" + written + "a" + "tk")
+    for nothing in ("", None, {}):
+        call["function"]["arguments"] = nothing
+        empty = chat(client, messages, max_completion_tokens=3).usage.prompt_tokens
+        assert empty == len("wtime" + "ua" + '<tool_call>{"name": "w", "arguments": {}}</tool_call>' + "a" + "tk")
+    call["function"]["arguments"] = {"city": "Oslo"}  # as vLLM takes it
+    assert chat(client, messages, max_completion_tokens=3).usage.prompt_tokens == response.usage.prompt_tokens
+    call["function"]["arguments"] = 7
+    with pytest.raises(openai.BadRequestError, match=r"arguments cannot be used: .* a text of JSON, or an object"):
+        chat(client, messages)
     for arguments in ("{", "[" * 100_000):
         call["function"]["arguments"] = arguments
         with pytest.raises(openai.BadRequestError, match="messages has a call of 'w' whose arguments are no JSON"):

@@ -114,7 +114,7 @@ def test_requests_of_a_stream_run_together_and_fail_alone(got):
         ("no_model", "NOT_FOUND", "model 'other' is not served here; the server has 'counting'"),
         ("no_version", "NOT_FOUND", "model 'counting' has no version '7'; it has version '1'"),
         ("bad_value", "INVALID_ARGUMENT", "top_p is 2.0; it must be a number more than 0 and at most 1"),
-        ("bad_name", "INVALID_ARGUMENT", "beam_width is not known here"),
+        ("bad_name", "INVALID_ARGUMENT", "temprature is not known here; did you mean temperature?"),
         ("bad_json", "INVALID_ARGUMENT", "input 'sampling_parameters' must be a JSON object: "),
         ("bad_stream", "INVALID_ARGUMENT", "stream is true; only ModelStreamInfer can stream"),
         ("no_text", "INVALID_ARGUMENT", "input 'text_input' is missing"),
@@ -144,6 +144,16 @@ def request(raw=None, **fields):
 def test_contents_in_the_message_are_as_good_as_raw_ones(stub):
     response = stub.ModelInfer(request(contents={"bytes_contents": [b"a"]}), timeout=20)
     assert response.raw_output_contents[0][4:].startswith(b"abcdefgh")
+
+
+def test_parameters_of_vllm_and_those_of_a_newer_client_are_no_error(stub):
+    one = request(contents={"bytes_contents": [b"a"]})
+    one.parameters["beam_width"].int64_param = 2
+    one.parameters["best_of"].string_param = "1"
+    one.parameters["guided_decoding"].string_param = '{"choice": ["yes"], "backend": "xgrammar"}'
+    assert stub.ModelInfer(one, timeout=20).raw_output_contents[0][4:] == b"ayes"
+    streamed = list(stub.ModelStreamInfer(iter([one]), timeout=20))
+    assert [part.error_message for part in streamed] == [""]
 
 
 @pytest.mark.parametrize(

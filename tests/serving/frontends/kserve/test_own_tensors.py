@@ -19,6 +19,7 @@ from sharp.models.evaluation import measure
 from sharp.models.tasks.registry import get_task
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
+from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import EngineConfig
 from sharp.serving.tensors.engine import TensorEngine
 from tests.serving.conftest import wait_for
@@ -235,8 +236,20 @@ def test_a_tensor_that_is_not_what_it_says_gets_a_sentence(stubs):
     assert "raw_input_contents has 1 of 2 inputs" in refused(lambda request: request.raw_input_contents.pop())
     assert "input 'items' is there twice" in refused(lambda request: setattr(request.inputs[1], "name", "items"))
     assert "output 'stats' is not known; the output is logits" in refused(lambda one: one.outputs.add(name="stats"))
-    assert "parameter 'temperature' is not known" in refused(
-        lambda request: setattr(request.parameters["temperature"], "double_param", 0.5)
+    assert refused(lambda request: setattr(request.parameters["Timeout"], "int64_param", 5)) == (
+        "parameter 'Timeout' is not known here; did you mean timeout?"
+    )
+
+
+def test_other_parameters_are_left_out_or_refused_as_the_server_is_told(folders, start_server, url, caplog):
+    asked = body(inputs_of("set", 1, 3), parameters={"priority": 1})
+    assert requests.post(f"{url}/infer", json=asked, timeout=10).status_code == 200
+    assert caplog.records[-1].message == "the field 'priority' of a request is not known here and is left out"
+    strict = start_server(folders["set"][0], api=ApiConfig(unknown_fields="error")).http_address
+    refused = requests.post(f"http://{strict}/v2/models/model/infer", json=asked, timeout=10)
+    assert (refused.status_code, refused.json()) == (
+        400,
+        {"error": "parameter 'priority' is not known here; known are timeout"},
     )
 
 

@@ -122,7 +122,7 @@ def main(address):
         "no_model": error(lambda: infer(client, model="other")),
         "no_version": error(lambda: client.get_model_metadata(MODEL, "7")),
         "bad_value": error(lambda: infer(client, parameters={"top_p": 2})),
-        "bad_name": error(lambda: infer(client, parameters={"beam_width": 2})),
+        "bad_name": error(lambda: infer(client, parameters={"temprature": 2})),
         "bad_json": error(lambda: infer(client, sampling="x")),
         "bad_stream": error(lambda: infer(client, stream=True)),
         "no_text": error(lambda: infer(client, None)),

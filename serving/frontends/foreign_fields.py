@@ -12,9 +12,16 @@ NO_EFFECT = (
     *("include_reasoning", "thinking_token_budget", "session_id", "stream_interval"),
     *("kv_transfer_params", "ec_transfer_params"),
     *("vllm_xargs", "guided_decoding_backend", "mm_processor_kwargs", "media_io_kwargs", "watermarking"),
+    *("moderation", "prompt_cache_options", "prompt_cache_retention"),  # OpenAI's servers
+    *("return_mm_kwargs", "routed_experts_prompt_start"),
 )
 # Those that every client sends, or that mean something to a service and nothing to a model: the log does not name them.
-SILENT = frozenset(("user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "session_id"))
+SILENT = frozenset(
+    (
+        *("user", "store", "service_tier", "safety_identifier", "session_id"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    )
+)
 # The values that ask for nothing, and why no other is honoured.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": ((None, []), "functions is OpenAI's older form of tools and is not supported here; use tools"),
@@ -27,6 +34,14 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((None,), "chat_template is set; a template of a request is not run here, use --chat-template"),
     "audio": ((None,), "audio is set; only text is supported"),
     "web_search_options": ((None,), "web_search_options is set; this server searches nothing"),
+    "return_prompt_text": (
+        (None, False),
+        "return_prompt_text is true; echo of /v1/completions returns the prompt",
+    ),
+    "return_token_offsets": (
+        (None, False),
+        "return_token_offsets is true; logprobs of /v1/completions has text_offset of every token",
+    ),
     "repetition_detection": ((None,), "repetition_detection is set; use repetition_penalty or max_tokens"),
 }
 
@@ -56,6 +71,11 @@ class ForeignFields(StrictMessage):
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
     watermarking: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    return_mm_kwargs: Any = None
+    routed_experts_prompt_start: Any = None
     functions: Any = None
     function_call: Any = None
     use_beam_search: Any = None
@@ -66,6 +86,8 @@ class ForeignFields(StrictMessage):
     chat_template: Any = None
     audio: Any = None
     web_search_options: Any = None
+    return_prompt_text: Any = None
+    return_token_offsets: Any = None
     repetition_detection: Any = None
 
     def check_supported(self) -> None:

@@ -15,6 +15,7 @@ from sharp.serving.api.sampling_fields import Flag, StrictMessage, one_of
 MOST_CHOICES = 1024
 MOST_TAGS = 256  # 10,000 held the event loop for 4.6 s
 TAG_FORM = '{"structures": [{"begin", "schema", "end"}], "triggers": [...]}'
+NESTED = ("structured_outputs", "guided_decoding")  # the latter is the older name
 JsonSchema = Annotated[dict[str, Any] | str | bool | None, one_of("a JSON schema, or the text of one")]
 
 
@@ -109,6 +110,7 @@ class StructuredFields(StrictMessage):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_decoding: StructuredOutputs | None = None
     guided_json: JsonSchema = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(max_length=MOST_CHOICES)] | None = None
@@ -123,7 +125,7 @@ class StructuredFields(StrictMessage):
         older = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
         names = [name for name in older if getattr(self, name) is not None]
         names += ["guided_json_object"] if self.guided_json_object else []
-        names += ["structured_outputs"] if self.structured_outputs and self.structured_outputs.given else []
+        names += [name for name in NESTED if (nested := getattr(self, name)) is not None and nested.given]
         formatted = self.response_format is not None and self.response_format.type != "text"
         return names + (["response_format"] if formatted else [])
 
@@ -140,8 +142,9 @@ class StructuredFields(StrictMessage):
             raise FieldError(names[0], f"{' and '.join(names)} are both set; set one of them")
         if self.response_format is not None and names == ["response_format"]:
             return self.response_format.guide()
-        if self.structured_outputs is not None and names == ["structured_outputs"]:
-            return self.structured_outputs.guide()
+        if names[0] in NESTED:
+            nested: StructuredOutputs = getattr(self, names[0])
+            return nested.guide()
         older: dict[str, Any] = {
             "json": self.guided_json,
             "regex": self.guided_regex,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from sharp.serving.api.errors import FieldError
 from sharp.serving.api.sampling_fields import MOST_ERRORS, StrictMessage, first_error, misspelt
 
 logger = logging.getLogger(__name__)
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 ERROR, WARN, IGNORE = POLICIES = ("error", "warn", "ignore")
 MOST_NAMES, LONGEST_NAME = 256, 64  # that the log has, as clients may send any
 MOST_PASSES = 16  # of lists only the first entry that is wrong is known
+LEFT_OUT = "is not known here and is left out"
 Body = TypeVar("Body", bound=StrictMessage)
 
 
@@ -58,8 +60,21 @@ class UnknownFields:
         value = json.loads(body)
         for path in paths:
             _remove(value, path)
-        self.note((".".join(str(part) for part in path) for path in paths), "is not known here and is left out")
+        self.note((".".join(str(part) for part in path) for path in paths), LEFT_OUT)
         return json.dumps(value).encode()
+
+    def leave_out(self, names: Iterable[str], known: Sequence[str]) -> None:
+        """Leave out fields of these names, which are none of the `known`.
+
+        Raises:
+            FieldError: one is an error, or most likely misspelt.
+        """
+        for name in sorted(names):
+            near = misspelt(name, known)
+            if self._policy == ERROR or (self._policy == WARN and near):
+                hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
+                raise FieldError(name, f"parameter {name!r:.{LONGEST_NAME}} is not known here; {hint}")
+            self.note((name,), LEFT_OUT)
 
     def note(self, names: Iterable[str], what: str) -> None:
         """Say in the log what happens to fields of these names, once for each."""
