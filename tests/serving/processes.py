@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READY_SECONDS = 60
+PORTS = ("--grpc-port", "0", "--http-port", "0")  # free ones
 SERVE = (sys.executable, "-c", "from sharp.plugins.cli import serve_main; serve_main()")
 
 
@@ -42,7 +43,7 @@ def server_process(
     """
     with tempfile.TemporaryDirectory() as temporary:
         log = Path(temporary) / "log"
-        ports = ("--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "0")
+        ports = ("--host", "127.0.0.1", *PORTS)
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*map(str, (*command, folder, *ports, *options))],

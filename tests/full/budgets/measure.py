@@ -189,8 +189,19 @@ def processes(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory of a process and its children."""
-    return memory_of(processes(pid))
+    """Bytes of memory of a process and its children.
+
+    Until a child runs its own program, it has the name and shows the memory of the one that starts it.
+    """
+    own = _command(pid)
+    return memory_of([pid, *(one for one in processes(pid)[1:] if _command(one) != own)])
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def memory_of(pids: Iterable[int]) -> int:

@@ -14,6 +14,7 @@ from sharp.serving.backends.cuda_provider import PROVIDER, check_session, choose
 from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.cli import serve
 from sharp.serving.config import BackendConfig
+from tests.serving.processes import PORTS
 
 
 def refuse(message):
@@ -128,7 +129,7 @@ def test_a_provider_that_does_not_start_is_noticed(counting):
 @pytest.mark.skipif(PROVIDER in cuda_provider.onnxruntime.get_available_providers(), reason="for machines without")
 def test_the_server_says_what_is_missing_in_one_sentence(counting):
 
-    result = CliRunner().invoke(serve, [str(counting), "--device", "cuda", "--no-kernels"])
+    result = CliRunner().invoke(serve, [str(counting), "--device", "cuda", "--no-kernels", *PORTS])
     assert result.exit_code == 2
     assert result.output.splitlines()[-1].startswith("Error: --device cuda cannot be used: onnxruntime ")
     result = CliRunner().invoke(serve, [str(counting), "--device", "tpu"])

@@ -19,6 +19,7 @@ from sharp.serving.cli import serve
 from sharp.serving.config import BackendConfig, EngineConfig
 from tests.serving.backends.fake_tensorrt import FakeBuilder, FakeContext, FakeEngine, FakeMachine, write_engine
 from tests.serving.conftest import BLOCK
+from tests.serving.processes import PORTS
 
 BACKEND = BackendConfig(name="tensorrt")
 ENGINE = EngineConfig(max_sequences=4, max_batch_tokens=16, attention_interval=0)
@@ -164,14 +165,14 @@ def test_a_library_that_is_missing_ends_the_server_with_one_sentence(machine, fo
     write_engine(folder, machine, block=BLOCK)
     for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
         monkeypatch.setitem(sys.modules, name, None)
-    result = CliRunner().invoke(serve, [str(folder), "--backend", "tensorrt"])
+    result = CliRunner().invoke(serve, [str(folder), "--backend", "tensorrt", *PORTS])
     assert (result.exit_code, result.output.count("Error: "), words in result.output) == (2, 1, True), result.output
 
 
 @pytest.mark.parametrize("flags", [("--device", "cpu"), ("--no-kernels",)])
 def test_settings_of_the_other_backend_are_refused(machine, folder, flags):
     write_engine(folder, machine, block=BLOCK)
-    result = CliRunner().invoke(serve, [str(folder), "--backend", "tensorrt", *flags])
+    result = CliRunner().invoke(serve, [str(folder), "--backend", "tensorrt", *PORTS, *flags])
     assert (result.exit_code, "takes no --device cpu or --no-kernels" in result.output) == (2, True)
 
 

@@ -14,6 +14,7 @@ from sharp.serving.api.errors import FieldError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.frontends.http.chat_request import ChatRequest
+from sharp.serving.frontends.unknown_fields import UnknownFields
 from sharp.serving.text.chat_forms import chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.text.tokenizer import Tokenizer
@@ -289,7 +290,7 @@ def test_calls_in_a_form_that_is_not_read_are_refused(source):
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": TOOLS})
     request.written_in(chat_forms(template, ApiConfig()))
     with pytest.raises(FieldError, match="the model writes calls in another form than those of Hermes") as caught:
-        request.prompts(SimpleNamespace(template=template))
+        request.prompts(SimpleNamespace(template=template, fields=UnknownFields("warn")))
     assert caught.value.field == "tools"
 
 
