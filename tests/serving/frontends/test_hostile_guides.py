@@ -25,9 +25,14 @@ def resident():
 
 
 @pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A busy machine, on which clients are told to come back, is not what is tested."""
+    monkeypatch.setattr(guide_trial, "WALL_SECONDS", 30)
+
+
+@pytest.fixture(autouse=True)
 def short_trials(monkeypatch):
     monkeypatch.setattr(guide_trial, "SECONDS", 0.2)
-    monkeypatch.setattr(guide_trial, "WALL_SECONDS", 30)  # a busy machine is not what is tested
 
 
 @pytest.fixture
