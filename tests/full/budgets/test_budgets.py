@@ -13,5 +13,5 @@ def test_every_kind_of_request_stays_within_its_budget(tmp_path: Path) -> None:
         found = dict(costs(running))
     assert {name: one.memory for name, one in found.items() if one.memory > MOST_MEMORY} == {}
     assert {name: one.cpu_seconds for name, one in found.items() if one.cpu_seconds > MOST_CPU_SECONDS} == {}
-    known = {"200", "400", "429", "OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}  # too busy to tell is an answer, too
+    known = {"200", "400", "429", "OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}  # or too busy to tell
     assert {name: one.status for name, one in found.items() if one.status not in known} == {}
