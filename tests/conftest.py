@@ -12,7 +12,7 @@ import torch
 # own.
 EVERYWHERE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 hypothesis.settings.register_profile("fast", max_examples=60, derandomize=True, **EVERYWHERE)
-hypothesis.settings.register_profile("full", max_examples=100, derandomize=True, **EVERYWHERE)
+hypothesis.settings.register_profile("full", max_examples=80, derandomize=True, **EVERYWHERE)
 hypothesis.settings.register_profile("search", max_examples=300, print_blob=True, **EVERYWHERE)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
