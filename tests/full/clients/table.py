@@ -76,7 +76,9 @@ To have float16 weights and activations without a new export, keep attention in 
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 blocked = [*DEFAULT_OP_BLOCK_LIST, "SharpAttention"]
-model = convert_float_to_float16(onnx.load("model.onnx"), keep_io_types=True, disable_shape_infer=True, op_block_list=blocked)
+model = convert_float_to_float16(
+    onnx.load("model.onnx"), keep_io_types=True, disable_shape_infer=True, op_block_list=blocked
+)
 ```
 
 A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a model in a browser.
