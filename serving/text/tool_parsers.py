@@ -103,7 +103,7 @@ class MistralParser(ToolCallParser):
         """See `ToolCallParser`."""
         held, self._held = self._held, ""
         if not held.startswith(TOOL_CALLS):
-            return held
+            return "" if cut and len(held) > 1 else held  # the beginning of a mark, which is no text
         calls: list[ToolCall] = []
         for part in held.split(TOOL_CALLS)[1:]:
             calls += self._read(part.strip())

@@ -51,6 +51,8 @@ TEXTS = [
     (MistralParser, '[TOOL_CALLS][{"name": "f"', True, "", []),
     (MistralParser, "[TOOL_CALLS]no", False, "[TOOL_CALLS]no", []),
     (MistralParser, "[TOOL", False, "[TOOL", []),
+    (MistralParser, "so [TOOL_CALLS", True, "so ", []),
+    (MistralParser, "a [", True, "a [", []),
 ]
 
 
