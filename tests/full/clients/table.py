@@ -35,6 +35,9 @@ A field that would change a completion and cannot be honoured is an error of sta
 | --- | --- |
 """
 OTHERS = """
+Of `structural_tag`, the form with `structures` and `triggers` is followed, and of the newer `format` `triggered_tags` whose contents are JSON
+schemas; its other formats and contents, `at_least_one` and `stop_after_first` are refused, as nothing here follows them.
+
 ## Fields without effect
 
 These are accepted and change nothing; the server's log names each once, as far as it is more than bookkeeping:
