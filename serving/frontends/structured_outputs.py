@@ -43,15 +43,18 @@ class StructuredOutputs(StrictMessage):
         return given + (["json_object"] if self.json_object else [])
 
     def guide(self) -> Guided | None:
-        """The same as `Guided`; None where nothing is to be matched.
+        """The same as `Guided`; None where `json_object` is false.
 
         Raises:
-            FieldError: several are set, or one cannot be used.
+            FieldError: none or several are set, or one cannot be used.
         """
         given = self.given
         if len(given) > 1:
             names = " and ".join(name.rstrip("_") for name in given)
             raise FieldError("structured_outputs", f"structured_outputs has {names}; set one of them")
+        if not given and self.json_object is None:
+            kinds = "json, regex, choice, grammar, json_object or structural_tag"
+            raise FieldError("structured_outputs", f"structured_outputs says nothing to match; set {kinds}")
         if not given:
             return None
         if self.choice is not None:
@@ -125,7 +128,9 @@ class StructuredFields(StrictMessage):
         older = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
         names = [name for name in older if getattr(self, name) is not None]
         names += ["guided_json_object"] if self.guided_json_object else []
-        names += [name for name in NESTED if (nested := getattr(self, name)) is not None and nested.given]
+        for name in NESTED:
+            nested = getattr(self, name)
+            names += [name] if nested is not None and (nested.given or nested.json_object is None) else []
         formatted = self.response_format is not None and self.response_format.type != "text"
         return names + (["response_format"] if formatted else [])
 

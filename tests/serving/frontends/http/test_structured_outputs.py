@@ -90,6 +90,13 @@ def test_a_choice_and_an_expression(text, body):
     assert {text(**body, seed=seed) for seed in range(4)} == {"é\"'|x", "no\n"}
 
 
+def test_json_object_that_is_false_asks_for_nothing_and_leaves_the_rest_alone(text):
+    plain = text(structured_outputs={"json_object": False})
+    assert plain == text()
+    chosen = text(structured_outputs={"choice": ["yes"], "json_object": False})
+    assert chosen == "yes"
+
+
 @pytest.mark.parametrize("body", [*both("grammar", LARK), *both("grammar", GBNF)])
 def test_grammars_of_lark_and_of_llama_cpp(text, body):
     assert {text(**body, seed=seed) for seed in range(5)} == {"yes", "no"}
@@ -125,6 +132,8 @@ def test_objects_without_other_properties(text):
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
+        ({"structured_outputs": {}}, "structured_outputs", "says nothing to match; set json, regex"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "says nothing to match; set json, regex"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "has json and regex; set one"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_json", "guided_json and guided_regex are both set"),
         ({"guided_regex": "a", "guided": {"regex": "a"}}, "guided_regex", "guided_regex and guided are both set"),
