@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -22,6 +22,7 @@ WHOLE = {
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
+Parsed = TypeVar("Parsed", bound=Message)
 Mutation = Callable[[bytes, random.Random], bytes]
 
 
@@ -78,16 +79,24 @@ def objects_of(document: Any) -> list[dict[str, Any]]:
     return found
 
 
+def parsed(kind: type[Parsed], content: bytes) -> Parsed | None:
+    """The message that `content` is; None if it is none."""
+    message = kind()
+    try:
+        message.ParseFromString(content)
+    except DecodeError:
+        return None
+    return message
+
+
 def of_message(kind: type[Message]) -> Mutation:
     """A mutation of messages of a type, field by field."""
 
     def mutate(content: bytes, rng: random.Random) -> bytes:
         if rng.random() < 0.15:
             return of_bytes(content, rng)
-        message = kind()
-        try:
-            message.ParseFromString(content)
-        except DecodeError:
+        message = parsed(kind, content)
+        if message is None:
             return of_bytes(content, rng)
         for _ in range(rng.choice((1, 1, 2, 4))):
             change(message, rng)

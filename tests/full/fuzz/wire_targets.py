@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from pydantic_core import to_json
 
@@ -40,7 +39,7 @@ from sharp.serving.text.chat_template import CHATML, ChatTemplate
 from sharp.serving.text.reasoning import FORMS
 from sharp.serving.text.tokenizer import load_tokenizer
 from sharp.v1 import inference_pb2
-from tests.full.fuzz.structured import of_json, of_message
+from tests.full.fuzz.structured import of_json, of_message, parsed
 from tests.full.fuzz.targets import Target
 from tests.full.fuzz.templates import InProcess
 from tests.serving.conftest import write_folder
@@ -162,12 +161,9 @@ def grpc_generate(folder: Path) -> Target:
     seeds = [message.SerializeToString() for message in (rich, kind(token_ids={"ids": [1, 2, 3]}), guided)]
 
     def run(content: bytes) -> None:
-        message = kind()
-        try:
-            message.ParseFromString(content)
-        except DecodeError:
-            return
-        model.prepare(generate_request(message))
+        message = parsed(kind, content)
+        if message is not None:
+            model.prepare(generate_request(message))
 
     return Target(run, seeds, of_message(kind))
 
@@ -203,10 +199,8 @@ def kserve_infer(folder: Path) -> Target:
     inference = TextInference(service, statistics)
 
     def run(content: bytes) -> None:
-        message = kind()
-        try:
-            message.ParseFromString(content)
-        except DecodeError:
+        message = parsed(kind, content)
+        if message is None:
             return
         with contextlib.suppress(InputError):
             read_tensors(message, ["x"])

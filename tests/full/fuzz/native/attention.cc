@@ -9,19 +9,6 @@ namespace {
 
 using ort::attention::Input;
 
-constexpr int64_t kWork = 100'000, kLittleWork = 4'000;  // products of one call, so that thousands take a second
-constexpr Type kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-
-const OrtCustomOp& op_of(Decoder& decoder) {
-  static const std::vector<const OrtCustomOp*> found = [] {
-    std::vector<const OrtCustomOp*> named;
-    for (const OrtCustomOp* op : ops())
-      if (std::string(op->GetName(op)) == "SharpAttention") named.push_back(op);
-    return named;
-  }();
-  return *found[decoder.number(0, static_cast<int64_t>(found.size()) - 1)];
-}
-
 std::vector<int32_t> lengths(Decoder& decoder, int64_t batch, int64_t most) {
   std::vector<int32_t> made;
   for (int64_t sequence = 0; sequence < batch; ++sequence)
@@ -84,7 +71,7 @@ void decode(Decoder& decoder, const OrtCustomOp& op, Call& call) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace sharp;
   fuzz::Decoder decoder(data, size);
-  const OrtCustomOp& op = fuzz::op_of(decoder);
+  const OrtCustomOp& op = fuzz::op_named("SharpAttention", decoder);
   fuzz::Call call;
   fuzz::decode(decoder, op, call);
   fuzz::run(op, call);

@@ -6,10 +6,15 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "fake_runtime.h"
 
 namespace sharp::fuzz {
+
+constexpr int64_t kWork = 100'000, kLittleWork = 4'000;  // products of one call, so that thousands take a second
+constexpr Type kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 
 class Decoder {
  public:
@@ -202,6 +207,14 @@ inline std::unique_ptr<Tensor> head_params(Decoder& decoder, const Call& call, i
   for (int64_t index = 0; index < q_heads * width; ++index)
     made->as<float>()[index] = decoder.one_in(16) ? decoder.any_float() : static_cast<float>(index % 3 + 1) / 2;
   return made;
+}
+
+// One of the ops of this name, each of which takes other types.
+inline const OrtCustomOp& op_named(const std::string& name, Decoder& decoder) {
+  std::vector<const OrtCustomOp*> found;
+  for (const OrtCustomOp* op : ops())
+    if (name == op->GetName(op)) found.push_back(op);
+  return *found[decoder.number(0, static_cast<int64_t>(found.size()) - 1)];
 }
 
 }  // namespace sharp::fuzz

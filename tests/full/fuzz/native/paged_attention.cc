@@ -10,19 +10,6 @@
 namespace sharp::fuzz {
 namespace {
 
-constexpr int64_t kWork = 100'000, kLittleWork = 4'000;  // products of one call, so that thousands take a second
-constexpr Type kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-
-const OrtCustomOp& op_of(Decoder& decoder) {
-  static const std::vector<const OrtCustomOp*> found = [] {
-    std::vector<const OrtCustomOp*> named;
-    for (const OrtCustomOp* op : ops())
-      if (std::string(op->GetName(op)) == "PagedAttention") named.push_back(op);
-    return named;
-  }();
-  return *found[decoder.number(0, static_cast<int64_t>(found.size()) - 1)];
-}
-
 void decode(Decoder& decoder, const OrtCustomOp& op, Call& call) {
   static const int64_t head_dims[] = {4, 1, 2, 8, 15, 16, 32, 33, 64, 100};
   static const int64_t block_sizes[] = {16, 16, 32, 64, 1, 5, 128};
@@ -125,7 +112,7 @@ void compare(const Call& call, ort::Input input, ort::Output output, const std::
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace sharp;
   fuzz::Decoder decoder(data, size);
-  const OrtCustomOp& op = fuzz::op_of(decoder);
+  const OrtCustomOp& op = fuzz::op_named("PagedAttention", decoder);
   fuzz::Call call;
   fuzz::decode(decoder, op, call);
   const std::vector<char> keys = fuzz::copy_of(*call.inputs[ort::kKeyCache]);
