@@ -81,6 +81,12 @@ def test_vllms_names(address, accept):
     assert found["vllm:time_to_first_token_seconds"].type == "histogram"
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"):
         assert samples[f"vllm:{name}"].value == 0
+    for name in (
+        *("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens"),
+        *("request_prefill_time_seconds", "request_decode_time_seconds", "request_queue_time_seconds"),
+        "request_time_per_output_token_seconds",
+    ):
+        assert samples[f"vllm:{name}_count"].value == 1
 
 
 def test_without_aliases_there_are_none(start_server, counting):
