@@ -12,7 +12,10 @@ FLUSH_SECONDS = 1.0
 
 
 class LogWriter(logging.Handler):
-    """Writes to `stream`. What cannot be written, as on a full disk, is lost."""
+    """Writes to `stream`. What cannot be written, as on a full disk, is lost.
+
+    `logging.handlers.QueueListener` bounds the number of records and not their size, and its end waits for the writer.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
