@@ -1,6 +1,6 @@
 """Tutorials by copy and paste: their files are written, their commands run, what they print is compared.
 
-The first one is run from the wheel, as a newcomer would: `tests/full/release/test_wheel.py`.
+The first one is run from the wheel, as a newcomer would: `tests/full/release/test_first_tutorial.py`.
 """
 
 import os

@@ -35,6 +35,7 @@ CHECKPOINTS = {
     "dispersed-heads": {name: name for name in ("text-softmax.safetensors", "text-asentmax.safetensors")},
 }
 READY = {"sharp serve": "http://localhost:8000/health/ready", "prometheus": "http://localhost:9090/-/ready"}
+PORTS_LOCK = ROOT / "build" / "tutorial.lock"
 SCRAPED = 20.0  # seconds in which what a query of Prometheus prints comes to what the page shows
 
 
@@ -90,6 +91,12 @@ def run(command: str, shown: str, work: Path, variables: dict[str, str]) -> None
         assert done.stdout == shown, command
 
 
+def tiny_folder(folder: Path) -> None:
+    """A tiny Llama of Hugging Face with a tokenizer."""
+    tiny("llama", vocab_size=300).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(folder)
+
+
 def shortened(page: str) -> str:
     """A page with less training."""
     for long, short in SHORTER.items():
@@ -100,18 +107,16 @@ def shortened(page: str) -> str:
 def run_tutorial(name: str, work: Path, variables: dict[str, str]) -> None:
     """Write the files of a page of `docs/tutorials` into `work`, a new folder, and run its commands there.
 
-    Their ports are those of every reader, so tutorials wait for each other.
+    Their ports are those of every reader, so what uses them waits for each other.
     """
     work.mkdir()
     for given, source in CHECKPOINTS.get(name, {}).items():
         (work / given).symlink_to(ROOT / "models" / "checkpoints" / source)
     if name in TINY:
-        model = tiny("llama", vocab_size=300)
-        model.save_pretrained(work / TINY[name])
-        PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(work / TINY[name])
+        tiny_folder(work / TINY[name])
     files = {kind: list(names) for kind, names in FILES.get(name, {}).items()}
     ran = 0
-    with FileLock(ROOT / "build" / "tutorial.lock"), servers(work, variables) as start:
+    with FileLock(PORTS_LOCK), servers(work, variables) as start:
         for kind, content in BLOCK.findall(shortened((TUTORIALS / f"{name}.md").read_text())):
             if files.get(kind):
                 (work / files[kind].pop(0)).write_text(content)

