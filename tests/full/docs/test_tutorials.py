@@ -1,4 +1,4 @@
-"""Tutorials by copy and paste: their files are written, their commands run, what they print is compared.
+"""Tutorials and how-tos by copy and paste: their files are written, their commands run, what they print is compared.
 
 The first one is run from the wheel, as a newcomer would: `tests/full/release/test_first_tutorial.py`.
 """
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.docs.tutorial_commands import TUTORIALS, run_tutorial
+from tests.full.docs.tutorial_commands import PAGES, run_tutorial
 from tests.prometheus import program
 
 FIRST = "chat-and-heads"
+NOT_RUN = ("gpu", "tensorrt", "upgrade")  # they need a GPU, or two releases
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -32,7 +33,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "120"}
 
 
-@pytest.mark.parametrize("name", sorted(page.stem for page in TUTORIALS.glob("*.md") if page.stem != FIRST))
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - {FIRST, *NOT_RUN}))
 def test_it_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     variables = environment(tmp_path / "venv")
     if name == "dispersed-heads":

@@ -1,4 +1,4 @@
-"""Runs the commands of a tutorial, and compares what they print with what it shows."""
+"""Runs the commands of a tutorial or a how-to, and compares what they print with what it shows."""
 
 import re
 import subprocess
@@ -15,13 +15,14 @@ from sharp.models.byte_tokenizer import byte_tokenizer
 from tests.exporter.tiny_hugging_face import tiny
 
 ROOT = Path(__file__).parents[3]
-TUTORIALS = ROOT / "docs" / "tutorials"
+PAGES = {page.stem: page for folder in ("tutorials", "how-to") for page in (ROOT / "docs" / folder).glob("*.md")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)  # and what it prints; nothing is not compared
 FILES = {
     "own-normalizer": {"python": ["softmax1.py"], "toml": ["pyproject.toml"]},
     "dispersed-heads": {"yaml": ["alerts.yml", "prometheus.yml"]},
     "train-with-ssa": {"python": ["train.py"]},
+    "structured-output": {"python": ["ask.py"]},
 }
 # Less training: what a reader does for minutes, and with a model of 135 million parameters, has to run here in seconds.
 SHORTER = {
@@ -30,9 +31,17 @@ SHORTER = {
 }
 TINY = {"sparse-model": "smollm2.gguf"}  # a model in place of what these commands fetch
 FETCH = ("pip install", "ln -s")
-CHECKPOINTS = {
-    "own-normalizer": {"model.safetensors": "text-ssa.safetensors"},
-    "dispersed-heads": {name: name for name in ("text-softmax.safetensors", "text-asentmax.safetensors")},
+CHECKPOINTS = "models/checkpoints"
+SSA = {"model.safetensors": f"{CHECKPOINTS}/text-ssa.safetensors"}
+GIVEN = {  # what a reader has: names in the folder, and files of the repository
+    "own-normalizer": SSA,
+    "dispersed-heads": {
+        name: f"{CHECKPOINTS}/{name}" for name in ("text-softmax.safetensors", "text-asentmax.safetensors")
+    },
+    "quantize": SSA,
+    "structured-output": SSA,
+    "long-contexts": SSA | {"text.txt": "LICENSE"},
+    "tune": SSA,
 }
 READY = {"sharp serve": "http://localhost:8000/health/ready", "prometheus": "http://localhost:9090/-/ready"}
 PORTS_LOCK = ROOT / "build" / "tutorial.lock"
@@ -88,7 +97,7 @@ def run(command: str, shown: str, work: Path, variables: dict[str, str]) -> None
             break
         time.sleep(1)
     if shown:
-        assert done.stdout == shown, command
+        assert done.stdout == shown, f"{command}\n{done.stdout}"
 
 
 def tiny_folder(folder: Path) -> None:
@@ -105,19 +114,19 @@ def shortened(page: str) -> str:
 
 
 def run_tutorial(name: str, work: Path, variables: dict[str, str]) -> None:
-    """Write the files of a page of `docs/tutorials` into `work`, a new folder, and run its commands there.
+    """Write the files of a page into `work`, a new folder, and run its commands there.
 
     Their ports are those of every reader, so what uses them waits for each other.
     """
     work.mkdir()
-    for given, source in CHECKPOINTS.get(name, {}).items():
-        (work / given).symlink_to(ROOT / "models" / "checkpoints" / source)
+    for given, source in GIVEN.get(name, {}).items():
+        (work / given).symlink_to(ROOT / source)
     if name in TINY:
         tiny_folder(work / TINY[name])
     files = {kind: list(names) for kind, names in FILES.get(name, {}).items()}
     ran = 0
     with FileLock(PORTS_LOCK), servers(work, variables) as start:
-        for kind, content in BLOCK.findall(shortened((TUTORIALS / f"{name}.md").read_text())):
+        for kind, content in BLOCK.findall(shortened(PAGES[name].read_text())):
             if files.get(kind):
                 (work / files[kind].pop(0)).write_text(content)
             for command, shown in COMMAND.findall(content) if kind == "console" else ():
