@@ -55,6 +55,9 @@ class ApiConfig:
             default="none",
         ),
     ] = None
+    page: Annotated[
+        bool, Setting("Serve the page to try the model and to watch its heads, at /, with its numbers at /live.")
+    ] = True
     docs: Annotated[bool, Setting("Serve a page of the API at /docs; /openapi.json is always there.")] = False
 
     def __post_init__(self) -> None:

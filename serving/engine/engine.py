@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -286,6 +286,9 @@ class Engine:
         if not sequence.prompt.computed and sequence.computed >= len(sequence.request.prompt_ids):
             events += self._prompt_computed(sequence)
         if delta is not None:
+            if rows is not None and sequence.request.attention_per_token:
+                last = start + chunk.tokens - 1
+                delta = replace(delta, attention=rows.of(slice(last, last + len(delta.token_ids))))
             self._count(sequence, chunk, delta, now)
             events.append(delta)
         if ending is not None:

@@ -122,7 +122,7 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
         *KServeRoutes(endpoint).routes(),
         metrics_route(metrics),
         *operation_routes(service.health.check_ready, service.health.check_live, lambda: service.open_requests),
-        *page_routes(LiveState(running.model, metrics, running.metrics)),
+        *(page_routes(LiveState(running, metrics)) if api.page else ()),
         *OpenApi((*operations, *COMMON_OPERATIONS)).routes(docs=api.docs),
     ]
     return application(routes, api, tokens)

@@ -9,8 +9,18 @@ from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.security.tokens import Tokens
 
-# Not /health and /metrics, whose readers have no token; of /v2 not health, either.
-PROTECTED = ("/v1/", "/v2/models", "/v2/repository", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score")
+# Not /health and /metrics, whose readers have no token, and / itself, which asks for one; of /v2 not health, either.
+PROTECTED = (
+    "/live",
+    "/v1/",
+    "/v2/models",
+    "/v2/repository",
+    "/tokenize",
+    "/detokenize",
+    "/rerank",
+    "/v2/rerank",
+    "/score",
+)
 
 
 def is_protected(scope: Scope) -> bool:

@@ -1,7 +1,7 @@
 """The requests of OpenAI's API, checked, as prompts and `SamplingParams`."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
@@ -58,7 +58,7 @@ class GenerationRequest(RequestFields):
     stream: Flag = False
     stream_options: StreamOptions | None = None
     return_token_ids: Flag = False
-    attention_stats: Flag = False
+    attention_stats: Annotated[bool | Literal["tokens"], NULL_IS_UNSET] = False
     metadata: dict[str, Any] | None = None
     request_id: Annotated[str, NULL_IS_UNSET, Field(max_length=MAX_REQUEST_ID)] = ""
     return_tokens_as_token_ids: Flag = False
@@ -67,6 +67,8 @@ class GenerationRequest(RequestFields):
         """See `SamplingFields`."""
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
+        if self.attention_stats == "tokens" and not self.stream:
+            raise FieldError("attention_stats", "attention_stats is 'tokens'; it needs stream to be true")
         return super().params()
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sharp.serving.api.attention import AttentionSummary, json_numbers
+from sharp.serving.api.attention import AttentionSummary, json_numbers, normalized
 from sharp.serving.api.completion import Completion
 from sharp.serving.api.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from sharp.serving.frontends.http.compact_json import compact_json
@@ -22,6 +22,7 @@ REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.TIME_LIMIT: "length",
 }
+DIGITS = 3  # of a token's entropies, which are as many as the model has heads
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,11 @@ class CompletionResponse(ResponseBuilder):
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
         """Text, once there is some, or token ids if requested."""
-        if not event.text and not event.logprobs and not self._extras.token_ids:
+        attention = _attention_of_tokens(event)
+        if not event.text and not event.logprobs and not self._extras.token_ids and not attention:
             return []
         logprobs = None if event.logprobs is None else self._logprobs[choice].of(event.logprobs)
-        return [self._chunk(choice, {"text": event.text}, logprobs, token_ids=event.token_ids)]
+        return [self._chunk(choice, {"text": event.text, **attention}, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
         """The reason."""
@@ -212,10 +214,12 @@ class ChatResponse(ResponseBuilder):
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
         """Text and whole calls, once there are some."""
         delta = self._delta(choice, self._parsers[choice].push(event.text))
-        if not delta and not event.logprobs and not self._extras.token_ids:
+        attention = _attention_of_tokens(event)
+        if not delta and not event.logprobs and not self._extras.token_ids and not attention:
             return []
         logprobs = None if event.logprobs is None else chat_logprobs(self._texts, event.logprobs)
-        return [self._chunk(choice, {"delta": delta or {"content": ""}}, logprobs, token_ids=event.token_ids)]
+        text = {"delta": delta or {"content": ""}, **attention}
+        return [self._chunk(choice, text, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
         """What was held back, and the reason."""
@@ -282,6 +286,15 @@ def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
         {name: json_numbers(values[layer]) for name, values in columns.items()} for layer in range(len(summary.entropy))
     ]
     return {"attention_stats": {"tokens": summary.tokens, "layers": layers}}
+
+
+def _attention_of_tokens(event: Delta) -> dict[str, Any]:
+    """The field `attention_stats` of a chunk: of each of its tokens H / ln n [tokens][layers][heads], if requested."""
+    rows = event.attention
+    if rows is None:
+        return {}
+    entropy = normalized(rows).round(DIGITS).swapaxes(0, 1)
+    return {"attention_stats": {"positions": rows.positions.tolist(), "normalized_entropy": json_numbers(entropy)}}
 
 
 def usage_of(prompts: Iterable[Usage], completions: Iterable[Usage]) -> dict[str, Any]:

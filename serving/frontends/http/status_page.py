@@ -1,4 +1,4 @@
-"""What the page at `/` shows: the state of the server now, as JSON."""
+"""The page at `/`, and what it shows: the state of the server now, as JSON."""
 
 import time
 from pathlib import Path
@@ -8,12 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.serving.api.attention import json_numbers
-from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.observability.metrics import Metrics, ModelMetrics
+from sharp.serving.encoder.folder import EncoderFolder
+from sharp.serving.frontends.running import RunningModel
+from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.metrics.attention import AttentionModel
 from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT
+from sharp.serving.tensors.folder import TensorFolder
 
-PAGE = Path(__file__).with_name("status_page.html").read_text(encoding="utf-8")
+
+def _page() -> str:
+    """The page with its style and scripts in it."""
+
+    def read(name: str) -> str:
+        return (Path(__file__).with_name("page") / name).read_text(encoding="utf-8")
+
+    scripts = "\n".join(map(read, ("heads.js", "playground.js", "live.js")))
+    return read("page.html").replace("/* page.css */\n", read("page.css")).replace("/* scripts */\n", scripts)
+
+
+PAGE = _page()
 # The page is one file: nothing is loaded from elsewhere, and no text of a server can become a script in it.
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -40,14 +53,18 @@ DIGITS = 4
 class LiveState:
     """Reads the same numbers as `/metrics`. Attention is per head whatever the level of the series is."""
 
-    def __init__(self, model: ModelFolder, metrics: Metrics, model_metrics: ModelMetrics) -> None:
-        self._manifest = model.manifest
+    def __init__(self, running: RunningModel, metrics: Metrics) -> None:
+        self._model = running.model
+        other_kind = isinstance(running.model, EncoderFolder | TensorFolder)
+        self._generates = not other_kind and running.model.tokenizer is not None
+        self._chat = running.template is not None
+        self._served_name = running.service.names[0]
         self._counted = metrics.registry.restricted_registry(COUNTED)
-        self._attention = model_metrics.attention
+        self._attention = running.metrics.attention
 
     def read(self) -> dict[str, Any]:
         """The state now; `time` is in seconds from some moment in the past."""
-        manifest = self._manifest
+        manifest = self._model.manifest
         numbers = {
             sample.name.removeprefix("sharp_"): sample.value
             for family in self._counted.collect()
@@ -61,6 +78,9 @@ class LiveState:
                 "norm": manifest.norm.name,
                 "layers": manifest.layers,
                 "heads": manifest.q_heads,
+                "served_name": self._served_name,
+                "generates": self._generates,
+                "chat": self._chat,
             },
             "numbers": numbers,
             "attention": None if self._attention is None else _attention(self._attention),

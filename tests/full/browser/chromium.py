@@ -84,9 +84,10 @@ class Chromium:
         self.wait_for("document.readyState === 'complete' && document.URL !== 'about:blank'")
 
     def point_at(self, selector: str) -> None:
-        """Move the mouse to the middle of an element."""
+        """Move the mouse to the middle of an element, which is scrolled into view."""
         x, y = self.evaluate(
-            f"(() => {{ const box = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            "one.scrollIntoView({ block: 'center' }); const box = one.getBoundingClientRect();"
             "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

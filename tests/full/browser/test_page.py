@@ -5,13 +5,17 @@ import os
 import re
 import struct
 import threading
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import grpc
 import pytest
 
-from sharp.serving.config import EngineConfig, MetricsConfig
+from sharp.serving.api_config import ApiConfig
+from sharp.serving.config import EngineConfig, MetricsConfig, ServerConfig
+from sharp.serving.engine.engine import Engine
 from sharp.serving.frontends.http.status_page import PAGE
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.full.browser.chromium import Chromium
@@ -63,7 +67,8 @@ def test_the_state_is_what_the_metrics_say(started):
     headers, text = get(started, "/live")
     state = json.loads(text)
     assert headers["cache-control"] == "no-store"
-    assert state["model"] == {"name": "counting", "norm": "softmax", "layers": 1, "heads": 2}
+    kind = {"served_name": "counting", "generates": True, "chat": False}
+    assert state["model"] == {"name": "counting", "norm": "softmax", "layers": 1, "heads": 2, **kind}
     assert state["numbers"]["generated_tokens_total"] == 60
     assert state["numbers"]["time_to_first_token_seconds_count"] == 1
     attention = state["attention"]
@@ -152,6 +157,109 @@ def test_a_link_and_the_keyboard_choose_a_head(started, chromium):
     assert chromium.evaluate(title) == "Layer 0, head 0"
     chromium.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
     assert chromium.evaluate("document.getElementById('tip').hasAttribute('hidden')")
+
+
+def submit(chromium, number=0, **fields):
+    """Fill in a request of the page and send it."""
+    form = f"document.querySelectorAll('#requests form')[{number}]"
+    for name, value in fields.items():
+        chromium.evaluate(f"{form}.elements.{name}.value = {json.dumps(value)}")
+    chromium.evaluate(f"{form}.requestSubmit()")
+    return form
+
+
+def test_a_request_of_the_page_shows_its_heads_token_by_token(started, chromium, tmp_path):
+    chromium.errors.clear()
+    chromium.open(f"http://{started.http_address}/", width=1280, height=1000, scheme="light")
+    chromium.wait_for("document.querySelector('#requests form')")
+    form = submit(chromium, prompt="abc", max_tokens="6", temperature="0")
+    chromium.wait_for(f"{form}.dataset.running === 'false'")
+    with grpc.insecure_channel(started.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = inference_pb2.GenerateRequest(text="abc", sampling={"temperature": 0}, stopping={"max_tokens": 6})
+        text = "".join(message.delta.text for message in stub.Generate(request, timeout=60))
+    assert chromium.evaluate(f"{form}.querySelector('.output').textContent") == text
+    # Of the counting model head 0 attends to all alike, and head 1 is half of that, at every position.
+    assert chromium.evaluate("requests[0].tokens.map((one) => [one.position, one.entropy])") == [
+        [position, [[1, 0.5]]] for position in range(2, 8)
+    ]
+    fills = f"[...{form}.querySelectorAll('rect')].map((cell) => cell.getAttribute('fill'))"
+    assert chromium.evaluate(fills) == [chromium.evaluate("colour(1)"), chromium.evaluate("colour(0.5)")]
+    says = f"{form}.querySelector('.says').textContent"
+    assert "mean of all heads" in chromium.evaluate(says)
+    assert "0.750" in chromium.evaluate(says)
+    # By the keyboard: a head in the map, then a token in the text.
+    chromium.evaluate(f"{form}.querySelector('svg.heads').focus()")
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
+    assert "layer 0, head 1: 0.500" in chromium.evaluate(says)
+    chromium.evaluate(f"{form}.querySelector('.output').focus()")
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft")
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft")
+    assert "at position 6" in chromium.evaluate(says)
+    chromium.screenshot(Path(os.environ.get("TEST_PICTURES", tmp_path)) / "request.png")
+    assert chromium.errors == []
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_two_requests_stand_side_by_side_or_below_each_other(started, chromium, tmp_path, width):
+    chromium.open(f"http://{started.http_address}/", width=width, height=1600, scheme="dark")
+    chromium.wait_for("document.querySelector('#requests form')")
+    chromium.evaluate("document.getElementById('compare').click()")
+    for number, prompt in enumerate(("abc", "xyz")):
+        form = submit(chromium, number, prompt=prompt, max_tokens="30", temperature="0")
+        chromium.wait_for(f"{form}.dataset.running === 'false' && requests[{number}].tokens.length > 1")
+    first, second = chromium.evaluate(
+        "[...document.querySelectorAll('#requests form')].map((one) => "
+        "[one.getBoundingClientRect().x, one.getBoundingClientRect().y])"
+    )
+    assert (first[0] == second[0]) == (width == 400)
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+    chromium.screenshot(Path(os.environ.get("TEST_PICTURES", tmp_path)) / f"two-requests-{width}.png")
+    chromium.evaluate("document.getElementById('compare').click()")
+    assert chromium.evaluate("document.querySelectorAll('#requests form').length") == 1
+
+
+def test_stop_ends_a_request_and_errors_are_shown(start_server, counting, chromium, monkeypatch):
+    started = start_server(counting)
+    step = Engine.step
+
+    def slow(engine):
+        time.sleep(0.05)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", slow)
+    chromium.open(f"http://{started.http_address}/", width=800, height=900, scheme="light")
+    chromium.wait_for("document.querySelector('#requests form')")
+    form = submit(chromium, prompt="a", max_tokens="200")
+    chromium.wait_for("requests[0].tokens.length > 2")
+    chromium.evaluate(f"{form}.elements.stop.click()")
+    chromium.wait_for(f"{form}.dataset.running === 'false'")
+    assert chromium.evaluate("requests[0].tokens.length") < 100
+    chromium.wait_for("state.numbers.requests_running === 0")
+    submit(chromium, prompt="a" * 300)
+    chromium.wait_for(f"!{form}.querySelector('.error').hidden")
+    assert "tokens" in chromium.evaluate(f"{form}.querySelector('.error').textContent")
+
+
+def test_the_page_asks_for_the_token_of_the_server(start_server, counting, chromium, tmp_path):
+    secrets = tmp_path / "tokens"
+    secrets.write_text("a-secret-of-twenty-characters\n")
+    started = start_server(counting, server=ServerConfig(grpc_port=0, http_port=0, token_file=secrets))
+    chromium.open(f"http://{started.http_address}/", width=800, height=900, scheme="light")
+    chromium.wait_for("!document.getElementById('access').hidden")
+    assert chromium.evaluate("state") is None
+    chromium.evaluate("document.getElementById('access').elements.token.value = 'a-secret-of-twenty-characters'")
+    chromium.evaluate("document.getElementById('access').requestSubmit()")
+    chromium.wait_for("document.getElementById('connection').textContent === 'live'")
+    form = submit(chromium, prompt="abc", max_tokens="3")
+    chromium.wait_for(f"{form}.dataset.running === 'false' && requests[0].tokens.length === 3")
+
+
+def test_without_the_page_there_is_none(start_server, counting):
+    started = start_server(counting, api=ApiConfig(page=False))
+    for path in ("/", "/live"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(started, path)
 
 
 def channels(colour):

@@ -98,6 +98,29 @@ def test_attention_statistics_on_demand(client, stream):
     assert "attention_stats" not in complete(client).choices[0].model_extra
 
 
+def test_attention_statistics_of_every_token_of_a_stream(client):
+    fields = {"stream": True, "extra_body": {"attention_stats": "tokens"}}
+    for chunks, first in (
+        (complete(client, "abc", **fields), 2),
+        (chat(client, "b", max_completion_tokens=4, **fields), 3),
+    ):
+        found = [
+            chunk.choices[0].model_extra["attention_stats"]
+            for chunk in chunks
+            if "attention_stats" in (chunk.choices[0].model_extra or {})
+        ]
+        *tokens, whole = found
+        assert whole["tokens"] == first + 4
+        # A token is drawn by the query before it, the first one by the prompt's last.
+        assert [place for one in tokens for place in one["positions"]] == list(range(first, first + 4))
+        assert all(heads == [[1, 0.5]] for one in tokens for heads in one["normalized_entropy"])
+
+
+def test_attention_of_tokens_needs_a_stream(client):
+    with pytest.raises(openai.BadRequestError, match="attention_stats is 'tokens'; it needs stream to be true"):
+        complete(client, extra_body={"attention_stats": "tokens"})
+
+
 def test_a_number_that_does_not_exist_is_null(client):
     response = complete(client, "a", max_tokens=1, extra_body={"attention_stats": True, "cache_salt": "alone"})
     stats = response.choices[0].model_extra["attention_stats"]
