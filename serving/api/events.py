@@ -102,7 +102,7 @@ class Delta:
         token_ids: the tokens.
         index: which of the request's `n` completions.
         logprobs: one entry per token, if requested.
-        attention: the statistics of the queries that the tokens were drawn from, if requested.
+        attention: the statistics of the queries that the tokens were sampled after, if requested.
     """
 
     request_id: str

@@ -40,7 +40,7 @@ class PlaygroundRequest {
   }
 
   clear() {
-    this.tokens = [];  // position and element of each, entropies [layers][heads] of the query it was drawn from, their mean
+    this.tokens = [];  // position and element of each, entropies [layers][heads] of the query it was sampled after, their mean
     this.token = null;  // the chosen one; null is the last
     this.output.replaceChildren();
     this.error.hidden = true;

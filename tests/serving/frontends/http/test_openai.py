@@ -111,7 +111,7 @@ def test_attention_statistics_of_every_token_of_a_stream(client):
         ]
         *tokens, whole = found
         assert whole["tokens"] == first + 4
-        # A token is drawn by the query before it, the first one by the prompt's last.
+        # A token is sampled after the query before it, the first one after the prompt's last.
         assert [place for one in tokens for place in one["positions"]] == list(range(first, first + 4))
         assert all(heads == [[1, 0.5]] for one in tokens for heads in one["normalized_entropy"])
 
