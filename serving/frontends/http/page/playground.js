@@ -180,7 +180,7 @@ class PlaygroundRequest {
 
 const requests = [];
 
-// Once the server is known: what it can be asked for.
+// Once the server is known: what it can do.
 function showRequests() {
   find("try").hidden = !state.model.generates;
   if (!state.model.generates) return;
