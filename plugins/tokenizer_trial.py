@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from functools import lru_cache
@@ -23,7 +24,7 @@ def check_tokenizer_file(path: Path) -> None:
     """Find out whether a `tokenizer.json` can be loaded and used.
 
     Raises:
-        InputError: it cannot, or not within the limits.
+        InputError: it cannot, or not within the limits, or this process has too little memory to find out.
     """
     try:
         size = path.stat().st_size
@@ -33,6 +34,12 @@ def check_tokenizer_file(path: Path) -> None:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     if reason := _reason(_Content(str(path), digest)):
+        allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if 0 <= allowed < MEMORY_BYTES:  # -1 is no limit
+            raise InputError(
+                f"{path} cannot be tried: this process may take {allowed >> 20} MB of address space, and a tokenizer "
+                f"up to {MEMORY_BYTES >> 20}; raise the limit (ulimit -v)"
+            )
         raise InputError(f"{path} is not a tokenizer file: {reason}; export the model again")
 
 

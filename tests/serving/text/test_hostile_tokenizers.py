@@ -1,6 +1,8 @@
 """Tokenizer files at which the library panics, which is no `Exception` in Python, or aborts the process."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,18 @@ def test_a_tokenizer_at_which_the_library_panics_is_refused_with_a_sentence(
     with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer file: .*; export the model again"):
         Tokenizer(write(tmp_path, changes))
     assert not capfd.readouterr().err
+
+
+def test_too_little_memory_to_try_a_file_is_not_the_files_fault(tmp_path: Path):
+    """A server that was started under `ulimit -v` said that its tokenizer was none, and to export the model again."""
+    ours = (
+        "import sys; from pathlib import Path; from sharp.plugins.tokenizer_trial import check_tokenizer_file as check"
+    )
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**26, 2**26)); check(Path(sys.argv[1]))"
+    script = f"{ours}; {limit}"
+    path = write(tmp_path, {})
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60, check=False)
+    assert f"{path} cannot be tried: this process may take 64 MB of address space" in done.stderr
 
 
 def test_a_panic_at_a_prompt_is_an_error_of_that_prompt(tmp_path: Path):
