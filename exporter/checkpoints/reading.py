@@ -27,8 +27,8 @@ def read_source(
 ) -> Source:
     """Read the checkpoint at `path` so that it can be exported with `norm` (None: its own), set up with `options`.
 
-    `trained_norm` is a file that says what the norm of a Hugging Face folder has learned, `head` is what stands on an
-    encoder of such a folder.
+    `trained_norm` is a file that says what the norm of a Hugging Face folder or of a GGUF file has learned, `head` is
+    what stands on an encoder of such a folder.
 
     `program` is for programs of torch.export (`.pt2`), and for one that is in memory, of which `path` is a name.
 
@@ -36,8 +36,10 @@ def read_source(
         NotFoundError: nothing is there.
         InputError: it is not a checkpoint that Sharp can read, or it cannot have this norm.
     """
-    if trained_norm is not None and not (path.is_dir() and not is_sharp_folder(path)):
-        raise InputError(f"--trained-norm is for Hugging Face folders, and {path} is none; leave it out")
+    if trained_norm is not None and path.suffix != ".gguf" and not (path.is_dir() and not is_sharp_folder(path)):
+        raise InputError(
+            f"--trained-norm is for Hugging Face folders and GGUF files, and {path} is neither; leave it out"
+        )
     if head is not None and not (path.is_dir() and not is_sharp_folder(path)):
         raise InputError(f"--head is for encoders in Hugging Face folders, and {path} is none; leave it out")
     if program.exported is not None:

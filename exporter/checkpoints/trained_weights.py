@@ -90,6 +90,8 @@ def described_norm(
 def read_parameters(given: TrainedNorm, path: Path, layers: int) -> list[dict[str, Tensor]]:
     """The values of the norm's inputs in every layer, float32, from the safetensors files of the folder `path`.
 
+    A GGUF file has none that could be named.
+
     Raises:
         InputError: a name is not there.
     """

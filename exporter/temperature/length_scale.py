@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from sharp.exporter.checkpoints.path_checks import check_exists
 from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import InputError
 
@@ -35,13 +36,16 @@ def fit_length_scale(
     threads: int,
     output: Path | None,
 ) -> None:
-    """Fit a length scale to CHECKPOINT, a Hugging Face folder of a causal language model trained with softmax.
+    """Fit a length scale to CHECKPOINT, a Hugging Face folder or a .gguf file of a causal softmax language model.
 
     Beyond the onset the logits of a head are multiplied by (ln n / ln onset)^gamma. Every head's gamma is the one that
     keeps the entropy which the head has at the onset. The cross entropy of other windows says whether that is good.
     """
-    if not checkpoint.is_dir():  # before seconds of imports
-        raise InputError(f"{checkpoint} is no folder; give the Hugging Face folder of a model trained with softmax")
+    if not checkpoint.is_dir() and checkpoint.suffix != ".gguf":  # before seconds of imports
+        raise InputError(
+            f"{checkpoint} is no folder and no .gguf file; give the Hugging Face folder of a model trained with softmax"
+        )
+    check_exists(checkpoint)
     if length <= onset:
         raise InputError(f"--length is {length}, but must be above --onset ({onset}): nothing is scaled up to there")
     import numpy as np

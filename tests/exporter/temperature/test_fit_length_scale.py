@@ -10,6 +10,7 @@ from sharp.exporter.temperature.length_scale import fit_length_scale
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.tiny_hugging_face import save, tiny
+from tests.full.fuzz.readers import write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,21 @@ def test_from_a_folder_to_an_export(folder, tmp_path, sharp_export):
     refused = sharp_export(folder, "--trained-norm", fitted, "-o", tmp_path / "other")
     assert refused.exit_code == 2
     assert "gamma has 1 lists" in " ".join(refused.output.split())
+
+
+def test_from_a_gguf_file_to_an_export(tmp_path, sharp_export):
+    write_gguf(tmp_path)
+    fitted, gguf = tmp_path / "scale.json", tmp_path / "tiny.gguf"
+    result = run(gguf, "--onset", 8, "--length", 16, "--samples", 1, "--threads", 1, "-o", fitted)
+    assert result.exit_code == 0, result.output
+    exported = sharp_export(gguf, "--trained-norm", fitted, "-o", tmp_path / "out")
+    assert exported.exit_code == 0, exported.output
+    assert read_manifest(tmp_path / "out").norm.name == "log-power"
+
+    fitted.write_text(json.dumps({"norm": "ssa", "parameters": {"b": "blk.{layer}.b", "n": 1.5}}))
+    refused = sharp_export(gguf, "--trained-norm", fitted, "-o", tmp_path / "other")
+    assert refused.exit_code == 2
+    assert "the trained norm names the weights 'blk.0.b', which" in " ".join(refused.output.split())
 
 
 def test_llama4_is_exported_by_its_formula(folder, tmp_path, sharp_export):
