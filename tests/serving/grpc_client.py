@@ -7,9 +7,9 @@ from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2
 
 
 class Client:
-    def __init__(self, address):
+    def __init__(self, address, options=()):
         self.address = address
-        self.channel = grpc.insecure_channel(address)
+        self.channel = grpc.insecure_channel(address, options)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)
 
