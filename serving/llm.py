@@ -11,7 +11,7 @@ from sharp.serving.api.events import Delta, Event, Failed, Finished
 from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.model_folder import load_model_folder
+from sharp.serving.engine.loading import load_model_folder
 
 # Nobody watches the tokens come, so prompts need not hold back for those that decode.
 OFFLINE = EngineConfig(attention_interval=0, prefill_chunk_tokens=EngineConfig.max_batch_tokens)

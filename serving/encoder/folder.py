@@ -17,7 +17,8 @@ from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.encoder.engine import EncoderEngine
 from sharp.serving.encoder_config import EncoderConfig
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.engine.model_folder import ModelFolder, longest_context, read_checked
+from sharp.serving.engine.loading import longest_context, read_checked
+from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.text.tokenizer import check_characters, check_token_ids, load_tokenizer
 
 MOST_REQUEST_TOKENS = 300_000  # of all inputs together, as OpenAI's

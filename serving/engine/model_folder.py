@@ -1,26 +1,20 @@
-"""A model folder, loaded and ready for an engine."""
+"""`ModelFolder`: what requests need to know of a loaded model, and what checks them before the engine sees them."""
 
-import logging
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from sharp.plugins.checksums import verify_files
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest, check_verified, read_manifest
-from sharp.plugins.temperature_range import short_of_context
+from sharp.plugins.manifest import Manifest
+from sharp.serving.api.errors import ContextLengthError, FieldError
 from sharp.serving.api.request import GenerateRequest, Request, new_request_id
 from sharp.serving.api.sampling_params import SamplingParams
-from sharp.serving.backends import Backend, Limits, load_backend
-from sharp.serving.backends.cache_size import cache_blocks
-from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.first_token import check_first_token
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.engine.prepare import prepare_request
-from sharp.serving.text.tokenizer import Tokenizer, load_tokenizer
+from sharp.serving.text.tokenizer import CHARACTERS_PER_TOKEN, Tokenizer, check_token_ids, tokenize
 
-logger = logging.getLogger(__name__)
+MAX_CACHE_SALT = 256
+# They are held until the prompt is computed, and then sent at once.
+MAX_PROMPT_LOGPROBS = 2**18
+MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -77,87 +71,117 @@ class ModelFolder:
         )
 
 
-def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) -> tuple[ModelFolder, Backend, Engine]:
-    """Load the model of a folder and make its engine.
+def prepare_request(
+    request: GenerateRequest,
+    *,
+    manifest: Manifest,
+    tokenizer: Tokenizer | None,
+    context_limit: int,
+    guides: GuideCompiler,
+) -> GenerateRequest:
+    """The request with `prompt_ids`, `max_new_tokens` and `guide`. Sequences may grow to `context_limit` tokens.
 
     Raises:
-        NotFoundError: there is no model folder at `path`.
-        InputError: the folder cannot be used, a file is damaged, the model failed its verification or gives no token,
-            or its cache does not fit the memory.
+        FieldError: the prompt is empty, has a token id outside the vocabulary, is text for a model without a tokenizer,
+            or does not fit the context; the model does not support a parameter; or a field is out of range.
     """
-    manifest = read_checked(path, backend)
-    if manifest.kind != "decoder":
-        raise InputError(f"{path} holds a {manifest.source.architecture}, which writes no text; serve a decoder")
-    if manifest.cache.form != "paged":
-        raise InputError(
-            f"{path} was exported with --cache {manifest.cache.form}, but the server needs --cache paged; "
-            "export the checkpoint again"
+    prompt, params = request.prompt, request.params
+    _check_params(params, manifest, tokenizer)
+    _check_priority(request.priority)
+    if not isinstance(request.cache_salt, str) or len(request.cache_salt) > MAX_CACHE_SALT:
+        raise FieldError("cache_salt", f"cache_salt must be a text of at most {MAX_CACHE_SALT} characters")
+    if isinstance(prompt, str):
+        _check_start(prompt, manifest, tokenizer, context_limit)
+        prompt = tokenize(prompt, manifest, tokenizer, special_tokens=request.special_tokens)
+    if request.truncate_prompt_tokens is not None:
+        prompt = _truncated(prompt, request, params.max_tokens, context_limit)
+    try:
+        room = _room(len(prompt), params, context_limit, manifest)  # first: a message may hold millions of them
+        prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
+    except TypeError as error:
+        raise FieldError("prompt", f"prompt is neither text nor a list of token ids: {error}") from error
+    check_token_ids("prompt", prompt_ids, manifest)
+    numbers = len(prompt_ids) * (1 + (params.prompt_logprobs or 0))
+    if params.prompt_logprobs is not None and numbers > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"prompt_logprobs is {params.prompt_logprobs}, which makes {numbers} numbers for {len(prompt_ids)} tokens"
         )
-    if (short := short_of_context(manifest)) is not None:
-        logger.warning("%s", short)
-    tokenizer = load_tokenizer(path, manifest)
-    loaded = load_backend(path, manifest, backend)
-    most = longest_context(manifest, engine)
-    context = min(most, engine.cache_tokens or most)
-    largest = Limits(engine.max_sequences, engine.max_batch_tokens, context, blocks=1)
-    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory(largest), loaded.device, engine)
-    longest = most
-    if (limits := loaded.limits) is not None:
-        blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)
-        longest = min(longest, limits.context)
-    sampling = manifest.sampling.model_dump(exclude_none=True)
-    folder = ModelFolder(
-        manifest,
-        tokenizer,
-        blocks,
-        GuideCompiler(manifest, tokenizer, compact=engine.json_whitespace == "compact"),
-        longest,
-        sampling,
+        raise FieldError("prompt_logprobs", f"{message}; the limit is {MAX_PROMPT_LOGPROBS}")
+    if params.min_tokens > room:
+        raise FieldError("min_tokens", f"min_tokens is {params.min_tokens}; the prompt leaves room for {room} tokens")
+    return replace(
+        request,
+        prompt=prompt_ids,
+        request_id=request.request_id or new_request_id(),
+        prompt_ids=prompt_ids,
+        max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        guide=guides.compile(params.guided) if params.guided else None,
+        bad_word_ids=_bad_word_ids(params.bad_words, manifest, tokenizer),
     )
-    made = Engine(loaded, manifest, tokenizer, blocks, engine)
-    check_first_token(loaded, manifest)
-    return folder, loaded, made
 
 
-def read_checked(path: Path, backend: BackendConfig) -> Manifest:
-    """The manifest of a folder whose files are what was exported.
-
-    Raises:
-        NotFoundError: there is no model folder at `path`.
-        InputError: the folder cannot be used, a file is damaged, or the model failed its verification.
-    """
-    manifest = read_manifest(path)
-    check_verified(path, manifest, backend.allow_unverified)
-    if backend.verify_files:
-        verify_files(path, manifest)
-    return manifest
-
-
-def longest_context(manifest: Manifest, engine: EngineConfig) -> int:
-    """The longest sequence that the settings allow.
-
-    Raises:
-        InputError: they allow more than the model takes.
-    """
-    if engine.max_context is not None and engine.max_context > manifest.max_context:
-        raise InputError(f"max_context is {engine.max_context}; the model takes at most {manifest.max_context} tokens")
-    return engine.max_context or manifest.max_context
+def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Manifest) -> int:
+    """How many tokens the context has left after a prompt of so many."""
+    if not tokens:
+        raise FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
+    room = context_limit - tokens
+    needed = 0 if params.max_tokens == 0 else 1
+    if room < needed:
+        small = context_limit < manifest.max_context
+        reason = f", as the server's cache has no room for the model's {manifest.max_context}" if small else ""
+        context = f"a context of {context_limit}{' with room for one new token' if needed else ''}{reason}"
+        message = f"prompt has {tokens} tokens; the limit is {context_limit - needed} ({context})"
+        raise ContextLengthError("prompt", message, context_limit, tokens, needed)
+    return room
 
 
-def _within_limits(limits: Limits, engine: EngineConfig, blocks: int, block_size: int) -> int:
-    """The blocks of the cache of a model that was compiled for limited sizes.
+def _truncated(prompt: Sequence[int], request: GenerateRequest, max_tokens: int | None, limit: int) -> Sequence[int]:
+    """As much of a prompt as the request says."""
+    kept = request.truncate_prompt_tokens
+    room = limit - (1 if max_tokens is None else min(max_tokens, limit - 1))
+    if not isinstance(kept, int) or kept < -1 or kept == 0:
+        message = f"truncate_prompt_tokens is {kept!r}; it must be -1 or a whole number of at least 1"
+        raise FieldError("truncate_prompt_tokens", message)
+    if kept == -1:
+        kept = room
+    return prompt[:kept] if request.truncate_right else prompt[max(0, len(prompt) - kept) :]
 
-    Raises:
-        InputError: the settings ask for more than it was compiled for.
-    """
-    if engine.max_sequences > limits.sequences or engine.max_batch_tokens > limits.tokens:
-        raise InputError(
-            f"the engine takes at most {limits.sequences} sequences and {limits.tokens} tokens a step: serve it with "
-            f"--max-sequences {limits.sequences} --max-batch-tokens {limits.tokens}, or build a larger one"
+
+def _bad_word_ids(words: Sequence[str], manifest: Manifest, tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each text at the start of a text and inside one, where a blank is a part of the first token."""
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        at_start, inside = (
+            tuple(tokenize(start + word.lstrip(), manifest, tokenizer, special_tokens=False)) for start in ("", " ")
         )
-    if engine.cache_tokens is not None and blocks > limits.blocks:
-        raise InputError(
-            f"cache_tokens is {engine.cache_tokens}, but the engine takes at most {limits.blocks * block_size}; "
-            "build a larger one"
-        )
-    return min(blocks, limits.blocks)
+        found.append(at_start)
+        # A blank that is a token of its own is not forbidden: the word after it is, by the first of the two.
+        if inside[:1] != at_start[:1] and len(inside) == len(at_start):
+            found.append(inside)
+    return tuple(ids for ids in found if ids)
+
+
+def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None and params.stop:
+        raise FieldError("stop", f"stop strings need text, and {manifest.name} has no tokenizer; use stop_token_ids")
+    if tokenizer is None and params.bad_words:
+        message = f"bad_words need text, and {manifest.name} has no tokenizer; use logit_bias"
+        raise FieldError("bad_words", message)
+    check_token_ids("stop_token_ids", params.stop_token_ids, manifest)
+    check_token_ids("allowed_token_ids", params.allowed_token_ids, manifest)
+    check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], manifest)
+
+
+def _check_priority(priority: int) -> None:
+    if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        limits = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise FieldError("priority", f"priority is {priority!r}; it must be a whole number {limits}")
+
+
+def _check_start(text: str, manifest: Manifest, tokenizer: Tokenizer | None, limit: int) -> None:
+    """Refuse a text that is far too long without spending seconds on tokenizing all of it."""
+    start = text[: limit * CHARACTERS_PER_TOKEN]
+    # Where text is cut, a word may become more tokens than it is: a tenth more proves that the whole is too long.
+    if len(start) < len(text) and len(tokenize(start, manifest, tokenizer)) > limit * 1.1:
+        message = f"prompt has {len(text)} characters, which is far more than {limit} tokens, the limit"
+        raise ContextLengthError("prompt", message, limit, None, 1)

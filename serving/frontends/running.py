@@ -10,7 +10,8 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import EngineConfig, Settings
 from sharp.serving.encoder.folder import load_encoder_folder
-from sharp.serving.engine.model_folder import ModelFolder, load_model_folder
+from sharp.serving.engine.loading import load_model_folder
+from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread, StepEngine
 from sharp.serving.frontends.service import GenerationService

@@ -14,7 +14,7 @@ from sharp.serving.api.events import Failed
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.model_folder import load_model_folder
+from sharp.serving.engine.loading import load_model_folder
 from sharp.serving.machine import available_cpus
 from sharp.serving.observability.metrics.baseline import LEAST_RANGE_TOKENS, make_baseline, ranged
 from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT

@@ -15,7 +15,8 @@ from sharp.serving.backends.encoder import COLLECT_STATS, STATS
 from sharp.serving.backends.tensors import TensorBackend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.engine.model_folder import ModelFolder, longest_context, read_checked
+from sharp.serving.engine.loading import longest_context, read_checked
+from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.tensors.engine import TensorEngine
 
 # Items or numbers of a request, all rows together, and of a row unless --max-context says another limit: 8 times the

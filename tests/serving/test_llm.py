@@ -207,7 +207,7 @@ def test_model_without_a_tokenizer_takes_and_gives_ids(ids_only):
 
 
 def test_logprobs_of_a_long_prompt_are_bounded(llm, monkeypatch):
-    monkeypatch.setattr("sharp.serving.engine.prepare.MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr("sharp.serving.engine.model_folder.MAX_PROMPT_LOGPROBS", 100)
     params = replace(GREEDY, prompt_logprobs=4)
     llm.generate("a" * 20, params)
     with pytest.raises(

@@ -7,7 +7,7 @@ from typing import Any
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.events import TokenLogprobs
 from sharp.serving.api.request import GenerateRequest
-from sharp.serving.engine.prepare import MAX_PROMPT_LOGPROBS
+from sharp.serving.engine.model_folder import MAX_PROMPT_LOGPROBS
 from sharp.serving.frontends.http.token_texts import TokenTexts
 
 # Of a token that cannot come: JSON has no infinity. vLLM's number.

@@ -25,7 +25,7 @@ from sharp.exporter.verification.verifier import against_float64, verify
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Cache, read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.model_folder import load_model_folder
+from sharp.serving.engine.loading import load_model_folder
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 

@@ -10,7 +10,7 @@ from sharp.serving.api.errors import DeviceLostError, QueueFullError
 from sharp.serving.api.events import Accepted, Delta, Failed, Finished
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.engine.model_folder import load_model_folder
+from sharp.serving.engine.loading import load_model_folder
 from sharp.serving.engine.thread import EngineThread
 
 

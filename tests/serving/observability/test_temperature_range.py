@@ -12,7 +12,7 @@ from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
 from sharp.plugins.temperature_range import largest_sharpened, short_of_context
 from sharp.serving.api.attention import AttentionRows
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig
-from sharp.serving.engine.model_folder import load_model_folder
+from sharp.serving.engine.loading import load_model_folder
 from sharp.serving.observability.metrics.heads import HeadStatistics
 
 ICML2025, ARXIV2024 = TEMPERATURE_PRESETS["icml2025"], TEMPERATURE_PRESETS["arxiv2024"]
