@@ -13,13 +13,22 @@ from tests.full.soak.soak import soak
 @click.command()
 @click.option("--minutes", default=60.0, show_default=True)
 @click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--cancelled-streams/--no-cancelled-streams",
+    default=True,
+    show_default=True,
+    help="With clients that cancel gRPC streams, after each of which grpcio keeps some bytes.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
-def main(minutes: float, seed: int, output: Path | None) -> None:
+def main(minutes: float, seed: int, cancelled_streams: bool, output: Path | None) -> None:
     """Load a server for so long."""
     with tempfile.TemporaryDirectory() as folder:
-        report = soak(Path(folder), 60 * minutes, max(60 * minutes / 400, 0.5), seed)
+        report = soak(
+            Path(folder), 60 * minutes, max(60 * minutes / 400, 0.5), seed, cancelled_streams=cancelled_streams
+        )
     first, last = report.thirds()
-    command = f"python -m tests.full.soak --minutes {minutes:g} --seed {seed}"
+    without = "" if cancelled_streams else " --no-cancelled-streams"
+    command = f"python -m tests.full.soak --minutes {minutes:g} --seed {seed}{without}"
     write(output, {**header("soak"), "command": command, **report.figures()})
     shown = ", ".join(f"{name} {first[name]:,.0f} to {last[name]:,.0f}" for name in first)
     print(f"{sum(report.requests.values())} requests; from the first third to the last: {shown}")
