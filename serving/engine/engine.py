@@ -207,16 +207,12 @@ class Engine:
     def _take(self, step: Step) -> list[Event]:
         """Commit a step that the backend is done with."""
         self._steps += 1
-        error, result = step.error, step.result
-        if result is not None:
-            try:
-                rows = self._attention_rows(step, result)
-            except Exception as own:
-                error, result = own, None
-        if result is None:
-            # Who goes on after a lost device would fail every request and look ready for more; a panic ends the engine.
-            if isinstance(error, DeviceLostError) or not isinstance(error, Exception):
-                raise error or RuntimeError("a step gave nothing")
+        try:
+            result = step.result()
+            rows = self._attention_rows(step, result)
+        except DeviceLostError:  # who goes on would fail every request and look ready for more
+            raise
+        except Exception as error:  # whatever a runtime raises must not end the engine
             return self._requests.fail_all([chunk.sequence for chunk in step.chunks], error)
         events = self._requests.commit(step, result, rows)
         self._requests.tally.step_seconds.append(step.sampled_at - step.began)

@@ -45,7 +45,6 @@ class StepResult:
     """What a step gave."""
 
     stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4]
-    sampled: NDArray[np.int64]  # [rows of `Outputs.sampling`]
     tokens: dict[int, list[int]]  # chunk -> new tokens
     logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of the new tokens
     prompt_logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of its tokens
@@ -61,7 +60,7 @@ class Step:
         sampled_at: when its tokens were known.
         started: it was handed to the backend.
         computed: the backend is done with it, or has failed.
-        result: what came out; None before it is sampled, and where it failed.
+        sampled: the token of each row of `Outputs.sampling`, int64 [rows]; None before, and where it failed.
         error: what failed.
     """
 
@@ -76,7 +75,8 @@ class Step:
         self.began = self.sampled_at = 0.0
         self.started = self.computed = False
         self.error: BaseException | None = None
-        self.result: StepResult | None = None
+        self.sampled: NDArray[np.int64] | None = None
+        self._result: StepResult | None = None
         self._output: StepOutput | None = None
         self._outputs = select_outputs(chunks)
         requested = any(chunk.sequence.request.attention for chunk in chunks)
@@ -95,7 +95,7 @@ class Step:
     @property
     def done(self) -> bool:
         """Whether it is sampled, or has failed."""
-        return self.result is not None or self.error is not None
+        return self.sampled is not None or self.error is not None
 
     @property
     def has_draft(self) -> bool:
@@ -116,22 +116,21 @@ class Step:
 
     def take_tokens(self, before: "Step") -> bool:
         """Put in the tokens of the step `before`; False where nothing of this step would be used."""
-        if before.result is None:
+        if before.sampled is None:
             return False
         # A row without a token fails when its step is committed; the model must get a token there all the same.
-        self.batch.input_ids[self._unknown] = np.maximum(before.result.sampled[self._known_from], 0)
+        self.batch.input_ids[self._unknown] = np.maximum(before.sampled[self._known_from], 0)
         return any(not (chunk.sequence.ended or before.ends(chunk.sequence)) for chunk in self.chunks)
 
     def ends(self, sequence: Sequence) -> bool:
         """Whether the sampled token ends a sequence, whatever its text is."""
         row = self._row_of.get(sequence.number)
-        return row is not None and self.result is not None and int(self.result.sampled[row]) in sequence.stop.token_ids
+        return row is not None and self.sampled is not None and int(self.sampled[row]) in sequence.stop.token_ids
 
     @property
     def needs_tokens_only(self) -> bool:
-        """Whether a backend that samples need not return anything else."""
-        only = self._sampling.plain and not self._outputs.prompt and not self.batch.collect_stats
-        return only and bool(self._sampling.rows)
+        """Whether a backend that samples need not return logits."""
+        return self._sampling.plain and not self._outputs.prompt and bool(self._sampling.rows)
 
     def compute(self, backend: Backend, sampling: SamplingBackend | None = None) -> None:
         """Run the model, which samples, too, where that is all, if it can; what fails is in `error`."""
@@ -149,28 +148,43 @@ class Step:
         """Sample, once the step before is committed; what fails is in `error`."""
         if self.error is None:
             try:
-                self.result = self._sample()
+                self.sampled = self._sample()
             except BaseException as error:
                 self.error = error
-        self._output = None
         self.sampled_at = time.perf_counter()
 
-    def _sample(self) -> StepResult:
-        output, chunks, outputs = self._output, self.chunks, self._outputs
+    def _sample(self) -> NDArray[np.int64]:
+        output = self._output
         assert output is not None
         _check(output, self.batch)
-        rows = len(self._sampling.rows)
-        sampled = sample(output.logits[:rows], self._sampling) if output.sampled is None else output.sampled
-        following = iter(sampled.tolist())
+        if output.sampled is not None:
+            return output.sampled
+        sampled = sample(output.logits[: len(self._sampling.rows)], self._sampling)
+        if self._sampling.logprobs or self._outputs.prompt:  # at once: the next step may write over the logits
+            self._result = self._make_result(output, sampled)
+        return sampled
+
+    def result(self) -> StepResult:
+        """What came out, once it is sampled; raises what failed."""
+        if self.error is not None:
+            raise self.error
+        if self._result is None:
+            assert self._output is not None
+            assert self.sampled is not None
+            self._result = self._make_result(self._output, self.sampled)
+        return self._result
+
+    def _make_result(self, output: StepOutput, sampled: NDArray[np.int64]) -> StepResult:
+        chunks, outputs, following = self.chunks, self._outputs, iter(sampled.tolist())
         tokens = {
             chunk: accepted_tokens(chunks[chunk], [*islice(following, count)]) for chunk, count in outputs.sampling
         }
+        requested = self._sampling.logprobs
         return StepResult(
             output.stats,
-            sampled,
             tokens,
-            sampled_logprobs(chunks, outputs.sampling, output.logits, tokens),
-            prompt_logprobs(chunks, outputs.prompt, output.logits[rows:]),
+            sampled_logprobs(chunks, outputs.sampling, output.logits, tokens) if requested else {},
+            prompt_logprobs(chunks, outputs.prompt, output.logits[len(sampled) :]),
         )
 
 

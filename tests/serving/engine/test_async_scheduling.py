@@ -49,7 +49,8 @@ class SamplingModel:
 
     def step_and_sample(self, batch, samplings):
         self.steps.append(True)
-        return StepOutput(np.empty((0, 257), np.float32), None, sample(self._backend.step(batch).logits, samplings))
+        output = self._backend.step(batch)
+        return StepOutput(np.empty((0, 257), np.float32), output.stats, sample(output.logits, samplings))
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +363,7 @@ def test_a_failed_commit_throws_away_what_is_computed_of_its_request(make, gate,
 def test_a_backend_that_samples_returns_tokens_alone_where_they_are_enough(make, model, expected_hashing):
     backend = SamplingModel(model)
     assert isinstance(backend, SamplingBackend)
-    engine = make(replace(ON, attention_interval=0), backend)
+    engine = make(backend=backend)
     for params, sampled in ((GREEDY, True), (SamplingParams(temperature=0, logprobs=1), False)):
         backend.steps.clear()
         engine.add(prepared("a", [5, 6, 7], params, 4))
