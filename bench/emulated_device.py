@@ -26,7 +26,7 @@ class EmulatedDevice:
     """Takes so many seconds a step, without a processor, and returns the same logits every time."""
 
     kernels = True
-    device = "cuda"
+    device = "cpu"  # so that synchronous scheduling computes a step where it plans it
     limits = None
 
     def __init__(self, manifest: Manifest, seconds: float, rows: int) -> None:

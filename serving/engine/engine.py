@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import Counter
+from functools import partial
 
 import numpy as np
 
@@ -45,7 +46,8 @@ class Engine:
         self, backend: Backend, manifest: Manifest, tokenizer: Tokenizer | None, blocks: int, config: EngineConfig
     ) -> None:
         """Serve the model of `backend` with a cache of `blocks` blocks."""
-        backend.allocate_cache(blocks)
+        self._runner = StepRunner(backend, ahead=asynchronous(config, backend))
+        self._runner.call(partial(backend.allocate_cache, blocks))
         self.speculative_tokens = speculative_tokens(config, backend, manifest)
         self.prefill_chunk_tokens = config.prefill_chunk_tokens or PREFILL_CHUNK_TOKENS[backend.device]
         self.blocks = BlockManager(blocks, manifest.cache.block_size)
@@ -59,7 +61,6 @@ class Engine:
         self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)
         self._backend = backend
         self.interrupted = False  # the last call of `step` returned before its step was there
-        self._runner = StepRunner(backend, threaded=asynchronous(config, backend))
         self._manifest = manifest
         self._windows = np.array(manifest.windows, np.int64) if manifest.windows else None
         self._tokenizer = tokenizer

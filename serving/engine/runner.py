@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -20,17 +21,21 @@ class StepRunner:
     the engine commit `current`. Sampling needs what the step before has done to the sequences, so `current` is always
     the oldest step that is not committed; if it is still another one, sampling waits for the engine to `take` that.
 
+    A GPU always has a thread: ONNX Runtime keeps handles, and the CUDA graphs that it has captured, for each thread
+    that calls it.
+
     Both threads look at sequences, so whoever does holds `lock`. The engine lets go of it where it waits.
     """
 
-    def __init__(self, backend: Backend, *, threaded: bool) -> None:
-        """Without a thread of its own a step is computed where the engine waits for it."""
+    def __init__(self, backend: Backend, *, ahead: bool) -> None:
+        """With `ahead` a step may follow; otherwise one is planned when the one before it is committed."""
         self.lock = threading.Lock()
         self.current: Step | None = None
         self._following: Step | None = None
         self._backend = backend
         self._sampling = backend if isinstance(backend, SamplingBackend) else None
-        self._threaded = threaded
+        self._ahead = ahead
+        self._threaded = ahead or backend.device != "cpu"
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # of the thread
         self._signals: SimpleQueue[None] = SimpleQueue()  # wake the engine
         self._interrupted = False
@@ -46,7 +51,25 @@ class StepRunner:
     @property
     def may_follow(self) -> bool:
         """Whether a step may be planned behind `current`."""
-        return self._threaded and self.current is not None and self._following is None and not self.current.has_draft
+        return self._ahead and self.current is not None and self._following is None and not self.current.has_draft
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function of the backend, such as `allocate_cache`, where the steps are computed too."""
+        if not self._threaded:
+            function()
+            return
+        done: Future[None] = Future()
+
+        def call() -> None:
+            try:
+                function()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._put(call)
+        done.result()
 
     def start(self, step: Step) -> None:
         """Compute a step; nothing else is to be done."""
@@ -113,12 +136,14 @@ class StepRunner:
 
     def _start(self, step: Step) -> None:
         step.started = True
-        if not self._threaded:
-            return
+        if self._threaded:
+            self._put(partial(self._compute, step))
+
+    def _put(self, call: Callable[[], None]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=_work, args=(self._calls,), name="steps", daemon=True)
             self._thread.start()
-        self._calls.put(partial(self._compute, step))
+        self._calls.put(call)
 
     def _compute(self, step: Step) -> None:
         """In the thread: compute steps as long as one follows."""
