@@ -8,9 +8,11 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
+from sharp.plugins.sampling import MOST_THREADS
 from sharp.serving.backends import Backend, SamplingBackend
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.step import Step
+from sharp.serving.machine import available_cpus
 
 
 class StepRunner:
@@ -36,6 +38,8 @@ class StepRunner:
         self._sampling = backend if isinstance(backend, SamplingBackend) else None
         self._ahead = ahead
         self._threaded = ahead or backend.device != "cpu"
+        # Beside a GPU processors are idle; on a CPU they are the model's.
+        self._sampling_threads = 1 if backend.device == "cpu" else min(MOST_THREADS, available_cpus())
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # of the thread
         self._signals: SimpleQueue[None] = SimpleQueue()  # wake the engine
         self._interrupted = False
@@ -104,7 +108,7 @@ class StepRunner:
                     self._interrupted = False
                     return None
         if not step.done:
-            step.sample()
+            step.sample(self._sampling_threads)
         if (following := self._next()) is not None:
             self._start(following)
         self.withdraw()
@@ -154,7 +158,7 @@ class StepRunner:
             with self.lock:
                 following = None
                 if step is self.current and not step.done:
-                    step.sample()
+                    step.sample(self._sampling_threads)
                     following = self._next()
                     if following is not None:
                         following.started = True

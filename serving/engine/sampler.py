@@ -67,8 +67,8 @@ class Sampling:
         return not (self.changed or self.logprobs)
 
 
-def sample(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.int64]:
-    """The token of each row: logits float32 [rows, vocab] -> int64 [rows].
+def sample(logits: NDArray[np.float32], sampling: Sampling, threads: int = 1) -> NDArray[np.int64]:
+    """The token of each row, found by at most so many `threads`: logits float32 [rows, vocab] -> int64 [rows].
 
     A row is computed from that row alone and each sequence has a random generator of its own, so the tokens of a
     sequence depend neither on the rest of the batch nor on its draft. A row whose highest logit is not finite has no
@@ -78,7 +78,7 @@ def sample(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.int64]
         if sampling.copied:
             logits = logits.copy()
         apply(logits, sampling.rows)
-    return native.sample(logits, sampling.parameters)
+    return native.sample(logits, sampling.parameters, threads=threads)
 
 
 def _parameters(row: SamplingRow) -> tuple[float, float, float, float, float]:

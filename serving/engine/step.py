@@ -144,22 +144,22 @@ class Step:
             self.error = error
         self.computed = True
 
-    def sample(self) -> None:
-        """Sample, once the step before is committed; what fails is in `error`."""
+    def sample(self, threads: int = 1) -> None:
+        """Sample with at most so many threads, once the step before is committed; what fails is in `error`."""
         if self.error is None:
             try:
-                self.sampled = self._sample()
+                self.sampled = self._sample(threads)
             except BaseException as error:
                 self.error = error
         self.sampled_at = time.perf_counter()
 
-    def _sample(self) -> NDArray[np.int64]:
+    def _sample(self, threads: int) -> NDArray[np.int64]:
         output = self._output
         assert output is not None
         _check(output, self.batch)
         if output.sampled is not None:
             return output.sampled
-        sampled = sample(output.logits[: len(self._sampling.rows)], self._sampling)
+        sampled = sample(output.logits[: len(self._sampling.rows)], self._sampling, threads)
         if self._sampling.logprobs or self._outputs.prompt:  # at once: the next step may write over the logits
             self._result = self._make_result(output, sampled)
         return sampled
