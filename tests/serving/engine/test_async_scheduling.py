@@ -1,7 +1,10 @@
 """Asynchronous scheduling: outputs stay as they are, and the backend works while steps are committed."""
 
+import gc
 import itertools
+import queue
 import threading
+import weakref
 from collections import defaultdict
 from dataclasses import replace
 from unittest import mock
@@ -15,12 +18,13 @@ from sharp.plugins.manifest import read_manifest
 from sharp.plugins.sampling import sample
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import DeviceLostError
-from sharp.serving.api.events import Delta, Failed, Finished
+from sharp.serving.api.events import Accepted, Delta, Failed, Finished
 from sharp.serving.api.guided import Guided
 from sharp.serving.backends import SamplingBackend, StepOutput, load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.engine.guide import GuideCompiler
+from sharp.serving.engine.thread import EngineThread
 from sharp.serving.text.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import GREEDY, prepared
@@ -383,3 +387,87 @@ def test_auto_is_for_gpus(make, model, gate, monkeypatch, setting, device, ahead
     engine.step()
     engine.close()
     assert len(gate.batches) == 1 + ahead
+
+
+def submit(thread, name, prompt, count):
+    """Submit a request; the queue gets its events."""
+    events = queue.Queue()
+    thread.submit(prepared(name, prompt, GREEDY, count), events.put)
+    return events
+
+
+def tokens_of(events):
+    """The tokens of a request, once it has ended."""
+    tokens = []
+    while not isinstance(event := events.get(timeout=WAIT), Finished | Failed):
+        tokens += event.token_ids if isinstance(event, Delta) else ()
+    return tokens
+
+
+@pytest.fixture
+def start(make):
+    threads = []
+
+    def started(engine):
+        threads.append(EngineThread(engine, lambda report: None))
+        threads[-1].start()
+        return threads[-1]
+
+    yield started
+    for thread in threads:
+        thread.stop()
+
+
+def test_requests_that_come_do_not_hide_a_step_that_does_not_end(make, gate, start):
+    thread = start(make())
+    first = submit(thread, "a", [5, 6, 7], 4)
+    gate.wait_for_step()
+    began = thread._step_began
+    second = submit(thread, "b", [8], 4)
+    assert isinstance(second.get(timeout=WAIT), Accepted)
+    thread.ping().result(WAIT)
+    assert thread._step_began == began
+    assert thread.seconds_in_step > 0
+    gate.open(20)
+    assert len(tokens_of(first)) == len(tokens_of(second)) == 4
+
+
+def test_requests_of_many_threads_that_come_and_go(make, start, expected_hashing):
+    engine = make()
+    thread = start(engine)
+    found = {}
+
+    def client(number):
+        for turn in range(6):
+            name = f"{number}/{turn}"
+            events = submit(thread, name, [number, turn, 9], 8)
+            if (number + turn) % 3 == 0:
+                thread.abort(name)
+            found[number, turn] = tokens_of(events)
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join(WAIT)
+    assert len(found) == 36
+    for (number, turn), tokens in found.items():
+        expected = expected_hashing([number, turn, 9], 8)
+        assert tokens == (expected if (number + turn) % 3 else expected[: len(tokens)])
+    thread.stop()
+    assert engine.blocks.free == BLOCKS
+
+
+def test_an_engine_that_nobody_has_any_more_takes_its_thread_with_it(make, model):
+    engine = make()
+    engine.add(prepared("a", [5, 6, 7], GREEDY, 3))
+    while engine.has_work:
+        engine.step()
+    engine.close()
+    thread, gone = engine._runner._thread, weakref.ref(engine)
+    assert thread.is_alive()
+    del engine
+    gc.collect()
+    thread.join(WAIT)
+    assert gone() is None
+    assert not thread.is_alive()
