@@ -200,6 +200,24 @@ def engine_step(result: Row) -> Iterator[str]:
         yield f"Throughput beside one stream: {result['times_one_stream']} times."
 
 
+def host_share(result: Row) -> Iterator[str]:
+    """A line per device, its time and number of streams, with both schedulings side by side."""
+    columns = {
+        "the device gives": field("gives"),
+        "sampling": field("case"),
+        "device, ms": field("device_ms", "g"),
+        "streams": field("streams"),
+        "a wait, ms": field("wait_ms", ".2f"),
+        "async: step, ms": field("async_step_ms", ".2f"),
+        "host": field("async_host_share", ".1%"),
+        "processor, ms": field("async_host_ms", ".2f"),
+        "sync: step, ms": field("sync_step_ms", ".2f"),
+        " host": field("sync_host_share", ".1%"),
+        " processor, ms": field("sync_host_ms", ".2f"),
+    }
+    yield from table(columns, result["rows"])
+
+
 def embeddings(result: Row) -> Iterator[str]:
     """A line for each subject, with all texts in one call and each in its own."""
     columns = {

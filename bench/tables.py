@@ -53,6 +53,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "long_prompt": ("Memory of a long prompt", sections.long_prompt),
     "embeddings": ("Embeddings beside sentence-transformers", sections.embeddings),
     "engine_step": ("The engine's share of a step", sections.engine_step),
+    "host_share": ("The host's share of a step of an emulated device", sections.host_share),
     "metrics": ("Attention metrics", sections.single_row),
     "overload": ("A server at twice its capacity", sections.single_row),
     "ray_serve": ("Ray Serve", sections.ray_serve),

@@ -2,7 +2,9 @@
 
 import ctypes
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +13,11 @@ from sharp.plugins import library_path
 from sharp.plugins.errors import SharpError
 
 NO_TOKEN = -1
+ROWS_OF_THREAD = 8  # fewer take less time than handing them over
+MOST_THREADS = 8
 
 
-def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64]) -> NDArray[np.int64]:
+def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64], *, threads: int = 1) -> NDArray[np.int64]:
     """Draw a token per row: logits float32 [rows, vocab], samplings float64 [rows, 5] -> int64 [rows].
 
     A row of samplings is sharpness, top_k, top_p, min_p and a random number from 0 to below 1. Tokens are sampled from
@@ -21,12 +25,32 @@ def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64]) -> NDArr
     with the last one that is kept are kept too. With the kept tokens in the order of their ids, the first one is taken
     whose cumulated probability is more than the random number. A sharpness of 0 takes the most likely token. A row
     whose highest logit is not finite has NO_TOKEN.
+
+    At most so many `threads` share the rows; the most likely tokens are found faster than threads wake.
     """
-    rows, vocab = logits.shape
-    logits = np.ascontiguousarray(logits)
-    chosen = np.empty(rows, np.int64)
-    _check(_library().sharp_sample(logits.ctypes, rows, vocab, samplings.ctypes, chosen.ctypes))
+    logits, samplings = np.ascontiguousarray(logits), np.ascontiguousarray(samplings)
+    chosen = np.empty(len(logits), np.int64)
+    parts = min(threads, len(logits) // ROWS_OF_THREAD) if samplings[:, 0].any() else 1
+    if parts <= 1:
+        _sample(logits, samplings, chosen)
+        return chosen
+    cuts = [len(logits) * part // parts for part in range(parts + 1)]
+    pieces = [(logits[a:b], samplings[a:b], chosen[a:b]) for a, b in pairwise(cuts)]
+    others = [_pool().submit(_sample, *piece) for piece in pieces[1:]]
+    _sample(*pieces[0])
+    for other in others:
+        other.result()
     return chosen
+
+
+def _sample(logits: NDArray[np.float32], samplings: NDArray[np.float64], chosen: NDArray[np.int64]) -> None:
+    rows, vocab = logits.shape
+    _check(_library().sharp_sample(logits.ctypes, rows, vocab, samplings.ctypes, chosen.ctypes))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_THREADS - 1, "sampling")
 
 
 def logprobs(

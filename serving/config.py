@@ -261,6 +261,14 @@ class EngineConfig:
             at_most=MOST,
         ),
     ] = None
+    async_scheduling: Annotated[
+        str,
+        Setting(
+            "Plan the next step while one is computed, and commit that one while the next is. Outputs are the same. "
+            "auto is on on a GPU and off on a CPU.",
+            choices=("auto", "on", "off"),
+        ),
+    ] = "auto"
     prefix_cache: Annotated[
         bool,
         Setting(

@@ -1,7 +1,7 @@
 """The machine's NVIDIA GPUs, asked through the driver's own library: no other package is needed."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,6 +42,38 @@ def find_device(number: int = 0) -> Device:
     return Device(name.value.decode(), 10 * capability[0] + capability[1], memory.value, cuda)
 
 
+class Driver:
+    """The driver's functions, called in the context of a GPU that runtimes use too."""
+
+    def __init__(self, number: int = 0) -> None:
+        """For the GPU with this number.
+
+        Raises:
+            SharpError: there is no driver, or no such GPU.
+        """
+        self._driver = _driver(number)
+        self._device = ctypes.c_int()
+        _check(self._driver.cuDeviceGet(ctypes.byref(self._device), number))
+
+    @contextmanager
+    def context(self) -> Iterator[Callable[..., None]]:
+        """What calls a function by its name, with the context current.
+
+        Raises:
+            SharpError: a call failed.
+        """
+        driver, context = self._driver, ctypes.c_void_p()
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device))
+        try:
+            _check(driver.cuCtxPushCurrent_v2(context))
+            try:
+                yield lambda function, *arguments: _check(getattr(driver, function)(*arguments))
+            finally:
+                driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        finally:
+            driver.cuDevicePrimaryCtxRelease_v2(self._device)
+
+
 def free_memory(number: int = 0) -> int:
     """Bytes that can still be taken on a GPU.
 
@@ -49,8 +81,8 @@ def free_memory(number: int = 0) -> int:
         SharpError: there is no GPU.
     """
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    with _context(number) as driver:
-        _check(driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    with Driver(number).context() as call:
+        call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return free.value
 
 
@@ -60,8 +92,8 @@ def check_context(number: int = 0) -> None:
     Raises:
         SharpError: the context is broken, say by an illegal access: every call in this process fails from then on.
     """
-    with _context(number) as driver:
-        _check(driver.cuCtxSynchronize())
+    with Driver(number).context() as call:
+        call("cuCtxSynchronize")
 
 
 def clear_memory(address: int, size: int, number: int = 0) -> None:
@@ -72,26 +104,9 @@ def clear_memory(address: int, size: int, number: int = 0) -> None:
     """
     if size == 0:
         return
-    with _context(number) as driver:
-        _check(driver.cuMemsetD8_v2(ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)))
-        _check(driver.cuCtxSynchronize())
-
-
-@contextmanager
-def _context(number: int) -> Iterator[ctypes.CDLL]:
-    """The driver, with the context of a GPU current that runtimes use too."""
-    driver = _driver(number)
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    _check(driver.cuDeviceGet(ctypes.byref(device), number))
-    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-    try:
-        _check(driver.cuCtxPushCurrent_v2(context))
-        try:
-            yield driver
-        finally:
-            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-    finally:
-        driver.cuDevicePrimaryCtxRelease_v2(device)
+    with Driver(number).context() as call:
+        call("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(size))
+        call("cuCtxSynchronize")
 
 
 def _driver(number: int) -> ctypes.CDLL:

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from sharp.plugins.cuda.readback import as_array
 from sharp.plugins.errors import SharpError
+
+PORTABLE = 1  # cudaHostAllocPortable: page-locked for every context
 
 
 class Cuda:
@@ -29,6 +33,11 @@ class Cuda:
         if int(status):
             raise SharpError(f"{function} failed: {getattr(status, 'name', status)}")
         return values[0] if len(values) == 1 else tuple(values)
+
+    def page_locked(self, rows: int, columns: int) -> NDArray[np.float32]:
+        """Memory of the host that the GPU writes without a detour, float32 [rows, columns]."""
+        address = int(self.call("cudaHostAlloc", rows * columns * 4, PORTABLE))
+        return as_array(address, rows, columns, self._runtime.cudaFreeHost)
 
     def copy_to_device(self, address: int, array: NDArray[Any], stream: Any) -> None:
         """Put a copy on the stream."""

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from sharp.plugins.manifest import Manifest
 from sharp.serving.api.errors import NotFoundError
-from sharp.serving.backends.backend import Backend, Batch, Limits, StepOutput
+from sharp.serving.backends.backend import Backend, Batch, Limits, SamplingBackend, StepOutput
 from sharp.serving.config import BACKENDS, BackendConfig
 
-__all__ = ["BACKENDS", "Backend", "Batch", "Limits", "StepOutput", "load_backend"]
+__all__ = ["BACKENDS", "Backend", "Batch", "Limits", "SamplingBackend", "StepOutput", "load_backend"]
 
 
 def load_backend(folder: Path, manifest: Manifest, config: BackendConfig) -> Backend:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,15 +45,17 @@ class Limits:
 class StepOutput:
     """What a step computed; `stats` is None unless the batch requested it.
 
-    The logits are the caller's, who may write into them, until the next step.
+    The logits are the caller's, who may write into them, until the next step. Where the backend has sampled, there are
+    tokens in their place.
     """
 
     logits: NDArray[np.float32]  # [outputs, vocab]
     stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4]
+    sampled: NDArray[np.int64] | None = None  # [outputs]
 
 
 class Backend(Protocol):
-    """A loaded model. One thread uses it."""
+    """A loaded model. One thread at a time uses it, which may be another one than before."""
 
     @property
     def kernels(self) -> bool:
@@ -86,4 +88,15 @@ class Backend(Protocol):
 
         Raises:
             DeviceLostError: no later step can be computed either; the engine ends.
+        """
+
+
+@runtime_checkable
+class SamplingBackend(Backend, Protocol):
+    """A backend that samples where it computes, so that logits need not travel."""
+
+    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64]) -> StepOutput:
+        """`step`, and a token for each output as `plugins.sampling.sample` samples it: samplings float64 [outputs, 5].
+
+        The engine asks for it where it needs no logits: no row has a logits processor or logprobs.
         """

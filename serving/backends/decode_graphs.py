@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from sharp.plugins.cuda.readback import Readback
 from sharp.plugins.manifest import Manifest
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cuda_provider import device_tensor
@@ -78,12 +79,16 @@ def _powers(first: int, most: int) -> Iterator[int]:
 class DecodeGraphs:
     """A graph for every size that decode steps come in; the first step of a size captures it."""
 
-    def __init__(self, session: Any, manifest: Manifest, caches: dict[str, Any], gpu: int) -> None:
-        """`caches` are the tensors on the GPU of that number, by the names of the session's inputs and outputs."""
+    def __init__(self, session: Any, manifest: Manifest, caches: dict[str, Any], gpu: int, readback: Readback) -> None:
+        """`caches` are the tensors on the GPU of that number, by the names of the session's inputs and outputs.
+
+        Logits come to the host through `readback`.
+        """
         self._session = session
         self._manifest = manifest
         self._caches = caches
         self._gpu = gpu
+        self._readback = readback
         self._outputs = {value.name for value in session.get_outputs()}
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
@@ -115,7 +120,8 @@ class DecodeGraphs:
             graph.inputs[name].update_inplace(array)
         self._session.run_with_iobinding(graph.binding, graph.options)
         stats = graph.stats.numpy()[:, : len(batch.input_ids)] if batch.collect_stats else None
-        return StepOutput(graph.logits.numpy()[batch.logits_indices], stats)
+        # Not those of padding: they may be half of them.
+        return StepOutput(self._readback.copy(graph.logits.data_ptr(), batch.logits_indices), stats)
 
     def _make(self, arrays: dict[str, NDArray[Any]]) -> _Graph:
         m = self._manifest

@@ -9,6 +9,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from sharp.plugins.cuda.device import check_context, free_memory
+from sharp.plugins.cuda.readback import Readback
 from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.serving.api.errors import InputError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
@@ -60,6 +61,7 @@ class OnnxRuntimeBackend:
         self._next: list[Any] = []
         self._inputs: dict[str, NDArray[Any]] = {}  # what is bound, alive while it is
         self._logits = np.empty((0, manifest.vocab_size), np.float32)
+        self._readback = Readback(manifest.vocab_size, gpu) if device == "cuda" else None
         self._bound_outputs: tuple[int, int, bool] | None = None  # rows, tokens, whether statistics are left out
 
     @property
@@ -147,11 +149,11 @@ class OnnxRuntimeBackend:
             InputError: the model does not run on the GPU.
         """
         self._set_cache(blocks)
-        if self._captures:
+        if self._captures and self._readback is not None:
             values = list(zip(self._caches, self._current, strict=True))
             caches = {tensor.name: value for tensor, value in values}
             caches |= {tensor.updated_name: value for tensor, value in values}
-            self._graphs = DecodeGraphs(self._session, self._manifest, caches, self._gpu)
+            self._graphs = DecodeGraphs(self._session, self._manifest, caches, self._gpu, self._readback)
         if self._device == "cuda":
             self._warm_up()
         if self._graphs is not None and self._largest is not None:
@@ -187,7 +189,8 @@ class OnnxRuntimeBackend:
                 f"the largest step, of {largest.tokens} tokens and {largest.sequences} sequences, does not run on this "
                 f"GPU: {reason}; lower --max-batch-tokens or --max-sequences"
             ) from error
-        self._logits = self._logits[:0].copy()  # no request may ever need as many
+        if self._readback is not None:
+            self._readback.forget()  # no request may ever need as many
 
     def step(self, batch: Batch) -> StepOutput:
         """Compute one step.
@@ -253,6 +256,8 @@ class OnnxRuntimeBackend:
 
     def _logits_of(self, rows: int) -> NDArray[np.float32]:
         """Memory for logits that is kept: it would be taken from the system anew in every step."""
+        if self._readback is not None:
+            return self._readback.rows(rows)
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._manifest.vocab_size), np.float32)
         return self._logits[:rows]

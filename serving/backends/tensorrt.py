@@ -56,6 +56,7 @@ class TensorRtBackend:
         self._current: list[int] = []  # addresses
         self._next: list[int] = []
         self._memory = self._make_memory()
+        self._logits = np.empty((0, manifest.vocab_size), np.float32)  # page-locked, and kept
 
     @property
     def kernels(self) -> bool:
@@ -154,7 +155,10 @@ class TensorRtBackend:
             context.set_tensor_address(tensor.updated_name, following)
         _require(context.execute_async_v3(self._stream), "the step")
         m = self._manifest
-        logits = np.empty((len(batch.logits_indices), m.vocab_size), np.float32)
+        rows = len(batch.logits_indices)
+        if len(self._logits) < rows:
+            self._logits = self._cuda.page_locked(rows, m.vocab_size)
+        logits = self._logits[:rows]
         self._cuda.copy_to_host(logits, self._memory["logits"], self._stream)
         stats: NDArray[np.float32] | None = None
         if batch.collect_stats:

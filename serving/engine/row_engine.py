@@ -93,6 +93,7 @@ class RowEngine(ABC, Generic[R]):
         self._waiting_tokens = 0
         self._steps = 0
         self.failed_steps = 0  # one after the other
+        self.interrupted = False  # never: a batch is computed where `step` is called
         self._tally = Tally()
 
     @abstractmethod
@@ -160,6 +161,12 @@ class RowEngine(ABC, Generic[R]):
         now = time.perf_counter()
         self._count(batch, computed, now - began)
         return self._take(batch, computed.rows, began, now)
+
+    def interrupt(self) -> None:
+        """Nothing: `step` does not wait."""
+
+    def close(self) -> None:
+        """Nothing: nothing is computed outside `step`."""
 
     def _window(self) -> list[WaitingRow[R]]:
         """The rows from which the next batch is chosen; the first of them must be in it."""

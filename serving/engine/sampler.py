@@ -6,11 +6,12 @@ These are masks (guided, allowed tokens, bad words, `min_tokens`), `logit_bias` 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins import sampling
+from sharp.plugins import sampling as native
 from sharp.serving.engine.sequence import Sequence
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -31,19 +32,53 @@ class SamplingRow:
         return self.sequence.generated + len(self.draft) < self.sequence.request.params.min_tokens
 
 
-def sample(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> NDArray[np.int64]:
-    """The token of each row: logits float32 [rows, vocab] -> int64 [rows].
+@dataclass(frozen=True)
+class Sampling:
+    """How the rows of a step are sampled: all that is known before its logits are.
+
+    Attributes:
+        parameters: float64 [rows, 5], what `plugins.sampling.sample` takes.
+        changed: logits processors may change the logits.
+        copied: of such a row logprobs are requested, and those are of the model's own logits.
+        logprobs: some row's are requested.
+    """
+
+    rows: tuple[SamplingRow, ...]
+    parameters: NDArray[np.float64]
+    changed: bool
+    copied: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, rows: Rows[SamplingRow]) -> Self:
+        """That of `rows`; each may follow a token that is expected and not known yet."""
+        changed = [row for row in rows if _changes_logits(row)]
+        return cls(
+            tuple(rows),
+            np.array([_parameters(row) for row in rows], np.float64).reshape(-1, 5),
+            bool(changed),
+            any(row.sequence.request.params.logprobs is not None for row in changed),
+            any(row.sequence.request.params.logprobs is not None for row in rows),
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether `parameters` say all of it, and nobody needs the logits."""
+        return not (self.changed or self.logprobs)
+
+
+def sample(logits: NDArray[np.float32], sampling: Sampling, threads: int = 1) -> NDArray[np.int64]:
+    """The token of each row, found by at most so many `threads`: logits float32 [rows, vocab] -> int64 [rows].
 
     A row is computed from that row alone and each sequence has a random generator of its own, so the tokens of a
     sequence depend neither on the rest of the batch nor on its draft. A row whose highest logit is not finite has no
     next token: `sampling.NO_TOKEN`. Logits are changed in place, unless the model's own are needed for logprobs.
     """
-    changed = [row for row in rows if _changes_logits(row)]
-    if changed:
-        if any(row.sequence.request.params.logprobs is not None for row in changed):
+    if sampling.changed:
+        if sampling.copied:
             logits = logits.copy()
-        apply(logits, rows)
-    return sampling.sample(logits, np.array([_parameters(row) for row in rows], np.float64))
+        apply(logits, sampling.rows)
+    return native.sample(logits, sampling.parameters, threads=threads)
 
 
 def _parameters(row: SamplingRow) -> tuple[float, float, float, float, float]:
@@ -52,12 +87,12 @@ def _parameters(row: SamplingRow) -> tuple[float, float, float, float, float]:
     if params.temperature == 0:
         return 0, 0, 1, 0, 0
     inverse_temperature = 1 / min(max(params.temperature, SMALLEST), LARGEST)
-    uniform = row.sequence.sampling.uniform(len(row.draft))
+    uniform = row.sequence.sampling.uniform(row.sequence.expected + len(row.draft))
     return inverse_temperature, params.top_k, params.top_p, params.min_p, uniform
 
 
 def _changes_logits(row: SamplingRow) -> bool:
-    """Whether `apply` changes the logits of a row."""
+    """Whether `apply` may change the logits of a row."""
     state, params = row.sequence.sampling, row.sequence.request.params
     masked = state.guide or state.allowed is not None or params.bad_words or row.below_min_tokens
     return bool(masked or state.counts or params.logit_bias)

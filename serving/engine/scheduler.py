@@ -1,6 +1,7 @@
 """`Scheduler`: which sequences compute how many tokens in the next step."""
 
 from bisect import insort
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -12,13 +13,25 @@ SHORT = 4  # times a prompt must be shorter than the first one to be computed wi
 MOST_OVERTAKEN = 16  # prompts that a short one may pass in the queue
 
 
+class _TokensNeededError(Exception):
+    """What the step under way will give must be known first."""
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """The next `tokens` tokens of a sequence, and draft tokens after them."""
+    """Some tokens of a sequence, those from `start` on, and draft tokens after them.
+
+    Attributes:
+        samples: the token that follows is sampled.
+        unknown: the last of the tokens is sampled by the step before, which is under way.
+    """
 
     sequence: Sequence
+    start: int
     tokens: int
     draft: tuple[int, ...] = ()
+    samples: bool = False
+    unknown: bool = False
 
     @property
     def width(self) -> int:
@@ -52,6 +65,8 @@ class Scheduler:
 
     Where all sequences decode, the step has up to `speculative_tokens` draft tokens, shared out evenly. They cost
     little while few sequences decode, as the weights are read anyway; for many there is nothing to share out.
+
+    A step can be planned while another one is under way, on the assumption that no sequence ends but by its length.
     """
 
     def __init__(
@@ -82,14 +97,27 @@ class Scheduler:
         self._blocks.release(sequence.number)
 
     def schedule(self) -> Plan:
-        """Choose the next step and move blocks and sequences accordingly."""
-        preempted = self._make_room()
+        """Choose the next step and move blocks and sequences accordingly.
+
+        A plan without chunks does nothing. While a step is under way it may also mean that the tokens of that one are
+        needed: a sequence of it would be preempted, or have a draft.
+        """
+        preempted: list[Sequence] = []
         admitted: list[Sequence] = []
+        chunks: list[Chunk] = []
+        with suppress(_TokensNeededError):
+            self._make_room(preempted)
+            self._admit(preempted, admitted)
+            chunks = self._chunks()
+        return Plan(tuple(chunks), tuple(preempted), tuple(admitted))
+
+    def _admit(self, preempted: list[Sequence], admitted: list[Sequence]) -> None:
+        """Let waiting sequences join, as long as nobody had to give up its blocks."""
         while self.waiting and not preempted:
             sequence = self._next()
             if sequence is None:
                 break
-            preempted += self._make_way(sequence)
+            self._make_way(sequence, preempted)
             shared = self._blocks.cached(sequence.cacheable)
             if not self._fits(sequence, shared):
                 break
@@ -100,39 +128,36 @@ class Scheduler:
             self._blocks.grow(sequence.number, len(sequence.token_ids))
             sequence.start(len(shared), self._blocks.block_size)
             admitted.append(sequence)
-        return Plan(tuple(self._chunks()), tuple(preempted), tuple(admitted))
 
-    def _make_room(self) -> list[Sequence]:
-        """Give every running sequence the blocks of its tokens; return who had to give up its own for that."""
-        preempted = []
+    def _make_room(self, preempted: list[Sequence]) -> None:
+        """Give every running sequence the blocks of its tokens; some are `preempted` for that."""
         position = 0
         while position < len(self.running):
             sequence = self.running[position]
-            if self._blocks.missing(sequence.number, len(sequence.token_ids)) > self._blocks.free:
+            if self._blocks.missing(sequence.number, sequence.length) > self._blocks.free:
                 preempted.append(self._preempt_last())  # at worst this sequence itself
             else:
-                self._blocks.grow(sequence.number, len(sequence.token_ids))
+                self._blocks.grow(sequence.number, sequence.length)
                 position += 1
-        return preempted
 
     def _preempt_last(self) -> Sequence:
+        if self.running[-1].launched:
+            raise _TokensNeededError
         sequence = self.running.pop()
         self._blocks.release(sequence.number)
         sequence.computed = 0
         insort(self.waiting, sequence, key=ORDER)
         return sequence
 
-    def _make_way(self, sequence: Sequence) -> list[Sequence]:
+    def _make_way(self, sequence: Sequence, preempted: list[Sequence]) -> None:
         """Preempt running sequences of worse priority until `sequence` fits, unless even that would not do."""
         worse = [other for other in self.running if other.request.priority > sequence.request.priority]
         blocks = self._blocks.free + sum(len(self._blocks.table(other.number)) for other in worse)
         shared = self._blocks.cached(sequence.cacheable)
         if blocks < self._blocks.missing(sequence.number, len(sequence.token_ids)) - len(shared):
-            return []
-        preempted: list[Sequence] = []
+            return
         while len(preempted) < len(worse) and not self._fits(sequence, self._blocks.cached(sequence.cacheable)):
             preempted.append(self._preempt_last())
-        return preempted
 
     def _fits(self, sequence: Sequence, shared: list[int]) -> bool:
         if len(self.running) >= self._max_sequences:
@@ -177,12 +202,15 @@ class Scheduler:
         drafts = 0 if shares else self._draft_tokens()
         chunks = []
         for sequence in self.running:
-            tokens = shares.get(sequence.number, 1)
+            tokens = shares.get(sequence.number, min(sequence.remaining, 1))
             if sequence.missing_prompt_logprobs:
                 tokens = min(tokens, with_logprobs)
                 with_logprobs -= tokens
             if tokens:
-                chunks.append(Chunk(sequence, tokens, self._draft(sequence, drafts)))
+                draft, start = self._draft(sequence, drafts), sequence.scheduled
+                samples = tokens == sequence.remaining and sequence.request.max_new_tokens > 0
+                unknown = start + tokens > len(sequence.token_ids)
+                chunks.append(Chunk(sequence, start, tokens, draft, samples, unknown))
         return chunks
 
     def _draft_tokens(self) -> int:
@@ -194,6 +222,8 @@ class Scheduler:
         """The draft of a sequence, as far as free blocks hold it: no sequence gives up blocks for another's draft."""
         if not most:
             return ()
+        if sequence.expected:
+            raise _TokensNeededError
         draft = sequence.draft(most)
         tokens = len(sequence.token_ids)
         # One spare block per running sequence, as for newcomers: the blocks of a rejected draft stay taken.

@@ -94,6 +94,9 @@ class SamplingState:
 class Sequence:
     """Prompt and generated tokens; `computed` of them are in the cache.
 
+    Steps that are planned or run and not committed yet compute `launched` tokens more, and add `expected` tokens (0 or
+    1), which nobody knows before they are sampled. What the scheduler asks counts them.
+
     A request of `n` completions has `n` sequences. The first computes the prompt; the others start from what the prefix
     cache then has of it, so they compute its last few tokens again: a block that is not full has one writer.
     """
@@ -107,6 +110,10 @@ class Sequence:
         self.order = (request.priority, number)
         self.token_ids = list(request.prompt_ids)
         self.computed = 0
+        self.launched = 0
+        self.expected = 0
+        self.ended = False  # finished or failed; what a step still computes of it is thrown away
+        self._most_tokens = len(self.token_ids) + request.max_new_tokens
         # A preempted sequence computes its tokens again; the statistics of those before this one have been counted.
         self.observed = len(request.prompt_ids) if index else 0
         self.prompt = PromptProgress()
@@ -124,9 +131,20 @@ class Sequence:
         return self.request.request_id
 
     @property
+    def length(self) -> int:
+        """Tokens that are to be computed, the expected one too. The last one that there may be never is."""
+        length = len(self.token_ids) + self.expected
+        return length - 1 if self.expected and length == self._most_tokens else length
+
+    @property
+    def scheduled(self) -> int:
+        """Tokens that are in the cache, or will be."""
+        return self.computed + self.launched
+
+    @property
     def remaining(self) -> int:
-        """Tokens that are not in the cache yet: 1 while decoding, more in the prompt or after a preemption."""
-        return len(self.token_ids) - self.computed
+        """Tokens that no step computes yet: 1 while decoding, more in the prompt or after a preemption."""
+        return self.length - self.computed - self.launched
 
     @property
     def generated(self) -> int:
@@ -141,9 +159,14 @@ class Sequence:
 
     @property
     def missing_prompt_logprobs(self) -> int:
-        """Number of requested prompt logprobs that are not computed yet; nothing predicts the first token."""
+        """Number of requested prompt logprobs that no step computes yet; nothing predicts the first token."""
         requested = self.request.params.prompt_logprobs is not None and self.index == 0
-        return len(self.request.prompt_ids) - 1 - len(self.prompt.logprobs) if requested else 0
+        return len(self.request.prompt_ids) - 1 - self.scheduled_prompt_logprobs if requested else 0
+
+    @property
+    def scheduled_prompt_logprobs(self) -> int:
+        """Number of prompt logprobs that are there, or will be, if they are requested."""
+        return max(len(self.prompt.logprobs), min(self.scheduled, len(self.request.prompt_ids) - 1))
 
     @property
     def largest_chunk(self) -> int:

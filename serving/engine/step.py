@@ -1,5 +1,6 @@
-"""`run_step`: packs the chunks of one step, runs the model and samples, before any sequence changes."""
+"""`Step`: the chunks of one step, packed, computed and sampled, before any sequence changes."""
 
+import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import islice
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 from sharp.plugins.sampling import NO_TOKEN
 from sharp.serving.api.errors import EngineError
 from sharp.serving.api.events import TokenLogprobs
-from sharp.serving.backends import Backend, Batch, StepOutput
+from sharp.serving.backends import Backend, Batch, SamplingBackend, StepOutput
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.logprobs import prompt_logprobs, sampled_logprobs
-from sharp.serving.engine.sampler import SamplingRow, sample
+from sharp.serving.engine.sampler import Sampling, SamplingRow, sample
 from sharp.serving.engine.scheduler import Chunk
+from sharp.serving.engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -40,44 +42,159 @@ class Outputs:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The output of the model, and the tokens sampled from it."""
+    """What a step gave."""
 
-    output: StepOutput
-    positions: NDArray[np.int64]  # [tokens]
+    stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4]
     tokens: dict[int, list[int]]  # chunk -> new tokens
     logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of the new tokens
     prompt_logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of its tokens
 
 
-def run_step(chunks: Rows[Chunk], blocks: BlockManager, backend: Backend, *, collect_stats: bool) -> StepResult:
-    """Run the model on `chunks` and sample tokens; attention statistics are also collected if a request needs them."""
-    outputs = select_outputs(chunks)
-    requested = any(chunk.sequence.request.attention for chunk in chunks)
-    batch = pack(chunks, blocks, outputs, collect_stats=collect_stats or requested)
-    output = backend.step(batch)
-    _check(output, batch)
-    rows = [
-        SamplingRow(chunks[chunk].sequence, chunks[chunk].draft[:ahead])
-        for chunk, count in outputs.sampling
-        for ahead in range(count)
-    ]
-    sampled = iter(sample(output.logits[: len(rows)], rows).tolist())
-    tokens = {chunk: accepted_tokens(chunks[chunk], [*islice(sampled, count)]) for chunk, count in outputs.sampling}
-    return StepResult(
-        output,
-        batch.positions,
-        tokens,
-        sampled_logprobs(chunks, outputs.sampling, output.logits, tokens),
-        prompt_logprobs(chunks, outputs.prompt, output.logits[outputs.sampled_rows :]),
-    )
+class Step:
+    """A step on its way: packed, then computed, then sampled. It is the engine that commits it.
+
+    Attributes:
+        chunks: what it computes.
+        batch: the same as the model's inputs.
+        began: when the model began, in seconds of `time.perf_counter`.
+        sampled_at: when its tokens were known.
+        started: it was handed to the backend.
+        computed: the backend is done with it, or has failed.
+        sampled: the token of each row of `Outputs.sampling`, int64 [rows]; None before, and where it failed.
+        error: what failed.
+    """
+
+    def __init__(
+        self, chunks: Rows[Chunk], blocks: BlockManager, *, collect_stats: bool, before: "Step | None" = None
+    ) -> None:
+        """Pack `chunks`; attention statistics are also collected if a request needs them.
+
+        Tokens that are expected of the step `before` are not known yet: `take_tokens` puts them in.
+        """
+        self.chunks = chunks
+        self.began = self.sampled_at = 0.0
+        self.started = self.computed = False
+        self.error: BaseException | None = None
+        self.sampled: NDArray[np.int64] | None = None
+        self._result: StepResult | None = None
+        self._output: StepOutput | None = None
+        self._outputs = select_outputs(chunks)
+        requested = any(chunk.sequence.request.attention for chunk in chunks)
+        self.batch = pack(chunks, blocks, self._outputs, collect_stats=collect_stats or requested)
+        self._sampling = Sampling.of(
+            [
+                SamplingRow(chunks[chunk].sequence, chunks[chunk].draft[:ahead])
+                for chunk, count in self._outputs.sampling
+                for ahead in range(count)
+            ]
+        )
+        self._row_of = {chunks[chunk].sequence.number: row for row, (chunk, _) in enumerate(self._outputs.sampling)}
+        # Positions in the packed tokens, and the rows of the step before that say what they are.
+        self._unknown, self._known_from = unknown_tokens(chunks, before._row_of if before else {})
+
+    @property
+    def done(self) -> bool:
+        """Whether it is sampled, or has failed."""
+        return self.sampled is not None or self.error is not None
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a chunk has draft tokens: nobody knows how many tokens it will give."""
+        return any(chunk.draft for chunk in self.chunks)
+
+    def reserve(self) -> None:
+        """Count it in its sequences, so that another step can be planned after it."""
+        for chunk in self.chunks:
+            chunk.sequence.launched += chunk.tokens
+            chunk.sequence.expected += chunk.samples
+
+    def release(self) -> None:
+        """Count it no longer: it is being committed, has failed or will not run."""
+        for chunk in self.chunks:
+            chunk.sequence.launched -= chunk.tokens
+            chunk.sequence.expected -= chunk.samples
+
+    def take_tokens(self, before: "Step") -> bool:
+        """Put in the tokens of the step `before`; False where nothing of this step would be used."""
+        if before.sampled is None:
+            return False
+        # A row without a token fails when its step is committed; the model must get a token there all the same.
+        self.batch.input_ids[self._unknown] = np.maximum(before.sampled[self._known_from], 0)
+        return any(not (chunk.sequence.ended or before.ends(chunk.sequence)) for chunk in self.chunks)
+
+    def ends(self, sequence: Sequence) -> bool:
+        """Whether the sampled token ends a sequence, whatever its text is."""
+        row = self._row_of.get(sequence.number)
+        return row is not None and self.sampled is not None and int(self.sampled[row]) in sequence.stop.token_ids
+
+    @property
+    def needs_tokens_only(self) -> bool:
+        """Whether a backend that samples need not return logits."""
+        return self._sampling.plain and not self._outputs.prompt and bool(self._sampling.rows)
+
+    def compute(self, backend: Backend, sampling: SamplingBackend | None = None) -> None:
+        """Run the model, which samples, too, where that is all, if it can; what fails is in `error`."""
+        self.began = time.perf_counter()
+        try:
+            if sampling is not None and self.needs_tokens_only:
+                self._output = sampling.step_and_sample(self.batch, self._sampling.parameters)
+            else:
+                self._output = backend.step(self.batch)
+        except BaseException as error:  # a panic of Rust is no Exception
+            self.error = error
+        self.computed = True
+
+    def sample(self, threads: int = 1) -> None:
+        """Sample with at most so many threads, once the step before is committed; what fails is in `error`."""
+        if self.error is None:
+            try:
+                self.sampled = self._sample(threads)
+            except BaseException as error:
+                self.error = error
+        self.sampled_at = time.perf_counter()
+
+    def _sample(self, threads: int) -> NDArray[np.int64]:
+        output = self._output
+        assert output is not None
+        _check(output, self.batch)
+        if output.sampled is not None:
+            return output.sampled
+        sampled = sample(output.logits[: len(self._sampling.rows)], self._sampling, threads)
+        if self._sampling.logprobs or self._outputs.prompt:  # at once: the next step may write over the logits
+            self._result = self._make_result(output, sampled)
+        return sampled
+
+    def result(self) -> StepResult:
+        """What came out, once it is sampled; raises what failed."""
+        if self.error is not None:
+            raise self.error
+        if self._result is None:
+            assert self._output is not None
+            assert self.sampled is not None
+            self._result = self._make_result(self._output, self.sampled)
+        return self._result
+
+    def _make_result(self, output: StepOutput, sampled: NDArray[np.int64]) -> StepResult:
+        chunks, outputs, following = self.chunks, self._outputs, iter(sampled.tolist())
+        tokens = {
+            chunk: accepted_tokens(chunks[chunk], [*islice(following, count)]) for chunk, count in outputs.sampling
+        }
+        requested = self._sampling.logprobs
+        return StepResult(
+            output.stats,
+            tokens,
+            sampled_logprobs(chunks, outputs.sampling, output.logits, tokens) if requested else {},
+            prompt_logprobs(chunks, outputs.prompt, output.logits[len(sampled) :]),
+        )
 
 
 def _check(output: StepOutput, batch: Batch) -> None:
     """Refuse an output of another size, before a sequence changes by it."""
     tokens, rows = len(batch.positions), len(batch.logits_indices)
-    if len(output.logits) != rows or (output.stats is not None and output.stats.shape[1] != tokens):
+    found = len(output.logits if output.sampled is None else output.sampled)
+    if found != rows or (output.stats is not None and output.stats.shape[1] != tokens):
         raise EngineError(
-            f"the model returned {len(output.logits)} rows of logits for {rows} outputs"
+            f"the model returned {found} rows of logits for {rows} outputs"
             + ("" if output.stats is None else f", statistics of {output.stats.shape[1]} tokens for {tokens}")
         )
 
@@ -91,12 +208,12 @@ def select_outputs(chunks: Rows[Chunk]) -> Outputs:
     start = 0
     for row, chunk in enumerate(chunks):
         sequence = chunk.sequence
-        if chunk.tokens == sequence.remaining and sequence.request.max_new_tokens:
+        if chunk.samples:
             sampling.append((row, 1 + len(chunk.draft)))
             last += range(start + chunk.tokens - 1, start + chunk.width)
         if sequence.missing_prompt_logprobs:
             # The token at position p tells about the one at p + 1; those before `known` have told.
-            known = len(sequence.prompt.logprobs) - sequence.computed
+            known = sequence.scheduled_prompt_logprobs - chunk.start
             count = min(chunk.tokens - known, sequence.missing_prompt_logprobs)
             if count > 0:
                 prompt.append((row, count))
@@ -106,7 +223,7 @@ def select_outputs(chunks: Rows[Chunk]) -> Outputs:
 
 
 def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect_stats: bool) -> Batch:
-    """The batch of `chunks`.
+    """The batch of `chunks`; a token that is not known yet is 0.
 
     In lists: where every chunk has one token, each function of numpy would cost more than all of them.
     """
@@ -118,10 +235,12 @@ def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect
     slots: list[int] = []
     query_start = [0]
     for chunk, table, row in zip(chunks, tables, block_table, strict=True):
-        start, end = chunk.sequence.computed, chunk.sequence.computed + chunk.width
+        start, end = chunk.start, chunk.start + chunk.width
         row[: len(table)] = table
         held = table[start // size : -(-end // size)].tolist()
         input_ids += chunk.sequence.token_ids[start : start + chunk.tokens]
+        if chunk.unknown:
+            input_ids.append(0)
         input_ids += chunk.draft
         positions += range(start, end)
         slots += [held[position // size - start // size] * size + position % size for position in range(start, end)]
@@ -132,11 +251,23 @@ def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect
         slot_mapping=np.array(slots, np.int32),
         block_table=block_table,
         query_start=np.array(query_start, np.int32),
-        context_lens=np.array([chunk.sequence.computed for chunk in chunks], np.int32),
+        context_lens=np.array([chunk.start for chunk in chunks], np.int32),
         # Runtimes differ in what they do with empty tensors, so there is always one output, used or not.
         logits_indices=outputs.indices if len(outputs.indices) else np.zeros(1, np.int64),
         collect_stats=collect_stats,
     )
+
+
+def unknown_tokens(chunks: Rows[Chunk], rows: dict[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The packed tokens that are not known yet, and for each the row, of `rows` by sequence, that will give it."""
+    positions: list[int] = []
+    start = 0
+    for chunk in chunks:
+        if chunk.unknown:
+            positions.append(start + chunk.tokens - 1)
+        start += chunk.width
+    from_rows = [rows[chunk.sequence.number] for chunk in chunks if chunk.unknown]
+    return np.array(positions, np.int64), np.array(from_rows, np.int64)
 
 
 def accepted_tokens(chunk: Chunk, sampled: list[int]) -> list[int]:

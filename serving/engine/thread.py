@@ -23,7 +23,13 @@ Sink = Callable[[Event], None]
 class StepEngine(Protocol):
     """What the thread runs: `Engine`, or an encoder's. Only the thread uses it."""
 
-    failed_steps: int
+    @property
+    def failed_steps(self) -> int:
+        """How many steps have failed, one after the other."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last call of `step` returned before its step was there, as `interrupt` was called."""
 
     @property
     def has_work(self) -> bool:
@@ -37,6 +43,12 @@ class StepEngine(Protocol):
 
     def step(self) -> list[Event]:
         """Compute one step."""
+
+    def interrupt(self) -> None:
+        """Let a call of `step` that only waits return. Any thread may call this."""
+
+    def close(self) -> None:
+        """Wait until nothing is computed."""
 
     def report(self) -> EngineReport:
         """What happened since the last report."""
@@ -92,6 +104,7 @@ class EngineThread:
     def stop(self) -> None:
         """End after the step that runs now; requests that are left fail."""
         self._commands.put(None)
+        self._engine.interrupt()
         self._thread.join()
 
     @property
@@ -126,15 +139,18 @@ class EngineThread:
 
     def _put(self, command: _Submit | _Ping) -> None:
         self._commands.put(command)
+        self._engine.interrupt()  # a request may join the step that is planned meanwhile
         if self.ended.done():  # nobody reads the queue any more
             self._reject_rest()
 
     def _run(self) -> None:
         try:
             while self._take_commands():
-                self._step_began = time.monotonic()
-                events = self._engine.step() if self._engine.has_work else []
-                self._step_began = None
+                self._step_began = self._step_began or time.monotonic()
+                working = self._engine.has_work
+                events = self._engine.step() if working else []
+                if not (working and self._engine.interrupted):
+                    self._step_began = None
                 # First: who has the last token of a completion finds all of it in the metrics.
                 self._observe(self._engine.report())
                 self._deliver(events)
@@ -200,6 +216,7 @@ class EngineThread:
         self._sinks.clear()
         self.ended.set_result(None)
         self._reject_rest()
+        self._engine.close()
 
     def _reject_rest(self) -> None:
         error = EngineError("the engine has stopped")

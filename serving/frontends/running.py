@@ -1,6 +1,7 @@
 """`run_model`: a model and its engine, without ports. All API frontends use it, here and in `sharp.ray`."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from sharp.serving.tensors.folder import KINDS, load_tensor_folder
 from sharp.serving.text.chat_forms import ChatForms, chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.version import sharp_version
+
+# After which a thread must hand over Python's lock. A GPU waits where the event loop holds it as a step ends.
+SWITCH_SECONDS = 0.0002
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,8 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     service.names = settings.api.names or service.names
     service.fields = UnknownFields(settings.api.unknown_fields)
     service.chat_template = None if template is None else template.source
+    if loaded.device != "cpu":
+        sys.setswitchinterval(SWITCH_SECONDS)
     thread.start()
     try:
         yield RunningModel(model, template, thread, service, info, model_metrics, settings.api, forms)

@@ -117,3 +117,12 @@ def test_the_most_likely_tokens_follow_the_definition(vocab, top, ties, seed):
     assert found[:, 0].tolist() == token_ids
     assert found[:, 1:].tolist() == np.argsort(-logits[rows], axis=1, kind="stable")[:, :top].tolist()
     np.testing.assert_allclose(values, np.take_along_axis(expected, found, 1), atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 70])
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_threads_change_nothing(rows, threads):
+    random = np.random.default_rng(rows)
+    logits = random.normal(0, 3, (rows, 1000)).astype(np.float32)
+    samplings = np.column_stack([random.choice([0, 1.25], rows), np.full((rows, 3), [0, 0.9, 0]), random.random(rows)])
+    assert sample(logits, samplings, threads=threads).tolist() == sample(logits, samplings).tolist()

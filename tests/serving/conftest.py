@@ -256,7 +256,7 @@ def steps(monkeypatch):
 
     def counted(engine):
         events = step(engine)
-        seen.append((len(engine._groups), engine.blocks.free))
+        seen.append((len(engine._requests), engine.blocks.free))
         time.sleep(0.02)  # a step as long as a small model's: a cancellation has time to arrive
         return events
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench import embeddings, engine_step, long_prompt, metrics, normalizers, precision
+from bench import embeddings, engine_step, host_share, long_prompt, metrics, normalizers, precision
 from bench.tables import page
 from sharp.exporter.cli import export
 
@@ -30,6 +30,7 @@ def run(command, *arguments):
     ("script", "arguments"),
     [
         (engine_step, ("--streams", 2, "--steps", 4, "--prefix", 128)),
+        (host_share, ("--streams", 2, "--milliseconds", 1, "--steps", 16, "--rounds", 1)),
         (metrics, ("--streams", 2, "--context", 64, "--steps", 40)),
         (long_prompt, ("--lengths", 256)),
         (precision, ("--text", ROOT / "LICENSE", "--tokens", 256)),

@@ -188,3 +188,20 @@ FAKE cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream
   if (host_memory()) std::memset(reinterpret_cast<void*>(to), value, bytes);
   return CUDA_SUCCESS;
 }
+
+FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  *memory = std::malloc(bytes);
+  events += "page-locked bytes=" + std::to_string(bytes) + " flags=" + std::to_string(flags) + "\n";
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemFreeHost(void* memory) {
+  std::free(memory);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+  events += "read bytes=" + std::to_string(bytes) + "\n";
+  if (host_memory()) std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+  return CUDA_SUCCESS;
+}

@@ -109,9 +109,11 @@ def test_decode_steps_are_replayed_as_one_graph(generate):
     # Every size was captured at start: of 1, 2, 4, ... 64 sequences.
     grids = {values["grid"].split(",")[0] for values in launched(said["started"]) if values.get("most_tokens") == "0"}
     assert {str(2**power) for power in range(7)} <= grids
-    for step in (first, *others):
-        assert not step["driver"] and step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
-    for step in (first, *others):  # a graph of four sequences for three
+    for step in (first, *others):  # a graph of four sequences for three, whose logits come to the host
+        assert step["driver"] == [f"read bytes={3 * VOCAB * 4}"]
+        assert step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
+        statistics = [LAYERS * 4 * HEADS * 4 * 4] if step["stats"] else []
+        assert [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")] == statistics
         assert step["logits"] == [3, VOCAB] and step["stats"] in (None, [LAYERS, 3, HEADS, 4])
 
 
@@ -133,7 +135,9 @@ def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
             used = {values[name] for values in launched(step["driver"]) if name in values}
             assert used == {str(said["addresses"][f"{name}.{layer}"]) for layer in range(LAYERS)}
         assert not [event for event in step["driver"] if event.startswith("copy ")]
-    assert all(not step["driver"] and step["runtime"].count("replay") == 1 for step in (first, *others))
+    for step in (first, *others):
+        assert step["driver"] == [f"read bytes={3 * VOCAB * 4}"]
+        assert step["runtime"].count("replay") == 1
 
 
 def decode_batch(contexts, pages=3, **changes):

@@ -86,6 +86,7 @@ CONFIG = st.builds(
     max_sequences=st.just(8),
     prefill_chunk_tokens=st.integers(1, 32),
     speculative_tokens=st.sampled_from([0, 3, 8]),
+    async_scheduling=st.sampled_from(["off", "on"]),
 )
 
 

@@ -161,13 +161,21 @@ class Outcome:
     steps: int
 
 
-def run(backend: Backend, manifest: Manifest, tokenizer: Tokenizer, load: Load) -> Outcome:
+def config_of(seed: int) -> EngineConfig:
+    """Every other load runs with asynchronous scheduling, half of them without drafts, as these make it wait."""
+    if seed % 2:
+        return replace(CONFIG, async_scheduling="on", speculative_tokens=seed % 4 - 1)
+    return CONFIG
+
+
+def run(model: tuple[Backend, Manifest, Tokenizer], load: Load, config: EngineConfig = CONFIG) -> Outcome:
     """Run a load to its end with the invariants checked after every step.
 
     Raises:
         AssertionError, RuntimeError: an invariant does not hold.
     """
-    engine = Engine(backend, manifest, tokenizer, BLOCKS, CONFIG)
+    backend, manifest, tokenizer = model
+    engine = Engine(backend, manifest, tokenizer, BLOCKS, config)
     outcome = Outcome({}, {}, 0)
     unfinished: dict[str, int] = {}
 
@@ -213,9 +221,9 @@ def check_fault(model: tuple[Backend, Manifest, Tokenizer], name: str, seed: int
         AssertionError, RuntimeError: an invariant does not hold, or a request that was not hit has other tokens.
     """
     fault, load = FAULTS[name], Load.random(seed)
-    right = run(*model, load)
+    right = run(model, load)
     with injected(fault, model[0], call) as calls:
-        found = run(*model, load)
+        found = run(model, load, config_of(seed))
     failed = {request for request, how in found.ended.items() if how == "failed"}
     assert len(failed) <= (CONFIG.max_sequences if fault.most_lost is None else fault.most_lost), failed
     aborted = {request for _, when, request, _ in load.requests if when is not None}

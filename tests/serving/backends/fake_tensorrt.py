@@ -36,8 +36,10 @@ class FakeMachine:
         self.loaded: list[str] = []  # plugin libraries
         self.used: list[int] = []  # profile of every step
         self.memory: dict[int, ctypes.Array] = {}  # by address
+        self.page_locked: dict[int, ctypes.Array] = {}  # memory of the host
         self.addresses: dict[str, set[int]] = {}  # of every tensor in any step
         self.features: list[tuple[str, bool]] = []  # that were requested of the builder
+        self.copied: list[tuple[bool, int]] = []  # to the host: whether into page-locked memory, bytes
         self.refuse = ""  # what fails
         self.profiles: list[dict] = []
         self.devices: list[tuple[int, int]] = []  # thread, GPU that it chose
@@ -70,6 +72,8 @@ class FakeMachine:
         runtime.cudaStreamSynchronize = lambda stream: (Status(0),)
         runtime.cudaMemGetInfo = lambda: (Status(0), 1 << 30, 2 << 30)
         runtime.cudaMalloc = self.allocate
+        runtime.cudaHostAlloc = self.allocate_of_host
+        runtime.cudaFreeHost = lambda address: (Status(0), self.page_locked.pop(address))[:1]
         runtime.cudaMemset = lambda address, value, size: (Status(0), ctypes.memset(address, value, size))[:1]
         runtime.cudaMemcpyAsync = self.copy
         runtime.cudaFree = lambda address: (Status(0), self.memory.pop(address))[:1]
@@ -91,8 +95,16 @@ class FakeMachine:
         self.memory[ctypes.addressof(memory)] = memory
         return Status(0), ctypes.addressof(memory)
 
+    def allocate_of_host(self, size, flags):
+        assert flags == 1
+        memory = (ctypes.c_ubyte * size)()
+        self.page_locked[ctypes.addressof(memory)] = memory
+        return Status(0), ctypes.addressof(memory)
+
     def copy(self, to, source, size, kind, stream):
         assert stream == 55 and kind in (1, 2)
+        if kind == 2:
+            self.copied.append((to in self.page_locked, size))
         device = to if kind == 1 else source
         assert size <= len(self.memory[device])
         ctypes.memmove(to, source, size)

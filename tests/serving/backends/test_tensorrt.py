@@ -187,3 +187,13 @@ def test_the_fake_has_the_interface_of_the_real_package():
         assert hasattr(trt.ICudaEngine, name)
     assert {*DTYPES.values(), *CACHE_DTYPES.values()} <= set(trt.DataType.__members__)
     assert hasattr(trt.PreviewFeature, "ALIASED_PLUGIN_IO_10_03") and hasattr(trt.Runtime, "deserialize_cuda_engine")
+
+
+def test_logits_that_are_sampled_come_to_page_locked_memory_and_no_others(machine, folder):
+    write_engine(folder, machine, block=BLOCK)
+    llm = LLM(folder, backend=BACKEND, engine=ENGINE)
+    machine.copied.clear()
+    llm.generate(PROMPTS[:2], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    assert {size // (257 * 4) for _, size in machine.copied} == {1, 2}
+    assert all(locked for locked, _ in machine.copied)
+    assert len(machine.page_locked) == 1

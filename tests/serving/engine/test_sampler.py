@@ -11,7 +11,7 @@ from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
 from sharp.serving.engine.block_manager import BlockHashes
 from sharp.serving.engine.logprobs import token_logprobs
-from sharp.serving.engine.sampler import SamplingRow, apply, sample
+from sharp.serving.engine.sampler import Sampling, SamplingRow, apply, sample
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.text.stop_condition import StopCondition
 from tests.serving.running_engine import prepared
@@ -30,7 +30,7 @@ def sequence(prompt=(0,), eos=(), **params):
 def shares(**params) -> np.ndarray:
     """How often each token is sampled."""
     places = [SamplingRow(sequence(seed=seed, **params)) for seed in range(DRAWS)]
-    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), places)
+    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), Sampling.of(places))
     return np.bincount(sampled, minlength=5) / DRAWS
 
 
@@ -84,7 +84,7 @@ def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, see
         several = [sequence(eos=(5,), **params[row]) for row in rows]
         sampled = []
         for step in logits:
-            sampled.append(sample(step[rows], [SamplingRow(one) for one in several]).tolist())
+            sampled.append(sample(step[rows], Sampling.of([SamplingRow(one) for one in several])).tolist())
             for one, token in zip(several, sampled[-1], strict=True):
                 one.append(token)
         return sampled
@@ -98,9 +98,11 @@ def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, see
 def test_a_token_behind_draft_tokens_is_sampled_as_if_they_had_been_sampled(params, drafts, seed):
     logits = np.random.default_rng(seed).normal(0, 3, (len(drafts) + 1, 40)).astype(np.float32)
     one, other = sequence(eos=(5,), **params), sequence(eos=(5,), **params)
-    ahead = sample(logits.copy(), [SamplingRow(one, tuple(drafts[:place])) for place in range(len(logits))])
+    ahead = sample(
+        logits.copy(), Sampling.of([SamplingRow(one, tuple(drafts[:place])) for place in range(len(logits))])
+    )
     for row, draft in zip(range(len(logits)), [*drafts, 0], strict=True):
-        assert sample(logits[row : row + 1].copy(), [SamplingRow(other)]).tolist() == [ahead[row]]
+        assert sample(logits[row : row + 1].copy(), Sampling.of([SamplingRow(other)])).tolist() == [ahead[row]]
         other.append(draft)
 
 
@@ -130,7 +132,7 @@ def test_only_tokens_that_the_limits_keep_are_sampled(seed, spread, temperature,
     expected = by_definition(logits, temperature, top_k, top_p, min_p)
     params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     rows = [SamplingRow(sequence(seed=seed + number, **params)) for number in range(64)]
-    sampled = sample(np.tile(logits, (64, 1)), rows)
+    sampled = sample(np.tile(logits, (64, 1)), Sampling.of(rows))
     # At a limit the last bit may decide: the share of what is next to it is all that may differ.
     allowed = expected > 0
     allowed[np.argsort(-logits, kind="stable")[: allowed.sum() + 1]] = True
@@ -152,7 +154,7 @@ def test_penalties_by_their_formulas():
 def test_a_repetition_penalty_beyond_float32_leaves_logits_finite(penalty, best):
     logits = np.array([[2.0, 0.0, 1.0, -np.inf]], np.float32)
     assert sample(
-        logits, [SamplingRow(sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty))]
+        logits, Sampling.of([SamplingRow(sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty))])
     ).tolist() == [best]
 
 
@@ -160,7 +162,7 @@ def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_request
     logits = np.array([[1.0, 2, 3], [3, 2, 1]], np.float32)
     before = logits.copy()
     biased = [sequence(temperature=0, logit_bias={0: 100}, logprobs=0), sequence(temperature=0, logit_bias={2: 100})]
-    assert sample(logits, [SamplingRow(one) for one in biased]).tolist() == [0, 2]
+    assert sample(logits, Sampling.of([SamplingRow(one) for one in biased])).tolist() == [0, 2]
     np.testing.assert_array_equal(logits, before)
 
 
@@ -169,7 +171,7 @@ def test_min_tokens_keeps_the_end_away():
     one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
     tokens = []
     for _ in range(3):
-        tokens.append(int(sample(logits.copy(), [SamplingRow(one)])[0]))
+        tokens.append(int(sample(logits.copy(), Sampling.of([SamplingRow(one)]))[0]))
         one.append(tokens[-1])
     assert tokens == [1, 1, 0]
 
@@ -199,12 +201,14 @@ def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
 
 
 def test_greedy_takes_the_first_of_equals():
-    assert sample(np.array([[1, 3, 3]], np.float32), [SamplingRow(sequence(temperature=0))]).tolist() == [1]
+    assert sample(np.array([[1, 3, 3]], np.float32), Sampling.of([SamplingRow(sequence(temperature=0))])).tolist() == [
+        1
+    ]
 
 
 def test_masked_tokens_are_never_sampled():
     logits = np.tile(np.array([-np.inf, 0, -np.inf], np.float32), (200, 1))
-    assert set(sample(logits, [SamplingRow(sequence(seed=seed)) for seed in range(200)]).tolist()) == {1}
+    assert set(sample(logits, Sampling.of([SamplingRow(sequence(seed=seed)) for seed in range(200)])).tolist()) == {1}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -212,7 +216,7 @@ def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
     logits = np.array([[0, bad], [0, 1]], np.float32)
     for temperature in (0.0, 1e-6):
         places = [SamplingRow(sequence(temperature=temperature)) for _ in range(2)]
-        assert sample(logits, places).tolist() == [NO_TOKEN, 1]
+        assert sample(logits, Sampling.of(places)).tolist() == [NO_TOKEN, 1]
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ from sharp.serving.engine.loading import load_model_folder
 from sharp.serving.engine.thread import EngineThread
 
 
-@pytest.fixture
-def start(counting):
+@pytest.fixture(params=["off", "on"])
+def start(request, counting):
     threads = []
 
     def make(**config):
-        model, _, engine = load_model_folder(
-            counting, BackendConfig(threads=1, kernels=False), EngineConfig(attention_interval=0, **config)
-        )
+        config = {"attention_interval": 0, "async_scheduling": request.param, **config}
+        model, _, engine = load_model_folder(counting, BackendConfig(threads=1, kernels=False), EngineConfig(**config))
         threads.append(EngineThread(engine, lambda report: None))
         return model, engine, threads[-1]
 
@@ -135,7 +134,7 @@ def test_an_engine_that_lost_a_block_ends_instead_of_going_on(start):
 
 
 def test_how_long_a_step_has_taken_is_known_while_it_runs_and_0_between_steps(start, monkeypatch):
-    model, engine, thread = start()
+    model, engine, thread = start(async_scheduling="off")
     step, seen, events = engine.step, [], queue.Queue()
     now = [100.0]
     monkeypatch.setattr("sharp.serving.engine.thread.time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -92,6 +92,7 @@ CHOSEN |= {"metric_aliases": "vllm"}
 CHOSEN |= {
     "unknown_fields": "error",
     "json_whitespace": "flexible",
+    "async_scheduling": "on",
     "tool_parser": "llama3",
     "reasoning_parser": "qwen3",
     "pooling": "cls",
