@@ -349,15 +349,23 @@ def gpu_instructions(result: Row) -> Iterator[str]:
     rows = []
     for kernel in result["rows"]:
         for number, one in enumerate(kernel["passes"]):
-            rows.append({**one, "normalizer": kernel["normalizer"], "ratio": None if number else kernel["ratio"]})
+            named = {"phase": "prefill", "dtype": "bfloat16", "cache_dtype": "bfloat16", **kernel}  # older files
+            types = " / ".join(dict.fromkeys((named["dtype"], named["cache_dtype"])))
+            named |= {"types": types, "keys": kernel["tile"][1], "ratio": None if number else kernel["ratio"]}
+            rows.append(named | one)
     columns = {
+        "phase": field("phase"),
         "normalizer": field("normalizer"),
+        "query / cache": field("types"),
+        "keys of a tile": field("keys"),
         "pass": field("name"),
         "visits": field("visits"),
         "instructions": field("instructions"),
         "spills": field("spills"),
+        "barriers": field("barriers"),
         "matrix products": field("products"),
         "cycles": field("cycles", ","),
+        "of memory": field("memory", ","),
         "estimated x softmax's time": field("ratio", ".2f"),
     }
     yield from table(columns, rows)

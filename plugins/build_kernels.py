@@ -20,9 +20,15 @@ from sharp.plugins.ops.attributes import NORMALIZERS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
-DTYPES = ("float16", "bfloat16", "float32", "float32/float16", "float32/bfloat16", "float32/int8")
-# What the exporter writes: SharpAttention computes in float32 there, an int8 cache makes PagedAttention do so.
-DEFAULT_DTYPES = {"PagedAttention": ("float16", "bfloat16", "float32/int8"), "SharpAttention": ("float32",)}
+DTYPES = (
+    *("float16", "bfloat16", "float32", "float32/float16", "float32/bfloat16"),
+    *("float16/int8", "bfloat16/int8", "float32/int8"),
+)
+# What the exporter writes of half models; SharpAttention computes in float32 there.
+DEFAULT_DTYPES = {
+    "PagedAttention": ("float16", "bfloat16", "float16/int8", "bfloat16/int8"),
+    "SharpAttention": ("float32",),
+}
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
 DEFAULT_FEATURES = FEATURES[:-1]  # models have slopes or a soft cap or neither
 PTX_TILES = 86  # the GPU with the least shared memory
@@ -57,7 +63,7 @@ SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "o
     "dtypes",
     type=click.Choice(DTYPES),
     multiple=True,
-    help="A/B: A with a cache of B.  [default: float16, bfloat16, float32/int8; float32 for SharpAttention]",
+    help="A/B: A with a cache of B.  [default: float16 and bfloat16, also /int8; float32 for SharpAttention]",
 )
 @click.option(
     "--feature", "features", type=click.Choice(FEATURES), multiple=True, default=DEFAULT_FEATURES, help="With these."

@@ -51,6 +51,10 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
     caches = (torch.int8,) if quick else (torch.int8, torch.float16, torch.bfloat16)
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
         cases += [{"normalizer": normalizer, "dtype": torch.float32, "head_dim": 64, "cache_dtype": c} for c in caches]
+        cases += [
+            {"normalizer": normalizer, "dtype": t, "head_dim": 64, "cache_dtype": torch.int8}
+            for t in (torch.bfloat16, torch.float16)
+        ]
     tokens = [{"normalizer": n, "head_dim": d, "sequences": "few"} for d in dims for n in NORMALIZERS]
     tokens += [
         {"normalizer": "entmax", "dtype": torch.float32, "head_dim": 64, "sequences": "few", "cache_dtype": c}

@@ -50,7 +50,7 @@ def make_call(
     device: str = "cuda",
     spread: float = 1.0,
     alibi: bool = False,
-    statistics: bool | None = None,
+    statistics: bool | None = False,
     sinks: bool = False,
     seed: int = 0,
     **attributes: Any,
@@ -68,7 +68,7 @@ def make_call(
         device: where they are.
         spread: standard deviation of the logits; larger ones give entmax a smaller support.
         alibi: whether there are slopes.
-        statistics: what `collect_stats` holds; None leaves it out.
+        statistics: what `collect_stats` holds, which served models have; None leaves it out.
         sinks: whether heads have them.
         seed: of all random numbers.
         attributes: the op's other attributes.

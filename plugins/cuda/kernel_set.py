@@ -7,14 +7,14 @@ from pathlib import Path
 
 from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.triton import tiles, variants
-from sharp.plugins.triton.options import LISTED_KEYS, Options
+from sharp.plugins.triton.options import LISTED_KEYS, MOST_SPLITS, SPLIT_KEYS, Options
 
 BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what SharpAttention's keys are counted in
 POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
 
 # What each kernel's code depends on beside types and sizes. Options that make no difference are not in the name, and
-# have the values of the first call that needs the kernel. Statistics are always compiled in: a flag on the device turns
-# them on.
+# have the values of the first call that needs the kernel. Kernels have loops with statistics and without: a flag on the
+# device says which.
 FIELDS = {
     "write_cache": "",
     "write_int8_cache": "",
@@ -88,9 +88,10 @@ def plan_constants() -> Mapping[str, int]:
     """The numbers that grids and scratch memory follow from, for C++."""
     return {
         "kDecodeWaves": variants.DECODE_WAVES,
-        "kSplitKeys": variants.SPLIT_KEYS,
-        "kMostSplits": variants.MOST_SPLITS,
+        "kSplitKeys": SPLIT_KEYS,
+        "kMostSplits": MOST_SPLITS,
         "kMostTokens": variants.MOST_TOKENS,
+        "kMostRows": variants.MOST_ROWS,
         "kMostParts": variants.MOST_PARTS,
         "kPartKeys": variants.PART_KEYS,
         "kMostPromptRows": tiles.MOST_PROMPT_ROWS,

@@ -44,8 +44,8 @@ def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
     assert isinstance(normalizer, bytes) and isinstance(alpha, float) and isinstance(softcap, float)
     paged = node.op_type == schema.PAGED_ATTENTION.name
     slopes = node.input[place] if len(node.input) > (place := _OPS[node.op_type]) else ""
-    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type.
-    dtype = manifest.dtype if paged and manifest.cache.dtype == manifest.dtype else "float32"
+    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type but int8.
+    dtype = manifest.dtype if paged and manifest.cache.dtype in (manifest.dtype, "int8") else "float32"
     return Options(
         normalizer.decode(),
         dtype,

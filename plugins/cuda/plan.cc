@@ -59,26 +59,26 @@ Plan plan(const Call& call) {
   const int64_t processors = problem.multiprocessors > 0 ? problem.multiprocessors : multiprocessors();
   const int64_t group = problem.q_heads / problem.kv_heads;
   const int64_t rows = tile_of(names.first()).rows;  // decoding's too
-  const int64_t head_tiles = problem.kv_heads * ceil_div(group, rows);
-  const int64_t programs = std::max<int64_t>(1, problem.sequences * head_tiles);
-  const int64_t target = ceil_div(kDecodeWaves * processors, programs);
-  const int64_t longest = ceil_div(problem.max_blocks * problem.block_size, kSplitKeys);
-  const int64_t splits = std::max<int64_t>(1, std::min({target, longest, kMostSplits}));
-
-  const int64_t room = std::max<int64_t>(1, std::min(kMostTokens, rows / group));
+  const int64_t room = std::max<int64_t>(1, std::min(kMostTokens, kMostRows / group));
   const bool by_token = problem.tokens <= problem.sequences;
   const int64_t most_tokens = by_token ? 0 : problem.tokens <= problem.sequences * room ? room : 1;
   const int64_t units = by_token ? problem.tokens : problem.sequences;
-  const Grid by_split{units, head_tiles, splits};
-  const Grid by_row{units * std::max<int64_t>(1, most_tokens), problem.q_heads, 1};
+  const auto row_tiles = [&](int64_t each) { return problem.kv_heads * ceil_div(group * each, rows); };
+  const auto workers_of = [&](int64_t each) { return ceil_div(kDecodeWaves * processors, row_tiles(each)); };
+  const int64_t longest = ceil_div(problem.max_blocks * problem.block_size, kSplitKeys);
+  const int64_t most_splits = std::max<int64_t>(1, std::min(longest, kMostSplits));  // of a unit
+  const auto items_of = [&](int64_t count, int64_t each) {
+    return std::min(workers_of(each) + std::max<int64_t>(0, count - 1), count * most_splits);
+  };
+  const int64_t each = std::max<int64_t>(1, most_tokens), workers = workers_of(each), items = items_of(units, each);
+  const Grid by_item{items, row_tiles(each), 1};
+  const Grid by_row{units * each, problem.q_heads, 1};
   std::vector<Launch> launches;
-  if (call.contiguous)
-    launches.push_back(
-        {names.first(), {std::max<int64_t>(1, ceil_div(call.new_keys, rows)), problem.kv_heads, problem.sequences}});
-  else
-    launches.push_back(
-        {names.first(),
-         {problem.cache_type == SHARP_INT8 ? problem.tokens : ceil_div(problem.tokens, rows), problem.kv_heads, 1}});
+  const int64_t stores = call.contiguous                    ? std::max<int64_t>(1, ceil_div(call.new_keys, rows))
+                         : problem.cache_type == SHARP_INT8 ? problem.tokens
+                                                            : ceil_div(problem.tokens, rows);
+  // One more program makes the plan.
+  launches.push_back({names.first(), {stores + 1, problem.kv_heads, call.contiguous ? problem.sequences : 1}});
   // The most tokens that a sequence may have, which of contiguous calls is known here.
   const int64_t longest_chunk =
       call.contiguous ? problem.tokens / std::max<int64_t>(1, problem.sequences) : problem.tokens;
@@ -87,11 +87,11 @@ Plan plan(const Call& call) {
   const bool decodes = problem.tokens > 0 && !(equally_long && prompts);
   if (decodes) {
     if (solves(problem)) {
-      launches.push_back({names.decode_observe(), by_split});
+      launches.push_back({names.decode_observe(), by_item});
       launches.push_back({names.decode_solve(), by_row});
-      launches.push_back({names.decode_settled(), by_split});
+      launches.push_back({names.decode_settled(), by_item});
     } else {
-      launches.push_back({names.decode_stream(), by_split});
+      launches.push_back({names.decode_stream(), by_item});
     }
     launches.push_back({names.merge(), by_row});
   }
@@ -114,28 +114,37 @@ Plan plan(const Call& call) {
     if (problem.attributes.normalizer == SHARP_ENTMAX) listed = problem.kv_heads * tiles * longest_list;
   }
   const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);
-  const int64_t per_sequence = std::max<int64_t>(1, std::min(longest, kMostSplits));
-  const int64_t overall = room * (ceil_div(kDecodeWaves * processors, head_tiles) + problem.sequences);
-  const int64_t most_split_rows = problem.q_heads * std::min(most_rows * per_sequence, overall);
+  const int64_t most_units = std::min(problem.tokens, problem.sequences);
+  int64_t most_split_rows = 0;  // a smaller call may have fewer tokens of each sequence, and so more programs for each
+  for (int64_t tokens = 1; tokens <= room; ++tokens)
+    most_split_rows = std::max(most_split_rows, problem.q_heads * tokens * items_of(most_units, tokens));
   // Those of parts: of a tile for every multiprocessor, and of the tokens that other sequences have.
   const int64_t all_parts = problem.q_heads * most_parts;
   const int64_t most_part_rows = most_parts > 1 ? std::min(problem.tokens * all_parts,
                                                            processors * kMostPromptRows + problem.sequences * all_parts)
                                                 : 0;
-  return {splits, parts,   most_tokens, most_rows * problem.q_heads, std::max(most_split_rows, most_part_rows),
-          listed, launches};
+  return {units,
+          workers,
+          items,
+          parts,
+          most_tokens,
+          most_rows * problem.q_heads,
+          std::max(most_split_rows, most_part_rows),
+          1 + most_units + items_of(most_units, 1),
+          listed,
+          launches};
 }
 
 int64_t split_rows(const Call& call, const Plan& plan) {
   const SharpPagedAttention& problem = call.problem;
-  const int64_t most = problem.sequences * std::max<int64_t>(1, plan.most_tokens);
   const int64_t of_prompts = plan.parts > 1 ? problem.tokens * problem.q_heads * plan.parts : 0;
-  return std::max(std::min(problem.tokens, most) * problem.q_heads * plan.splits, of_prompts);
+  return std::max(plan.items * std::max<int64_t>(1, plan.most_tokens) * problem.q_heads, of_prompts);
 }
 
 Scratch::Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows) {
   const SharpPagedAttention& problem = call.problem;
   never = buffers.take(1, 1);
+  this->plan = buffers.take(plan.most_planned, sizeof(int32_t));
   sums = buffers.take(split_rows * 8, sizeof(float));
   outputs = buffers.take(split_rows * problem.value_dim, sizeof(float));
   const bool stored = solves(problem);
@@ -219,6 +228,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   set_buffer(arguments, Argument::collect_stats, problem.collect_stats ? problem.collect_stats : scratch.never);
   set_buffer(arguments, Argument::output, problem.output);
   set_buffer(arguments, Argument::stats, problem.stats);
+  set_buffer(arguments, Argument::plan, scratch.plan);
   set_buffer(arguments, Argument::sums, scratch.sums);
   set_buffer(arguments, Argument::outputs, scratch.outputs);
   set_buffer(arguments, Argument::logits, scratch.logits);
@@ -234,7 +244,9 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   arguments.set(Argument::past, call.past);
   arguments.set(Argument::counted, static_cast<int64_t>(call.total_lens != nullptr));
   arguments.set(Argument::stored, static_cast<int64_t>(call.stored));
-  arguments.set(Argument::splits, plan.splits);
+  arguments.set(Argument::units, plan.units);
+  arguments.set(Argument::workers, plan.workers);
+  arguments.set(Argument::items, plan.items);
   arguments.set(Argument::parts, plan.parts);
   arguments.set(Argument::most_tokens, plan.most_tokens);
   arguments.set(Argument::parameters, columns);

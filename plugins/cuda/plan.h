@@ -36,11 +36,14 @@ struct Launch {
 };
 
 struct Plan {
-  int64_t splits;
+  int64_t units;            // what decoding takes together: sequences, or tokens where most_tokens is 0
+  int64_t workers;          // programs that their keys are split over, for each tile of heads
+  int64_t items;            // most splits of the keys of all units
   int64_t parts;            // of the keys of a prompt's tiles
   int64_t most_tokens;      // of a sequence that decoding takes; 0: it takes tokens, of whatever sequence
   int64_t most_rows;        // of scratch memory, of this call and of any smaller one
-  int64_t most_split_rows;  // the same times splits or parts
+  int64_t most_split_rows;  // the rows of all items, or the same times parts; also of any smaller call
+  int64_t most_planned;     // numbers of the plan of a decode step; also of any smaller call
   int64_t listed;           // numbers of tiles that entmax keeps
   std::vector<Launch> launches;
 };
@@ -48,7 +51,7 @@ struct Plan {
 // Throws Error.
 Plan plan(const Call& call);
 
-// The rows times splits, or times parts, of this very call.
+// The rows of all items, or all rows times parts, of this very call.
 int64_t split_rows(const Call& call, const Plan& plan);
 
 // Buffers one behind the other; `base` may be null to learn the size.
@@ -72,7 +75,7 @@ struct Scratch {
   Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows);
 
   void* never;  // one byte: collect_stats where there is none
-  void *sums, *outputs, *logits, *solution, *tiles;
+  void *plan, *sums, *outputs, *logits, *solution, *tiles;
 };
 
 // Throws Error with `what` unless `holds`.

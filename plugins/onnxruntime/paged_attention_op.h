@@ -9,9 +9,9 @@
 namespace sharp::ort {
 
 // Types of the op, on every provider.
-constexpr std::initializer_list<ElementTypes> kPagedTypes = {{kFloat32, kFloat32},  {kFloat32, kFloat16},
-                                                             {kFloat32, kBfloat16}, {kFloat32, kInt8},
-                                                             {kFloat16, kFloat16},  {kBfloat16, kBfloat16}};
+constexpr std::initializer_list<ElementTypes> kPagedTypes = {
+    {kFloat32, kFloat32}, {kFloat32, kFloat16}, {kFloat32, kBfloat16},  {kFloat32, kInt8},
+    {kFloat16, kFloat16}, {kFloat16, kInt8},    {kBfloat16, kBfloat16}, {kBfloat16, kInt8}};
 
 template <typename Op, typename Kernel>
 struct PagedAttentionSchema : CustomOp<Op, Kernel> {

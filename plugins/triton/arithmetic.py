@@ -40,3 +40,23 @@ def reciprocal(x):
     else:
         result = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     return result
+
+
+@triton.jit
+def in_bfloat16(numbers, PARTS: tl.constexpr):
+    """Float32 numbers as a sum of one to three of bfloat16, each the rounding of what those before it left."""
+    first = numbers.to(tl.bfloat16)
+    if PARTS == 1:
+        return (first,)
+    rest = left_over(numbers, first)
+    second = rest.to(tl.bfloat16)
+    if PARTS == 2:
+        return first, second
+    return first, second, left_over(rest, second).to(tl.bfloat16)
+
+
+@triton.jit
+def left_over(numbers, part):
+    """What a part leaves of float32 numbers; of an infinite one nothing, and not NaN."""
+    rest = numbers - part.to(tl.float32)
+    return tl.where(rest == rest, rest, 0.0)

@@ -1,9 +1,14 @@
-"""The first kernel of a step: new keys and values into their slots, and zeros where no other kernel writes."""
+"""The first kernel of a step: new keys and values into slots, zeros where no other kernel writes, and the plan."""
 
 import triton
 import triton.language as tl
 
-INTEGERS = ("tokens", "sequences", "q_heads", "kv_heads", "slots")
+from sharp.plugins.triton.plan import make_plan
+
+INTEGERS = (
+    *("tokens", "sequences", "q_heads", "kv_heads", "slots", "max_blocks", "most_tokens", "units", "workers", "items"),
+    *("window", "causal"),
+)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -14,21 +19,35 @@ def write_cache(
     value_cache,
     slot_mapping,
     query_start,
+    context_lens,
     output,
     stats,
+    plan,
     tokens,
     sequences,
     q_heads,
     kv_heads,
     slots,
+    max_blocks,
+    most_tokens,
+    units,
+    workers,
+    items,
+    window,
+    causal,
     OPTIONS: tl.constexpr,
 ):
-    """Tiles of `OPTIONS.rows` tokens and one KV head. Grid: token tiles, KV heads.
+    """Tiles of `OPTIONS.rows` tokens and one KV head. Grid: token tiles and one program for the plan, KV heads.
 
     A slot of -1 is not stored, nor is one behind the `slots` of the cache: the host cannot see them. The output of
     tokens behind the last sequence's becomes 0, and so do all statistics.
     """
     kv_head = tl.program_id(1)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        if kv_head == 0:
+            lengths = (query_start, context_lens)
+            make_plan(plan, units, workers, items, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS)
+        return
     token = tl.program_id(0) * OPTIONS.rows + tl.arange(0, OPTIONS.rows)
     exists = token < tokens
     slot = tl.load(slot_mapping + token, mask=exists, other=-1)
@@ -147,20 +166,36 @@ def write_int8_cache(
     value_scale,
     slot_mapping,
     query_start,
+    context_lens,
     output,
     stats,
+    plan,
     tokens,
     sequences,
     q_heads,
     kv_heads,
     slots,
+    max_blocks,
+    most_tokens,
+    units,
+    workers,
+    items,
+    window,
+    causal,
     OPTIONS: tl.constexpr,
 ):
-    """`write_cache` for integers. Grid: tokens, KV heads; the first token of a block stores all that go to it.
+    """`write_cache` for integers. Grid: tokens and one program for the plan, KV heads.
+
+    The first token of a block stores all that go to it.
 
     Tokens of one block must be less than a block apart, as they are when slots follow positions.
     """
     token, kv_head = tl.program_id(0), tl.program_id(1)
+    if token == tl.num_programs(0) - 1:
+        if kv_head == 0:
+            lengths = (query_start, context_lens)
+            make_plan(plan, units, workers, items, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS)
+        return
     own = token + tl.arange(0, 1)
     clear(own, own >= 0, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
     slot = tl.load(slot_mapping + token)

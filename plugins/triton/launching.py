@@ -24,15 +24,18 @@ from sharp.plugins.triton.variants import (
     MOST_COEFFICIENTS,
     Kernel,
     Shapes,
+    items,
     kernels,
     most_tokens,
     prompt_options,
     prompt_parts,
     scratch,
-    splits,
+    units,
+    workers,
 )
 
 MOST_ALPHA = 4.0  # of entmax: weights next to the threshold are roots of order alpha - 1 of differences in float32
+INTEGERS = ("plan", "tiles")  # scratch memory of these
 
 INTERPRETED = (90, 4)  # capability and multiprocessors that Triton's interpreter, which has no device, stands for
 
@@ -73,8 +76,8 @@ class Attributes:
         for name, kind, known in (("query", dtype, DTYPES), ("key_cache", cache_dtype, CACHE_DTYPES)):
             if kind not in known:
                 raise InputError(f"{name} is {kind}; the Triton kernels take {', '.join(known)}")
-        if cache_dtype != dtype != "float32":
-            raise InputError(f"query is {dtype} and the cache {cache_dtype}; a cache of another type needs float32")
+        if cache_dtype not in (dtype, "int8") and dtype != "float32":
+            raise InputError(f"query is {dtype} and the cache {cache_dtype}; it must be of that type, or int8")
         if block_size < 16 or block_size & (block_size - 1):
             raise InputError(f"the block size is {block_size}; the Triton kernels need a power of two of at least 16")
         if not 0 < self.scale < float("inf"):
@@ -146,10 +149,12 @@ def run_kernels(options: Options, shapes: Shapes, device: torch.device, given: d
         "q_heads": shapes.q_heads,
         "kv_heads": shapes.kv_heads,
         "most_tokens": most_tokens(shapes),
-        "splits": splits(options, shapes),
+        "units": units(shapes),
+        "workers": workers(options, shapes),
+        "items": items(options, shapes),
         "parts": prompt_parts(prompt, shapes),
         **{
-            name: torch.empty(size, dtype=torch.int32 if name == "tiles" else torch.float32, device=device)
+            name: torch.empty(size, dtype=torch.int32 if name in INTEGERS else torch.float32, device=device)
             for name, size in buffers.items()
         },
     }

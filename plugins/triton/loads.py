@@ -6,16 +6,45 @@ The tuples `row` and `cache` are those of `walk.py`. MAPPED: every key of the ti
 import triton
 import triton.language as tl
 
+from sharp.plugins.triton.arithmetic import INTERPRETED, in_bfloat16
+
+# Four integers of 8 bits, by their bytes. In bfloat16, whose 128 has zeros in its last seven bits: 128 with the lower
+# seven bits of an integer, less 128 or, with the sign before them, 256. In float16: 1024 + 128 with the integer added,
+# less that. They are not pure, or Triton would convert behind what distributes operands to threads, byte by byte, which
+# takes half as many instructions again.
+BFLOAT16 = tl.constexpr("""{
+.reg .b32 low, high, bits, sign, one;
+mov.b32 one, 0xBF80BF80;
+prmt.b32 low, $2, 0, 0x4140;
+prmt.b32 high, $2, 0, 0x4342;
+lop3.b32 bits, low, 0x007F007F, 0x43004300, 0xEA;
+lop3.b32 sign, low, 0x00800080, 0x43004300, 0xEA;
+fma.rn.bf16x2 $0, sign, one, bits;
+lop3.b32 bits, high, 0x007F007F, 0x43004300, 0xEA;
+lop3.b32 sign, high, 0x00800080, 0x43004300, 0xEA;
+fma.rn.bf16x2 $1, sign, one, bits;
+}""")
+FLOAT16 = tl.constexpr("""{
+.reg .b32 shifted, magic, low, high;
+mov.b32 magic, 0x64806480;
+xor.b32 shifted, $2, 0x80808080;
+prmt.b32 low, shifted, 0x64646464, 0x4140;
+prmt.b32 high, shifted, 0x64646464, 0x4342;
+sub.f16x2 $0, low, magic;
+sub.f16x2 $1, high, magic;
+}""")
+
 
 @triton.jit
 def load_query(query, rows, exists, OPTIONS: tl.constexpr):
-    """Query rows [rows, head_width], by their number (int64); zeros where a row does not exist."""
+    """Query rows [rows, head_width], by their number (int64), as a tuple of parts; zeros where a row does not exist."""
     channels = tl.arange(0, OPTIONS.head_width)
     offsets = rows * OPTIONS.head_dim
     inside = exists[:, None]
     if OPTIONS.head_width != OPTIONS.head_dim:
         inside = inside & (channels < OPTIONS.head_dim)[None, :]
-    return tl.load(query + offsets[:, None] + channels[None, :], mask=inside, other=0.0)
+    loaded = tl.load(query + offsets[:, None] + channels[None, :], mask=inside, other=0.0)
+    return in_bfloat16(loaded, OPTIONS.query_parts) if OPTIONS.query_parts > 1 else (loaded,)
 
 
 @triton.jit
@@ -163,7 +192,10 @@ def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
 
 @triton.jit
 def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Keys [head_width, keys]: a block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim]."""
+    """Keys [head_width, keys], and of an int8 cache their scales [keys].
+
+    A block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim].
+    """
     key_cache, _, key_scale, _, table, _, _, kv_head, kv_heads, _ = cache
     channels = tl.arange(0, OPTIONS.head_width)
     index = tl.arange(0, OPTIONS.keys)
@@ -177,15 +209,16 @@ def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
         panel = (page.to(tl.int64) * kv_heads + kv_head) * (OPTIONS.head_dim * OPTIONS.block_size)
         offsets = panel + (start + index) % OPTIONS.block_size
         pointers = key_cache + offsets[None, :] + channels[:, None] * OPTIONS.block_size
-    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
-    if OPTIONS.quantized:
-        loaded = loaded * block_scale(key_scale, page, cache, MAPPED)[None, :]
-    return loaded
+    scales = block_scale(key_scale, page, cache, MAPPED) if OPTIONS.quantized else 1.0
+    return converted(tl.load(pointers, mask=inside, other=0), OPTIONS.key_element), scales
 
 
 @triton.jit
 def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Values [keys, value_width] of the keys that are `used`; what no row sees is not read, as it may be NaN."""
+    """Values [keys, value_width] of the keys that are `used`, and of an int8 cache their scales [keys].
+
+    What no row sees is not read, as it may be NaN.
+    """
     _, value_cache, _, value_scale, table, _, _, kv_head, kv_heads, _ = cache
     channels = tl.arange(0, OPTIONS.value_width)
     index = tl.arange(0, OPTIONS.keys)
@@ -199,11 +232,25 @@ def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.cons
         panel = (page.to(tl.int64) * kv_heads + kv_head) * OPTIONS.block_size
         offsets = (panel + (start + index) % OPTIONS.block_size) * OPTIONS.value_dim
         pointers = value_cache + offsets[:, None] + channels[None, :]
-    loaded = tl.load(pointers, mask=inside, other=0.0).to(OPTIONS.element)
+    scales = 1.0
     if OPTIONS.quantized:
-        factor = block_scale(value_scale, page, cache, MAPPED)
-        loaded = loaded * (factor if MAPPED else tl.where(used, factor, 0.0))[:, None]
-    return loaded
+        scales = block_scale(value_scale, page, cache, MAPPED)
+        scales = scales if MAPPED else tl.where(used, scales, 0.0)
+    return converted(tl.load(pointers, mask=inside, other=0), OPTIONS.value_element), scales
+
+
+@triton.jit
+def converted(numbers, ELEMENT: tl.constexpr):
+    """Numbers of a cache as operands of matrix products; integers of 8 bits are exact in all of them."""
+    if numbers.dtype != tl.int8:
+        result = numbers.to(ELEMENT)
+    elif INTERPRETED:  # which would take the integer for a bfloat16's bits
+        result = numbers.to(tl.float32).to(ELEMENT)
+    elif tl.bfloat16 == ELEMENT:
+        result = tl.inline_asm_elementwise(BFLOAT16, "=r,=r,r", [numbers], tl.bfloat16, is_pure=False, pack=4)
+    else:
+        result = tl.inline_asm_elementwise(FLOAT16, "=r,=r,r", [numbers], tl.float16, is_pure=False, pack=4)
+    return result
 
 
 @triton.jit

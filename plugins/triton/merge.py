@@ -3,13 +3,14 @@
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.decode import merged_sums
 from sharp.plugins.triton.loads import row_numbers, sink_of
 from sharp.plugins.triton.normalizers import divided, row_statistics, sink_weight
-from sharp.plugins.triton.rows import is_prompts_token, scratch_row, split_bounds, unit_of
+from sharp.plugins.triton.plan import splits_of
+from sharp.plugins.triton.rows import is_prompts_token, scratch_row, split_row, unit_of
+from sharp.plugins.triton.solve import merged_sums
 
 PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts", "parameters")
-INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "splits", "parameters", "window", "causal")
+INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "parameters", "window", "causal")
 
 
 @triton.jit
@@ -39,19 +40,21 @@ def merge_row(
     stats,
     row,
     own,
-    parts,
+    first,
+    stride,
     active,
     parameters,
     OPTIONS: tl.constexpr,
     MOST_PARTS: tl.constexpr,
 ):
-    """Put the `active` of a row's `parts` together: `row` in scratch memory, `own` among outputs and statistics.
+    """Put the `active` parts of a row together: `own` among outputs and statistics, `row` among solutions.
 
-    The sink joins them here, once for all parts. Programs are numbered by the query head along axis 1.
+    Its parts lie from `first` on in scratch memory, `stride` apart. The sink joins them here, once for all. Programs
+    are numbered by the query head along axis 1.
     """
     part = tl.arange(0, MOST_PARTS)
     used = part < active
-    place = sums + (row * parts + part) * 8
+    place = sums + (first + part * stride) * 8
     peaks = tl.load(place, mask=used, other=-float("inf"))
     totals = tl.load(place + 1, mask=used, other=0.0)
     weighted_logs = tl.load(place + 2, mask=used, other=0.0)
@@ -69,8 +72,9 @@ def merge_row(
     merged = tl.full([OPTIONS.value_width], 0, tl.float32)
     for start in tl.range(0, active, 16):
         some = start + tl.arange(0, 16)
-        factor = tl.exp2(tl.load(sums + (row * parts + some) * 8, mask=some < active, other=-float("inf")) - shift)
-        shares = outputs + (row * parts + some)[:, None] * OPTIONS.value_dim + channels[None, :]
+        at = first + some * stride
+        factor = tl.exp2(tl.load(sums + at * 8, mask=some < active, other=-float("inf")) - shift)
+        shares = outputs + at[:, None] * OPTIONS.value_dim + channels[None, :]
         merged += tl.sum(factor[:, None] * tl.load(shares, mask=(some < active)[:, None] & inside, other=0.0), 0)
     none = tl.full([1], 0, tl.float32)
     result = divided(merged[None, :], total + opposed + of_sink + none, visible + none, OPTIONS)
@@ -129,7 +133,8 @@ def merge_prompts(
         stats,
         row,
         row,
-        parts,
+        row * parts,
+        1,
         parts,
         parameters,
         OPTIONS,
@@ -143,6 +148,7 @@ def merge(
     query_start,
     context_lens,
     head_params,
+    plan,
     sums,
     outputs,
     solution,
@@ -153,7 +159,6 @@ def merge(
     q_heads,
     max_blocks,
     most_tokens,
-    splits,
     parameters,
     window,
     causal,
@@ -161,14 +166,13 @@ def merge(
     OPTIONS: tl.constexpr,
 ):
     """Grid: units * their most tokens, query heads. `sums`, `outputs` and `solution` are `decode.py`'s."""
-    unit = unit_of(query_start, sequences, most_tokens, tl.program_id(0) // tl.maximum(most_tokens, 1))
+    index = tl.program_id(0) // tl.maximum(most_tokens, 1)
+    unit = unit_of(query_start, sequences, most_tokens, index)
     token = tl.program_id(0) % tl.maximum(most_tokens, 1)
     _, first, count, _, _ = unit
     if token >= count:
         return
-    _, _, _, _, _, active = split_bounds(
-        context_lens, block_table, unit, max_blocks, window, causal, 0, splits, OPTIONS
-    )
+    item, active, _, _ = splits_of(plan, index, unit, context_lens, block_table, max_blocks, window, causal, OPTIONS)
     row = scratch_row(unit, token, most_tokens, q_heads, tl.program_id(1))
     own = row_numbers(first, count, token, tl.program_id(1), q_heads, OPTIONS)
     merge_row(
@@ -181,7 +185,8 @@ def merge(
         stats,
         row,
         own,
-        splits,
+        split_row(item, token, most_tokens, q_heads, tl.program_id(1)),
+        split_row(1, 0, most_tokens, q_heads, 0),
         active,
         parameters,
         OPTIONS,

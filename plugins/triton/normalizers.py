@@ -20,7 +20,7 @@ statistics only. A masked key has the logit -infinity, which every normalizer gi
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.arithmetic import finite_or_zero, log2, log2_above_one
+from sharp.plugins.triton.arithmetic import finite_or_zero, in_bfloat16, log2, log2_above_one
 from sharp.plugins.triton.entmax import entmax_excess, entmax_power
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -81,9 +81,14 @@ def sum_of_logs(weights, logs, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def add_values(output, weights, values, OPTIONS: tl.constexpr):
-    """Returns output [rows, value_width] + weights [rows, keys] @ values [keys, value_width]."""
-    if OPTIONS.dtype == "float32":
+def add_values(output, weights, values, scales, OPTIONS: tl.constexpr):
+    """Returns output [rows, value_width] + weights [rows, keys] @ values [keys, value_width], times their `scales`."""
+    if OPTIONS.quantized:
+        PARTS: tl.constexpr = OPTIONS.weight_parts
+        parts = in_bfloat16(weights * scales[None, :], PARTS)
+        for part in tl.static_range(0, PARTS):
+            output = tl.dot(parts[part], values, output)
+    elif OPTIONS.dtype == "float32":
         output = tl.dot(weights, values, output, input_precision=OPTIONS.precision)
     elif OPTIONS.wide_weights:
         output = tl.dot(weights, values.to(tl.float32), output, input_precision="tf32")

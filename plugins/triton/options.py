@@ -9,6 +9,8 @@ import triton.language as tl
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
 
 LISTED_KEYS = 64
+SPLIT_KEYS = 256  # fewest keys of a split of decoding, but for the only one of a unit
+MOST_SPLITS = 128  # of a unit
 LOG2_E = 1.4426950408889634
 _CODE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
@@ -27,7 +29,7 @@ class Options:
 
     normalizer: str
     dtype: str  # of query, key, value and output: float16, bfloat16, float32
-    cache_dtype: str  # that of the query; float16, bfloat16 or int8 with float32
+    cache_dtype: str  # that of the query, or int8; float16 or bfloat16 with float32
     head_dim: int
     value_dim: int
     block_size: int
@@ -43,21 +45,36 @@ class Options:
 
     @property
     def quantized(self) -> bool:
-        """The cache holds integers, and a scale for every block and head beside it."""
+        """The cache holds integers, and a scale for every block and head beside it.
+
+        Integers of 8 bits are exact in bfloat16; what they are multiplied by becomes a sum of such numbers.
+        """
         return self.cache_dtype == "int8"
 
     @property
-    def element(self) -> tl.dtype:
-        """The type of the operands of matrix products; a cache of another type is converted to it."""
-        return getattr(tl, self.dtype)
+    def key_element(self) -> tl.dtype:
+        """The type in which queries and keys are multiplied; float16 has all integers of 8 bits, too."""
+        return tl.bfloat16 if self.quantized and self.dtype == "float32" else getattr(tl, self.dtype)
+
+    @property
+    def value_element(self) -> tl.dtype:
+        """The type in which weights and values are multiplied: with its scale a weight may be too small for float16."""
+        return tl.bfloat16 if self.quantized else getattr(tl, self.dtype)
+
+    @property
+    def query_parts(self) -> int:
+        """Numbers of `key_element` that a query is the sum of: three have the 24 bits of a float32."""
+        return 3 if self.quantized and self.dtype == "float32" else 1
+
+    @property
+    def weight_parts(self) -> int:
+        """Numbers of `value_element` that a weight is the sum of: two have 16 bits, where a float16 has 11."""
+        return 2 if self.quantized and self.dtype != "bfloat16" else 1
 
     @property
     def precision(self) -> str:
-        """Of float32's matrix products: as they are, or by three of tf32, whose error is about that of float32.
-
-        Numbers of 16 or 8 bits that are widened first would take more registers than there are.
-        """
-        return "tf32x3" if self.dtype == "float32" else "ieee"
+        """Of float32's matrix products: as they are, or by three of tf32, whose error is about that of float32."""
+        return "tf32x3" if self.dtype == "float32" and not self.quantized else "ieee"
 
     @property
     def head_width(self) -> int:
@@ -135,12 +152,12 @@ class Options:
     @property
     def rarely_shifted(self) -> bool:
         """Weights seldom leave the range of their type: ssa's, but for float16, are powers of logits."""
-        return self.normalizer == "ssa" and self.dtype != "float16"
+        return self.normalizer == "ssa" and self.value_element != tl.float16
 
     @property
     def wide_weights(self) -> bool:
         """Weights may leave float16's range, so their product with the values is computed in tf32."""
-        return self.dtype == "float16" and self.normalizer in ("relu", "relu2")
+        return self.value_element == tl.float16 and self.normalizer in ("relu", "relu2")
 
 
 def _power_of_two(number: int) -> int:

@@ -16,7 +16,7 @@ together.
 import triton
 import triton.language as tl
 
-from sharp.plugins.triton.decode import MOST_STEPS, store_output, store_sums
+from sharp.plugins.triton.decode import collects, store_output, store_sums
 from sharp.plugins.triton.entmax import (
     entmax_bracket,
     entmax_missed,
@@ -47,6 +47,7 @@ from sharp.plugins.triton.normalizers import (
     within_range,
 )
 from sharp.plugins.triton.rows import row_bounds, rows_of_part
+from sharp.plugins.triton.solve import MOST_STEPS
 from sharp.plugins.triton.walk import aim, walk
 
 INTEGERS = (
@@ -190,7 +191,7 @@ def store_found(
     else:
         _, _, sums, outputs = tensors
         index = rows * parts + tl.program_id(2)
-        store_sums(sums, index, exists, state, scale, OPTIONS, True, True)
+        store_sums(sums, index, exists, state, scale, OPTIONS, True, True, STATISTICS)
         store_output(outputs, index, exists, state[7], OPTIONS)
 
 
@@ -291,11 +292,7 @@ def prefill(
     tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
     tensors = (output, stats, sums, outputs)
-    collect = False
-    if OPTIONS.statistics:
-        collect = tl.load(collect_stats).to(tl.int32) != 0
-    # Two loops, and not one that looks at the flag: statistics that are off cost nothing.
-    if collect:
+    if collects(collect_stats, OPTIONS):
         if OPTIONS.statistics:
             state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, True)
             store_found(tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS, True)

@@ -3,7 +3,12 @@
 import triton
 import triton.language as tl
 
-INTEGERS = ("tokens", "sequences", "kv_heads", "slots", "new_keys", "past", "counted", "stored")
+from sharp.plugins.triton.plan import make_plan, present_lengths
+
+INTEGERS = (
+    *("tokens", "sequences", "kv_heads", "slots", "new_keys", "past", "counted", "stored"),
+    *("max_blocks", "most_tokens", "units", "workers", "items", "window", "causal"),
+)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -17,6 +22,7 @@ def write_present(
     query_start,
     context_lens,
     block_table,
+    plan,
     tokens,
     sequences,
     kv_heads,
@@ -25,21 +31,30 @@ def write_present(
     past,
     counted,
     stored,
+    max_blocks,
+    most_tokens,
+    units,
+    workers,
+    items,
+    window,
+    causal,
     OPTIONS: tl.constexpr,
 ):
-    """Tiles of `OPTIONS.rows` new keys. Grid: their tiles, KV heads, sequences.
+    """Tiles of `OPTIONS.rows` new keys. Grid: their tiles and one program for the plan, KV heads, sequences.
 
     `past` is the number of keys before this call, or negative where `past_lens` has it; then new keys that do not count
     or find no slot are not stored. `total_lens` is read where `counted` is not 0. Without `stored` the new keys are
     all there are, and lie where they are. What the other kernels read of sequences is written here.
     """
     kv_head, sequence = tl.program_id(1), tl.program_id(2)
-    first = tl.load(past_lens + sequence, mask=past < 0, other=past)
-    total = first + new_keys
-    total = tl.minimum(total, tl.load(total_lens + sequence, mask=counted != 0, other=total))
-    total = tl.maximum(tl.minimum(total, slots), 0)
+    queries = tokens // sequences
+    lengths = (past_lens, total_lens, queries, new_keys, past, counted, slots)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        if (kv_head == 0) & (sequence == 0):
+            make_plan(plan, units, workers, items, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS)
+        return
+    first, total = present_lengths(sequence, lengths)
     if (tl.program_id(0) == 0) & (kv_head == 0):
-        queries = tokens // sequences
         tl.store(query_start, 0, mask=sequence == 0)
         tl.store(query_start + sequence + 1, (sequence + 1) * queries)
         tl.store(context_lens + sequence, first)

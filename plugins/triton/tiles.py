@@ -40,6 +40,9 @@ def prefill_tile(options: Options, capability: int) -> Tile:
         rows, keys = (64, 32) if capability == 90 else (32, 16)
         return Tile(rows, keys, warps=4, stages=_stages(options, 1))
     stages = _stages(options, 2)
+    if options.query_parts > 1:  # each of the parts lies in shared memory
+        size = 64 if width <= (128 if capability in LARGE_SHARED_MEMORY else 64) else 32 if width <= 128 else 16
+        return Tile(size, size, warps=4, stages=stages)
     if capability in LARGE_SHARED_MEMORY:
         if width > 128:
             return Tile(MOST_PROMPT_ROWS, 32, warps=8, stages=stages)
@@ -56,4 +59,4 @@ def _width(options: Options) -> int:
 
 
 def _bytes(options: Options) -> int:
-    return 4 if "float32" in (options.dtype, options.cache_dtype) else 2
+    return 4 if options.precision == "tf32x3" else 2

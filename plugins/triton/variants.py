@@ -8,7 +8,7 @@ Arguments have the same name in every kernel: those of the op's inputs, outputs 
 buffers, and
     parameters  the width P of head_params
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
-    most_tokens the function of that name
+    most_tokens, units, workers, items  the functions of these names
     slots       blocks * block_size, the slots of the caches
 An optional input that is absent is a null pointer; `Options` says so, `parameters` of head_params, and no kernel reads
 it. `stats` is always written.
@@ -32,16 +32,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sharp.plugins.triton.cache_write import write_cache, write_int8_cache
-from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_solve, decode_stream
+from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_stream
 from sharp.plugins.triton.merge import merge, merge_prompts
-from sharp.plugins.triton.options import Options
+from sharp.plugins.triton.options import MOST_SPLITS, SPLIT_KEYS, Options
 from sharp.plugins.triton.prefill import prefill
 from sharp.plugins.triton.present import write_present
-from sharp.plugins.triton.tiles import DECODE_ROWS, Tile, decode_tile, prefill_tile
+from sharp.plugins.triton.solve import decode_solve
+from sharp.plugins.triton.tiles import Tile, decode_tile, prefill_tile
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 CACHE_DTYPES = DTYPES | {"int8": "i8"}
-MOST_SPLITS = 128
 MOST_COEFFICIENTS = 8
 FUNCTIONS = (
     decode_observe,
@@ -56,8 +56,8 @@ FUNCTIONS = (
     write_present,
 )
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
+MOST_ROWS = 64  # of a sequence and a KV head that is decoded; tiles of so many and more are prefill's
 MOST_TOKENS = 4  # of a sequence that is decoded; scratch memory grows with them
-SPLIT_KEYS = 256  # fewest keys of a split, as far as the longest context that the block table has room for tells
 MOST_PARTS = 16  # of the keys of a prompt's tile
 PART_KEYS = 4096  # fewest keys of a part, as far as the block table's room tells
 
@@ -106,13 +106,13 @@ class Kernel:
         return tuple(name for name, kind in self.signature.items() if kind.startswith("*"))
 
 
-def head_blocks(options: Options, shapes: Shapes) -> int:
-    """Decode tiles that the query heads of one KV head fill."""
-    return _ceil(shapes.group, options.rows)
+def row_blocks(options: Options, shapes: Shapes) -> int:
+    """Decode tiles that a unit's rows of one KV head fill: its tokens times the query heads of the group."""
+    return _ceil(shapes.group * max(1, most_tokens(shapes)), options.rows)
 
 
 def most_tokens(shapes: Shapes) -> int:
-    """Most tokens of a sequence that decoding takes: as many as its tile has rows for, up to `MOST_TOKENS`.
+    """Most tokens of a sequence that decoding takes: as many as `MOST_ROWS` has room for, up to `MOST_TOKENS`.
 
     One where some sequence must have too many for decoding: then prefill takes the others of several tokens too, and
     scratch memory stays small. 0 where there are no more tokens than sequences, nearly always one each: then decoding
@@ -120,7 +120,7 @@ def most_tokens(shapes: Shapes) -> int:
     """
     if shapes.tokens <= shapes.sequences:
         return 0
-    room = max(1, min(MOST_TOKENS, DECODE_ROWS // shapes.group))
+    room = max(1, min(MOST_TOKENS, MOST_ROWS // shapes.group))
     return room if shapes.tokens <= shapes.sequences * room else 1
 
 
@@ -129,11 +129,15 @@ def units(shapes: Shapes) -> int:
     return shapes.sequences if most_tokens(shapes) else shapes.tokens
 
 
-def splits(options: Options, shapes: Shapes) -> int:
-    """Parts that decoding splits every sequence's keys into."""
-    programs = max(1, shapes.sequences * shapes.kv_heads * head_blocks(options, shapes))
-    target = _ceil(DECODE_WAVES * shapes.multiprocessors, programs)
-    return max(1, min(target, _ceil(shapes.max_blocks * options.block_size, SPLIT_KEYS), MOST_SPLITS))
+def workers(options: Options, shapes: Shapes) -> int:
+    """Programs for each tile of rows that decoding aims at; the keys of all sequences are split over them."""
+    return _ceil(DECODE_WAVES * shapes.multiprocessors, shapes.kv_heads * row_blocks(options, shapes))
+
+
+def items(options: Options, shapes: Shapes) -> int:
+    """Most splits of the keys of all units: as many as workers, as many units, and no more than their room has."""
+    longest = max(1, min(_ceil(shapes.max_blocks * options.block_size, SPLIT_KEYS), MOST_SPLITS))
+    return min(workers(options, shapes) + max(0, units(shapes) - 1), units(shapes) * longest)
 
 
 def prompts_needed(options: Options, shapes: Shapes) -> bool:
@@ -157,16 +161,20 @@ def prompt_parts(prompt: Options, shapes: Shapes) -> int:
 
 
 def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]:
-    """Number of float32, in `tiles` of int32, in each scratch buffer; `decode.py` and `prefill.py` say what they hold.
+    """Number of float32, in `plan` and `tiles` of int32, in each scratch buffer; the kernels say what they hold.
 
     `prompt` are the options of the kernel `prefill`, with the size of its tiles.
     """
     tokens = min(shapes.tokens, units(shapes) * max(1, most_tokens(shapes)))
     rows, keys = tokens * shapes.q_heads, shapes.max_blocks * options.block_size
-    parts = rows * splits(options, shapes)
+    parts = items(options, shapes) * max(1, most_tokens(shapes)) * shapes.q_heads
     if (of_prompts := prompt_parts(prompt, shapes)) > 1:
         parts = max(parts, shapes.tokens * shapes.q_heads * of_prompts)
-    sizes = {"sums": parts * 8, "outputs": parts * options.value_dim}
+    sizes = {
+        "plan": 1 + units(shapes) + items(options, shapes),
+        "sums": parts * 8,
+        "outputs": parts * options.value_dim,
+    }
     stored = rows if options.solves else 0
     sizes |= {"logits": stored * keys, "solution": stored * 3, "tiles": 0}
     if options.normalizer == "entmax":
@@ -201,8 +209,8 @@ def kernels(
         signature = {name: types[name] for name in arguments.split()} | dict.fromkeys(constants, "constexpr")
         return Kernel(function, signature, constants, warps, stages, grid, **rest)
 
-    def by_split(shapes: Shapes) -> Grid:
-        return units(shapes), shapes.kv_heads * head_blocks(decode, shapes), splits(decode, shapes)
+    def by_item(shapes: Shapes) -> Grid:
+        return items(decode, shapes), shapes.kv_heads * row_blocks(decode, shapes), 1
 
     def decoding_needed(shapes: Shapes) -> bool:
         equally_long = options.contiguous or shapes.sequences == 1
@@ -219,26 +227,27 @@ def kernels(
     if options.contiguous:
         store = kernel(
             write_present,
-            "key value key_cache value_cache past_lens total_lens query_start context_lens block_table"
-            " tokens sequences kv_heads slots new_keys past counted stored",
-            lambda shapes: (max(1, _ceil(shapes.new_keys, decode.rows)), shapes.kv_heads, shapes.sequences),
+            "key value key_cache value_cache past_lens total_lens query_start context_lens block_table plan"
+            " tokens sequences kv_heads slots new_keys past counted stored"
+            " max_blocks most_tokens units workers items window causal",
+            lambda shapes: (max(1, _ceil(shapes.new_keys, decode.rows)) + 1, shapes.kv_heads, shapes.sequences),
             tile,
             needed=lambda shapes: shapes.sequences > 0,
         )
     elif options.quantized:
         store = kernel(
             write_int8_cache,
-            "key value key_cache value_cache key_scale value_scale slot_mapping query_start output stats"
-            " tokens sequences q_heads kv_heads slots",
-            lambda shapes: (shapes.tokens, shapes.kv_heads, 1),
+            "key value key_cache value_cache key_scale value_scale slot_mapping query_start context_lens output stats"
+            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items window causal",
+            lambda shapes: (shapes.tokens + 1, shapes.kv_heads, 1),
             tile,
         )
     else:
         store = kernel(
             write_cache,
-            "key value key_cache value_cache slot_mapping query_start output stats"
-            " tokens sequences q_heads kv_heads slots",
-            lambda shapes: (_ceil(shapes.tokens, decode.rows), shapes.kv_heads, 1),
+            "key value key_cache value_cache slot_mapping query_start context_lens output stats"
+            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items window causal",
+            lambda shapes: (_ceil(shapes.tokens, decode.rows) + 1, shapes.kv_heads, 1),
             tile,
         )
     decoding: tuple[Kernel, ...]
@@ -246,9 +255,9 @@ def kernels(
         decoding = (
             kernel(
                 decode_observe,
-                "query key_cache key_scale block_table query_start context_lens alibi_slopes sums logits"
-                " sequences q_heads kv_heads max_blocks slots most_tokens splits window causal scale softcap",
-                by_split,
+                "query key_cache key_scale block_table query_start context_lens alibi_slopes collect_stats plan sums"
+                " logits sequences q_heads kv_heads max_blocks slots most_tokens units window causal scale softcap",
+                by_item,
                 tile,
                 needed=decoding_needed,
                 warps=decoding_tile.warps,
@@ -256,8 +265,8 @@ def kernels(
             ),
             kernel(
                 decode_solve,
-                "block_table query_start context_lens head_params sums logits solution sequences q_heads max_blocks"
-                " most_tokens splits parameters window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+                "block_table query_start context_lens head_params plan sums logits solution sequences q_heads"
+                " max_blocks most_tokens parameters window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
                 by_row,
                 {"MOST_SPLITS": MOST_SPLITS, "CHUNK": 4096, "OPTIONS": decode},
                 needed=decoding_needed,
@@ -265,9 +274,9 @@ def kernels(
             ),
             kernel(
                 decode_settled,
-                "value_cache value_scale block_table query_start context_lens sums logits solution outputs"
-                " sequences q_heads kv_heads max_blocks slots most_tokens splits window causal alpha",
-                by_split,
+                "value_cache value_scale block_table query_start context_lens collect_stats plan sums logits solution"
+                " outputs sequences q_heads kv_heads max_blocks slots most_tokens units window causal alpha",
+                by_item,
                 tile,
                 needed=decoding_needed,
                 warps=decoding_tile.warps,
@@ -279,9 +288,9 @@ def kernels(
             kernel(
                 decode_stream,
                 "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-                " alibi_slopes sums outputs sequences q_heads kv_heads max_blocks slots most_tokens splits"
-                " parameters window causal scale softcap",
-                by_split,
+                " alibi_slopes collect_stats plan sums outputs sequences q_heads kv_heads max_blocks slots"
+                " most_tokens units parameters window causal scale softcap",
+                by_item,
                 tile,
                 needed=decoding_needed,
                 warps=decoding_tile.warps,
@@ -290,8 +299,8 @@ def kernels(
         )
     merging = kernel(
         merge,
-        "block_table query_start context_lens head_params sums outputs solution collect_stats output stats"
-        " sequences q_heads max_blocks most_tokens splits parameters window causal",
+        "block_table query_start context_lens head_params plan sums outputs solution collect_stats output stats"
+        " sequences q_heads max_blocks most_tokens parameters window causal",
         by_row,
         {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
         needed=decoding_needed,
@@ -342,11 +351,11 @@ def _types(options: Options) -> dict[str, str]:
     kinds = (
         (data, "query key value output"),
         (cache, "key_cache value_cache"),
-        ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens tiles"),
+        ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens plan tiles"),
         ("*fp32", "key_scale value_scale head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
-        ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads splits parts parameters"),
-        ("i32", "window causal"),
+        ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads parts parameters"),
+        ("i32", "units workers items window causal"),
         ("i32", "new_keys past counted stored"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
     )

@@ -9,7 +9,7 @@ A walk's mode is one of
     "settled"  weights from a row's solution, and their values
 
 The parameters come in tuples:
-    source      query, row, cache, attributes
+    source      query (its parts), row, cache, attributes
     row         position, begin, end, slope, b, n; each [rows]: the row sees the keys begin <= key < end
     cache       key_cache, value_cache, key_scale, value_scale, table (pointer to the sequence's row; of contiguous keys
                 the place of its head's first), begin, end (no row sees other keys: their values, and keys from the
@@ -43,7 +43,13 @@ def tile_logits(query, start, page, row, cache, attributes, OPTIONS: tl.constexp
     """Logits [rows, keys] before the mask, less `logit_factor`: scale, soft cap, position bias."""
     position, _, _, slope, _, _ = row
     scale, softcap, _ = attributes
-    logits = tl.dot(query, load_keys(start, page, cache, OPTIONS, MAPPED), input_precision=OPTIONS.precision)
+    keys, scales = load_keys(start, page, cache, OPTIONS, MAPPED)
+    logits = tl.dot(query[0], keys, input_precision=OPTIONS.precision)
+    PARTS: tl.constexpr = OPTIONS.query_parts
+    for part in tl.static_range(1, PARTS):
+        logits = tl.dot(query[part], keys, logits)
+    if OPTIONS.quantized:
+        logits = logits * scales[None, :]
     if OPTIONS.softcap:
         logits = softcap * OPTIONS.unit * tanh(logits * (scale / softcap))
     elif not OPTIONS.scaled_late:
@@ -105,7 +111,8 @@ def visit(
         peak, total, weighted_log, support, opposed = sums
         if MODE == "stream" and not OPTIONS.pointwise:
             output = output * widened(shrunk, not OPTIONS.spread)
-        output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS, not MASKED), OPTIONS)
+        values, scales = load_values(start, used, page, cache, OPTIONS, not MASKED)
+        output = add_values(output, weights, values, scales, OPTIONS)
     elif MODE == "observe":
         if OPTIONS.normalizer == "entmax":
             peak = tl.maximum(peak, logits if OPTIONS.spread else tl.max(logits, 1))
@@ -125,7 +132,8 @@ def visit(
     else:
         weights, sums = settled(logits, solution, factor, alpha, (total, weighted_log, support), OPTIONS, STATISTICS)
         total, weighted_log, support = sums
-        output = add_values(output, weights, load_values(start, used, page, cache, OPTIONS, not MASKED), OPTIONS)
+        values, scales = load_values(start, used, page, cache, OPTIONS, not MASKED)
+        output = add_values(output, weights, values, scales, OPTIONS)
     return (peak, total, weighted_log, highest, lowest, visible, support, output, opposed), live
 
 

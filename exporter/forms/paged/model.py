@@ -83,8 +83,8 @@ class PagedModel(nn.Module):
             return output, part_stats
 
         def packed(heads: Tensor) -> Tensor:
-            # The op takes a cache of another type with float32 queries only.
-            return heads[0] if heads.dtype == key_caches[0].dtype else heads[0].float()
+            # The op takes a cache of another type, but for int8, with float32 queries only.
+            return heads[0] if key_caches[0].dtype in (heads.dtype, torch.int8) else heads[0].float()
 
         attend = attention_of_nodes(self.decoder.layer_parts, node, statistics, packed, lambda output: output[None])
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)

@@ -127,6 +127,16 @@ def test_types_of_weights_and_cache(wide, sharp_export, tmp_path, norm, position
     assert len(generate(tmp_path / "out")) == 12
 
 
+def test_an_int8_cache_of_a_bfloat16_model_has_queries_of_its_type(wide, sharp_export, tmp_path):
+    options = ("--norm", "softmax", "--dtype", "bfloat16", "--kv-dtype", "int8")
+    result = sharp_export(wide(), *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    attention = {name for node in model.graph.node if node.domain == "ai.sharp" for name in (*node.input, *node.output)}
+    casts = [node for node in model.graph.node if node.op_type == "Cast" and {*node.input, *node.output} & attention]
+    assert not casts
+
+
 def test_an_int8_cache_is_not_run_without_kernels(wide, sharp_export, tmp_path):
     result = sharp_export(wide("entmax", "alibi"), "--norm", "entmax", "--kv-dtype", "int8", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output

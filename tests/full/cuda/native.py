@@ -54,7 +54,7 @@ def fake_image(kernel: Kernel, capability: int | None) -> Image:
 
 def fake_options() -> list[Options]:
     """What the fake package's kernels are compiled for."""
-    dtypes = ["float16", "float32", "float32/int8"]
+    dtypes = ["float16", "float32", "float16/int8", "float32/int8"]
     return [option for op in OPS for option in options_for(NORMALIZERS, [64, 128], dtypes, FEATURES, op)]
 
 

@@ -47,6 +47,7 @@ CASES = {
 for name in NORMALIZERS:  # with sinks, or the columns of those that have none
     CASES[name] += [paged(name, sinks=True), attention(name, "shared", 20, 20, sinks=True)]
 CASES["softmax"] += [attention("softmax", "none", 4, 120), attention("softmax", "shared", 1, 1)]
+CASES["softmax"] += [paged("softmax", "float16", [[20, 1], [20, 5]], cache_dtype="int8")]
 CASES["ssa"] += [paged("ssa", "float16", QUESTION, q_heads=2, kv_heads=1, statistics=None)]
 CASES["entmax"] += [paged("entmax", alpha=alpha, sequences=[[30, 1], [0, 20]]) for alpha in (1.25, 2.0)]
 

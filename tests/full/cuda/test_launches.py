@@ -63,7 +63,7 @@ def random_calls(count: int) -> list[Call]:
         calls.append(
             Call(
                 normalizer,
-                *rng.choice([("float16", ""), ("float32", ""), ("float32", "int8")]),
+                *rng.choice([("float16", ""), ("float32", ""), ("float16", "int8"), ("float32", "int8")]),
                 alpha=rng.choice([1.5, 2.0, 1.25]),
                 softcap=rng.choice([0.0, 30.0]),
                 window=rng.choice([-1, 64]),

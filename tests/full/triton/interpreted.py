@@ -42,7 +42,11 @@ def start() -> None:
 
 
 def _widen_bfloat16() -> None:
-    """Triton 3.7's interpreter keeps bfloat16 numbers as their bits, and tl.dot multiplies the bits."""
+    """Triton 3.7's interpreter keeps bfloat16 numbers as their bits, and tl.dot multiplies the bits.
+
+    It also cuts them off where a GPU rounds to the nearest.
+    """
+    import ml_dtypes
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -56,7 +60,14 @@ def _widen_bfloat16() -> None:
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, widened(a), widened(b), *rest)
 
-    InterpreterBuilder.create_dot = create_dot
+    truncate = InterpreterBuilder.create_fp_trunc
+
+    def create_fp_trunc(self: Any, numbers: Any, to: Any) -> Any:
+        if numbers.dtype.scalar != tl.float32 or to.scalar != tl.bfloat16:
+            return truncate(self, numbers, to)
+        return TensorHandle(numbers.data.astype(ml_dtypes.bfloat16).view(np.uint16), tl.bfloat16)
+
+    InterpreterBuilder.create_dot, InterpreterBuilder.create_fp_trunc = create_dot, create_fp_trunc
 
 
 def _drop_nan() -> None:
@@ -99,32 +110,71 @@ def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
     """As `run`, where entmax's search ends after this many passes over the logits, settled or not."""
     import triton.language as tl
 
-    from sharp.plugins.triton import decode, prefill
+    from sharp.plugins.triton import prefill, solve
 
-    before = decode.MOST_STEPS
-    decode.MOST_STEPS = prefill.MOST_STEPS = tl.constexpr(most_steps)  # a kernel reads its module's when it is called
+    before = solve.MOST_STEPS
+    solve.MOST_STEPS = prefill.MOST_STEPS = tl.constexpr(most_steps)  # a kernel reads its module's when it is called
     try:
         return run(case)
     finally:
-        decode.MOST_STEPS = prefill.MOST_STEPS = before
+        solve.MOST_STEPS = prefill.MOST_STEPS = before
+
+
+def plan(lengths: list[tuple[int, int]], multiprocessors: int, window: int = -1) -> tuple[int, list[int], list[int]]:
+    """The plan of a step of 32 heads in groups of 4: most keys of a split, every unit's first item, every item's unit.
+
+    `lengths` are the context and new tokens of every sequence.
+    """
+    import torch
+
+    from sharp.plugins.triton import launching
+    from sharp.plugins.triton.options import Options
+    from sharp.plugins.triton.variants import Shapes, items, kernels, most_tokens, scratch, units, workers
+
+    options = Options("softmax", "float32", "float32", 16, 16, 16)
+    tokens = sum(new for _, new in lengths)
+    blocks = max(-(-sum(length) // 16) for length in lengths)
+    shapes = Shapes(tokens, len(lengths), blocks, 32, 8, multiprocessors)
+    first = kernels(options, 90)[0]
+    made = torch.full((scratch(options, shapes, options)["plan"],), -7, dtype=torch.int32)
+    nothing = torch.zeros(tokens, 32, 16)
+    arguments = dict.fromkeys(("query", "key", "value", "key_cache", "value_cache", "output", "stats"), nothing)
+    starts = np.cumsum([0, *(new for _, new in lengths)], dtype=np.int32)
+    integers = {
+        "slot_mapping": np.full(tokens, -1, np.int32),
+        "query_start": starts,
+        "context_lens": np.array([context for context, _ in lengths], np.int32),
+    }
+    launching.launch(
+        first,
+        shapes,
+        arguments
+        | {name: torch.tensor(array) for name, array in integers.items()}
+        | {"plan": made, "tokens": tokens, "sequences": len(lengths), "q_heads": 32, "kv_heads": 8, "slots": 0}
+        | {"max_blocks": blocks, "most_tokens": most_tokens(shapes), "units": units(shapes)}
+        | {"workers": workers(options, shapes), "items": items(options, shapes), "window": window, "causal": 1},
+    )
+    behind = 1 + units(shapes)
+    numbers = made.tolist()
+    return numbers[0] * first.constants["OPTIONS"].keys, numbers[1:behind], numbers[behind:]
 
 
 def passes_of_decoding(case: Case) -> int:
     """How often entmax's search reads the logits of a step's one row."""
-    from sharp.plugins.triton import decode
+    from sharp.plugins.triton import solve
 
-    once, passes = decode.stored_entmax_sums, 0
+    once, passes = solve.stored_entmax_sums, 0
 
     def counted(*arguments: Any) -> Any:
         nonlocal passes
         passes += 1
         return once(*arguments)
 
-    decode.stored_entmax_sums = counted
+    solve.stored_entmax_sums = counted
     try:
         run(case)
     finally:
-        decode.stored_entmax_sums = once
+        solve.stored_entmax_sums = once
     return passes
 
 
@@ -170,6 +220,20 @@ def run(
     assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
     found = {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}
     return found | {name: tensors[name].numpy() for name in SCALES if name in tensors}
+
+
+def cache_reads(case: Case, dtype: str, part_keys: int | None) -> tuple[float, float]:
+    """How often a call reads the keys and the values of its one sequence, on average over them."""
+    from sharp.plugins.triton.paged_attention import paged_attention
+
+    tensors = _tensors(case, dict.fromkeys((*DATA, *CACHES), dtype))
+    keys = int(case.inputs["context_lens"][0]) + len(case.inputs["key"])
+    MEMORY.read.clear()
+    with parts_of(part_keys):
+        paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    _, heads, dim, _ = tensors["key_cache"].shape
+    in_all = keys * heads * dim
+    return tuple(MEMORY.read[tensors[name].data_ptr()] / in_all for name in CACHES)  # type: ignore[return-value]
 
 
 def run_attention(

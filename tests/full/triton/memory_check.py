@@ -5,6 +5,7 @@ write, both are by one program, with a barrier between them, as any two threads 
 write may be the same value. A kernel that keeps to this cannot depend on the order in which programs and warps run.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class MemoryCheck:
         self._tensors: list[Accesses] = []
         self._program: tuple[int, ...] | None = None
         self._begun = self._now = 1  # since when the program runs, and the time
+        self.read: Counter[int] = Counter()  # numbers that kernels have read, of all launches, by where a tensor begins
 
     @contextmanager
     def watched(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
@@ -75,6 +77,7 @@ class MemoryCheck:
             if changed is None:
                 self._ordered(tensor.written[places])
                 tensor.read[places] = self._now
+                self.read[tensor.begin] += places.size
             else:
                 self._ordered(tensor.written[places[changed[mine]]])
                 self._ordered(tensor.read[places[changed[mine]]])

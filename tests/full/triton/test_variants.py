@@ -22,11 +22,11 @@ from sharp.plugins.triton.variants import (
     Kernel,
     Shapes,
     compile_kernel,
+    items,
     kernels,
     prompt_options,
     prompt_parts,
     scratch,
-    splits,
 )
 from tests.plugins.conformance.cases import Case, Shape, make_case
 
@@ -75,14 +75,14 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("normalizer", "loops", "contiguous"),
     [
-        ("softmax", {"decode_stream": 1, "prefill": 4}, False),
-        ("adaptive_softmax", {"decode_observe": 1, "decode_settled": 1, "prefill": 8}, True),
-        ("entmax", {"decode_observe": 1, "prefill": 12}, False),
-        ("entmax", {"decode_observe": 1, "prefill": 12}, True),
+        ("softmax", {"decode_stream": 2, "prefill": 4}, False),
+        ("adaptive_softmax", {"decode_observe": 2, "decode_settled": 2, "prefill": 8}, True),
+        ("entmax", {"decode_observe": 2, "prefill": 12}, False),
+        ("entmax", {"decode_observe": 2, "prefill": 12}, True),
     ],
 )
 def test_keys_and_values_are_loaded_ahead(normalizer: str, loops: dict[str, int], contiguous: bool) -> None:
-    # Of a prompt's pass, a loop over full tiles and one over the others, each with and without statistics.
+    # Of a prompt's pass, a loop over full tiles and one over the others; each with and without statistics.
     power = "two" if normalizer == "entmax" else ""
     options = Options(normalizer, "bfloat16", "bfloat16", 64, 64, 16, True, power=power, contiguous=contiguous)
     if normalizer == "entmax":  # whose kernels take longest to compile: those that another test has compiled
@@ -175,21 +175,22 @@ def test_one_token_each_needs_no_prefill(monkeypatch: pytest.MonkeyPatch, sequen
 
 
 def test_up_to_four_tokens_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for tokens, prefill in ((4, False), (5, True)):
+    for tokens, group, prefill in ((4, 3, False), (5, 3, True), (4, 16, False), (2, 32, False), (4, 32, True)):
         launched: list[str] = []
         monkeypatch.setattr(launching, "launch", lambda kernel, *_, into=launched: into.append(kernel.name))
-        case = make_case("softmax", Shape(sequences=((70, tokens),)))
+        case = make_case("softmax", Shape(sequences=((70, tokens),), group=group))
         paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
         assert ("prefill" in launched) is prefill
 
 
-def test_splits_and_scratch_memory() -> None:
+def test_work_items_and_scratch_memory() -> None:
     options = Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two")
     prompt = prompt_options(kernels(options, 90))
     assert (prompt.rows, prompt.keys) == (128, 128)
     one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert splits(options, one) == 66  # 8 programs a split, 4 for each of 132 multiprocessors
+    assert items(options, one) == 66  # 8 programs an item, 4 for each of 132 multiprocessors
     assert scratch(options, one, prompt) == {
+        "plan": 1 + 1 + 66,
         "sums": 32 * 66 * 8,
         "outputs": 32 * 66 * 128,
         "logits": 32 * 2048 * 16,
@@ -197,14 +198,17 @@ def test_splits_and_scratch_memory() -> None:
         "tiles": 8 * 1 * (2048 * 16 // 128 + 1),
     }
     short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert splits(options, short) == 4  # 1,024 keys, 256 and more a split
+    assert items(options, short) == 4  # 1,024 keys, 256 and more an item
     checked = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
     assert scratch(options, checked, prompt)["solution"] == 2 * 4 * 32 * 3  # up to 4 tokens of each sequence
+    assert scratch(options, checked, prompt)["sums"] == (66 + 1) * 4 * 32 * 8
     mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
     assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 3  # beside a prompt one token of each
     assert prompt_parts(prompt, mixed) == 1  # entmax reads its keys several times
+    wide = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=64, kv_heads=8, multiprocessors=132)
+    assert items(options, wide) == 33 + 1  # 4 tokens of 8 heads are two tiles
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert splits(options, many) == 2
+    assert items(options, many) == 66 + 63
 
 
 @pytest.mark.parametrize(
@@ -317,16 +321,19 @@ def tensors(case: Case, device: str) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(np.asarray(array), device=device) for name, array in case.inputs.items()}
 
 
-@pytest.mark.parametrize("capability", [86, 90])
-def test_kernels_of_int8_caches_have_room_in_registers(capability: int, tmp_path: Path) -> None:
-    options = Options("softmax", "float32", "int8", 64, 64, 16)
+@pytest.mark.parametrize(("capability", "dtype"), [(86, "float32"), (90, "bfloat16")])
+def test_kernels_of_int8_caches_have_room(capability: int, dtype: str, tmp_path: Path) -> None:
+    options = Options("softmax", dtype, "int8", 64, 64, 16)
     for kernel in kernels(options, capability):
         compiled = compile_kernel(kernel, capability)
         assert compiled.metadata.shared <= SHARED_MEMORY[capability] * 1024
         if kernel.name in ("decode_stream", "prefill"):
-            assert "tf32" in compiled.asm["ptx"]  # matrix products in float32 itself would spill kilobytes
+            assert "tf32" not in compiled.asm["ptx"]
             said = assembled(compiled, capability, tmp_path)
             assert int(re.findall(r"(\d+) bytes spill stores", said)[0]) < 256, said
+        if kernel.name == "decode_stream":
+            # Vectors of integers become operands, and not single bytes.
+            assert len(re.findall(r"ld\.shared\.[bsu]8", compiled.asm["ptx"])) == 0
 
 
 def assembled(compiled: Any, capability: int, folder: Path) -> str:

@@ -46,7 +46,7 @@ def rounded(case: Case, names: tuple[str, ...], dtype: str) -> Case:
 
 def with_casts(case: Case, types: dict[str, str]) -> onnx.ModelProto:
     """A model with float32 inputs and outputs around a node that has these inputs in other types."""
-    model = make_model(case)
+    model = int8_model(case) if SCALES[0] in case.inputs else make_model(case)
     graph, node = model.graph, model.graph.node[0]
     del model.functions[:]  # its body is float32 throughout
     before, after = [], []
@@ -175,6 +175,19 @@ def test_an_int8_cache(normalizer: str, shape: str) -> None:
     assert_agrees(actual, expected, case, tolerance=2e-5)
     np.testing.assert_array_equal(actual.key_scale, expected.key_scale)
     np.testing.assert_array_equal(actual.value_scale, expected.value_scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
+def test_an_int8_cache_of_16_bit_models(normalizer: str, dtype: str) -> None:
+    case = int8_case(rounded(make_case(normalizer, SHAPES["decode"], seed=7), COMPUTED, dtype))
+    loaded = session(with_casts(case, dict.fromkeys(COMPUTED, dtype)), kernel=True)
+    actual = AttentionOutput(*loaded.run([*OUTPUTS, *BESIDE_OUT], case.inputs))
+    expected = run_reference(case)
+    output = expected.output.astype(DTYPES[dtype]).astype(np.float32)
+    np.testing.assert_allclose(actual.output, output, rtol=1e-3 if dtype == "float16" else 8e-3, atol=1e-5)
+    for field in ("key_cache", "value_cache", "key_scale", "value_scale"):
+        np.testing.assert_array_equal(getattr(actual, field), getattr(expected, field))
 
 
 def test_an_int8_cache_that_is_written_token_by_token_stays_close() -> None:
