@@ -48,8 +48,8 @@ def test_library_and_plugin_launch_the_same(libraries):
     assert work == [event.replace("value_cache=past_value", "value_cache=memory") for event in copied]
     # bfloat16 is not in the package; the fake driver computes nothing, which must not pass for right.
     built = [row for row in said["rows"] if row["built"]]
-    assert {row["dtype"] for row in said["rows"]} == {"bfloat16", "float32"}
-    assert built and {row["dtype"] for row in built} == {"float32"}
+    assert {row["dtype"] for row in said["rows"]} == {"bfloat16", "float16", "float32"}
+    assert built and {row["dtype"] for row in built} == {"float16", "float32"}
     assert not any(row["holds"] for row in built)
 
 
