@@ -208,6 +208,7 @@ def run(model: tuple[Backend, Manifest, Tokenizer], load: Load, config: EngineCo
         engine.check_integrity()
         outcome.steps += 1
         assert outcome.steps < MOST_STEPS, "the engine makes no progress"
+    engine.close()  # or a step that nobody waits for would run beside the next engine's, on the same backend
     assert not unfinished, f"{unfinished} never ended"
     assert engine.blocks.free == engine.blocks.blocks, "blocks are lost"
     engine.report()
