@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sharp import Client
 from sharp.serving import cli
 from sharp.serving.cli import generate, serve
-from sharp.serving.engine import prepare
+from sharp.serving.engine import model_folder
 from tests.marks import full
 from tests.serving.conftest import wait_for
 from tests.serving.processes import server_process
@@ -72,7 +72,7 @@ def test_generate_reports_an_error_in_one_sentence(address, arguments, message):
 
 
 def test_a_completion_that_is_cut_short_is_an_error(address, steps, monkeypatch):
-    monkeypatch.setattr(prepare, "new_request_id", lambda: "known")
+    monkeypatch.setattr(model_folder, "new_request_id", lambda: "known")
     with ThreadPoolExecutor(1) as pool, Client(address) as client:
         cut = pool.submit(run, generate, address, "a", "--temperature", 0, "--max-tokens", 100)
         wait_for(lambda: len(steps) > 2)

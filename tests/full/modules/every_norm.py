@@ -46,7 +46,9 @@ NORMS: dict[str, dict[str, Any]] = {
     "relu": {},
     "relu2": {},
 }
-VERIFIED, CAPPED = "verified", "caps its logits"
+VERIFIED = "verified"
+# Such norms scale the query: of capped logits none can, and a scale per token needs what the query is a projection of.
+REFUSALS = ("caps its logits", "is no projection of one tensor")
 
 
 def jobs() -> list[tuple[str, str, str]]:
@@ -101,13 +103,18 @@ def table() -> str:
     """The table in Markdown: how many norms of how many are verified, of those that were run."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for (name, form, _), found in archived().items():
-        kind = found if found == VERIFIED else "refused" if CAPPED in found else "failed"
+        kind = found if found == VERIFIED else "refused" if is_refusal(found) else "failed"
         counts[name, form][kind] += 1
     rows = [f"| module | {' | '.join(f'`{form}`' for form in FORMS)} |", "| --- " * 4 + "|"]
     for name in (*DECODERS, *OTHERS):
         rows.append(f"| {name} | {' | '.join(cell(counts[name, form]) for form in FORMS)} |")
     rows += ["", f"{len(archived())} of the {len(jobs())} exports were run."]
     return "\n".join(" ".join(row.split()) for row in rows) + "\n"
+
+
+def is_refusal(found: str) -> bool:
+    """Whether an outcome is a sentence that says what the norm or the form cannot do with the module."""
+    return any(words in found for words in REFUSALS)
 
 
 def cell(found: Counter[str]) -> str:

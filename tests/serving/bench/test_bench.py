@@ -13,7 +13,7 @@ from sharp.serving.api.errors import InputError
 from sharp.serving.bench.load import Load, Sample, run_load
 from sharp.serving.bench.summary import summarize
 from sharp.serving.config import EngineConfig
-from sharp.serving.engine import prepare
+from sharp.serving.engine import model_folder
 from tests.serving.conftest import wait_for
 
 
@@ -82,7 +82,7 @@ def test_refused_requests_are_counted(connect, counting, steps):
 
 def test_a_completion_that_is_cut_short_does_not_count(connect, counting, steps, monkeypatch):
     address = connect(counting).address
-    monkeypatch.setattr(prepare, "new_request_id", lambda: "known")
+    monkeypatch.setattr(model_folder, "new_request_id", lambda: "known")
     with ThreadPoolExecutor(1) as pool, Client(address) as client:
         load = pool.submit(bench, address, "--requests", 1, "--prompt-tokens", 4, "--completion-tokens", 100)
         wait_for(lambda: len(steps) > 2)

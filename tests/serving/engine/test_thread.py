@@ -103,7 +103,9 @@ def test_an_abort_whose_caller_gave_up_ends_the_request_and_not_the_engine(start
     thread.submit(model.prepare(GenerateRequest("a", SamplingParams(temperature=0), request_id="a")), events.put)
     for name in ("a", "nobody"):
         assert thread.abort(name).cancel()  # as a deadline of the call does
-    thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id="b")), events.put)
+    thread.submit(
+        model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2, temperature=0), request_id="b")), events.put
+    )
     thread.start()
     seen = events_until(events, Finished, "b")
     assert [one.reason for one in seen if isinstance(one, Finished)] == ["cancelled", "length"]
