@@ -23,7 +23,11 @@ class Computed:
 
 
 class EmulatedDevice:
-    """Takes so many seconds a step, without a processor, and returns the same logits every time."""
+    """Takes so many seconds a step, without a processor, and returns the same logits every time.
+
+    The benchmark makes it and says how many blocks there are, so nothing loads it or asks for its memory; the engine
+    knows a `SamplingBackend` by its methods, so it has these two all the same.
+    """
 
     kernels = True
     device = "cpu"  # so that synchronous scheduling computes a step where it plans it
@@ -38,11 +42,11 @@ class EmulatedDevice:
 
     @classmethod
     def load(cls, folder: Path, manifest: Manifest, config: BackendConfig) -> Self:
-        """Of the interface."""
+        """Not called: it has no file."""
         raise NotImplementedError
 
     def free_memory(self, largest: Limits) -> int:
-        """Of the interface."""
+        """Not called: the blocks are given."""
         raise NotImplementedError
 
     def allocate_cache(self, blocks: int) -> None:
