@@ -7,12 +7,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tests.full.docs.tutorial_commands import PORTS_LOCK, ROOT, run, servers, tiny_folder
+from tests.full.docs.tutorial_commands import PORTS_LOCK, ROOT, run, servers, shortened, tiny_folder
 
 SECTION = re.compile(r"^## Your own model\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ENTERED = ". .venv/bin/activate"  # these tests run in it
-LESS_TRAINING = {" --budget 20m": " --length 24 --tokens 240"}
 
 
 def test_the_commands_run_as_they_stand(tmp_path: Path) -> None:
@@ -23,14 +22,12 @@ def test_the_commands_run_as_they_stand(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     (work / "README.md").write_text(readme[:100])  # the tiny model's context is short
     variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
-    (section,) = SECTION.findall(readme)
+    (section,) = SECTION.findall(shortened(readme))
     commands = [
         command for block in BLOCK.findall(section) for line in block.splitlines() for command in line.split(" && ")
     ]
     with FileLock(PORTS_LOCK), servers(work, variables) as start:
         for command in commands:
-            for long, short in LESS_TRAINING.items():
-                command = command.replace(long, short)
             if command.startswith("sharp-serve"):
                 start("sharp serve", command)
             elif command != ENTERED:
