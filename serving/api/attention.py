@@ -77,6 +77,19 @@ def normalized(rows: AttentionRows) -> NDArray[np.float64]:
     return values
 
 
+@dataclass(frozen=True, eq=False)
+class TokenEntropies:
+    """H / ln n of some tokens, `entropy` float32 [tokens, layers, q_heads]; `positions` int64 [tokens]."""
+
+    positions: NDArray[np.int64]
+    entropy: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, rows: AttentionRows) -> "TokenEntropies":
+        """Those of `rows`; nothing of the step that `rows` are a part of is kept."""
+        return cls(rows.positions.copy(), normalized(rows).swapaxes(0, 1).astype(np.float32))
+
+
 def add_up(rows: AttentionRows) -> AttentionTotals:
     """The sums over `rows`."""
     stats = rows.stats.astype(np.float64)  # [layers, tokens, q_heads, 4]

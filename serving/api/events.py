@@ -6,7 +6,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.serving.api.attention import AttentionRows, AttentionSummary
+from sharp.serving.api.attention import AttentionSummary, TokenEntropies
 from sharp.serving.api.errors import SharpError
 
 
@@ -102,7 +102,7 @@ class Delta:
         token_ids: the tokens.
         index: which of the request's `n` completions.
         logprobs: one entry per token, if requested.
-        attention: the statistics of the queries that the tokens were sampled after, if requested.
+        attention: the entropies of the queries that the tokens were sampled after, if requested.
     """
 
     request_id: str
@@ -110,7 +110,7 @@ class Delta:
     token_ids: tuple[int, ...]
     index: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    attention: AttentionRows | None = None
+    attention: TokenEntropies | None = None
 
 
 @dataclass(frozen=True)

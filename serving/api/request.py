@@ -51,7 +51,7 @@ class GenerateRequest:
         model: name of the model; empty for the served one.
         request_id: unique among running requests; empty for a random one.
         attention: collect attention statistics of this request.
-        attention_per_token: every Delta has those of its tokens, too.
+        attention_per_token: every Delta has the entropies of its tokens, too.
         priority: requests of a lower number go first and are preempted last; equal ones go by arrival.
         cache_salt: the prefix cache is shared only by requests of the same salt.
         special_tokens: add the tokenizer's special tokens to a text; false for the output of a chat template.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.sampling import NO_TOKEN
-from sharp.serving.api.attention import AttentionRows
+from sharp.serving.api.attention import AttentionRows, TokenEntropies
 from sharp.serving.api.errors import EngineError, InputError, SharpError
 from sharp.serving.api.events import (
     Delta,
@@ -148,7 +148,8 @@ class RunningRequests:
         if delta is not None:
             if rows is not None and sequence.request.attention_per_token:
                 last = start + chunk.tokens - 1
-                delta = replace(delta, attention=rows.of(slice(last, last + len(delta.token_ids))))
+                of_tokens = rows.of(slice(last, last + len(delta.token_ids)))
+                delta = replace(delta, attention=TokenEntropies.of(of_tokens))
             self._count(sequence, chunk, delta, now)
             events.append(delta)
         if ending is not None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sharp.serving.api.attention import AttentionSummary, json_numbers, normalized
+import numpy as np
+
+from sharp.serving.api.attention import AttentionSummary, json_numbers
 from sharp.serving.api.completion import Completion
 from sharp.serving.api.events import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from sharp.serving.frontends.http.compact_json import compact_json
@@ -290,11 +292,11 @@ def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
 
 def _attention_of_tokens(event: Delta) -> dict[str, Any]:
     """The field `attention_stats` of a chunk: of each of its tokens H / ln n [tokens][layers][heads], if requested."""
-    rows = event.attention
-    if rows is None:
+    found = event.attention
+    if found is None:
         return {}
-    entropy = normalized(rows).round(DIGITS).swapaxes(0, 1)
-    return {"attention_stats": {"positions": rows.positions.tolist(), "normalized_entropy": json_numbers(entropy)}}
+    entropy = json_numbers(found.entropy.astype(np.float64).round(DIGITS))
+    return {"attention_stats": {"positions": found.positions.tolist(), "normalized_entropy": entropy}}
 
 
 def usage_of(prompts: Iterable[Usage], completions: Iterable[Usage]) -> dict[str, Any]:

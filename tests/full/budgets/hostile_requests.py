@@ -66,6 +66,7 @@ def _bodies() -> Iterator[tuple[str, str, Any]]:
                 "structures": [{"begin": str(number), "end": ""} for number in range(10_000)],
             }
         },
+        "entropies of every token": {"n": 32, "max_tokens": 200, "stream": True, "attention_stats": "tokens"},
         "logprobs of a long prompt": {"prompt": ids, "echo": True, "logprobs": 5, "max_tokens": 1},
     }.items():
         yield name, "/v1/completions", _completion(**fields)
