@@ -58,7 +58,7 @@ class GenerationRequest(RequestFields):
     stream: Flag = False
     stream_options: StreamOptions | None = None
     return_token_ids: Flag = False
-    attention_stats: Annotated[bool | Literal["tokens"], NULL_IS_UNSET] = False
+    attention_stats: Annotated[Literal[True, False, "tokens"], NULL_IS_UNSET] = False
     metadata: dict[str, Any] | None = None
     request_id: Annotated[str, NULL_IS_UNSET, Field(max_length=MAX_REQUEST_ID)] = ""
     return_tokens_as_token_ids: Flag = False

@@ -116,6 +116,15 @@ def test_attention_statistics_of_every_token_of_a_stream(client):
         assert all(heads == [[1, 0.5]] for one in tokens for heads in one["normalized_entropy"])
 
 
+@pytest.mark.parametrize("given", ["token", 2, []])
+def test_a_misspelt_kind_of_attention_statistics_is_told_the_kinds(client, given):
+    with pytest.raises(
+        openai.BadRequestError, match="attention_stats.*: Input should be True, False or 'tokens'"
+    ) as caught:
+        complete(client, stream=True, extra_body={"attention_stats": given})
+    assert caught.value.param == "attention_stats"
+
+
 def test_attention_of_tokens_needs_a_stream(client):
     with pytest.raises(openai.BadRequestError, match="attention_stats is 'tokens'; it needs stream to be true"):
         complete(client, extra_body={"attention_stats": "tokens"})
