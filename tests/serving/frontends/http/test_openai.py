@@ -119,7 +119,7 @@ def test_attention_statistics_of_every_token_of_a_stream(client):
 @pytest.mark.parametrize("given", ["token", 2, []])
 def test_a_misspelt_kind_of_attention_statistics_is_told_the_kinds(client, given):
     with pytest.raises(
-        openai.BadRequestError, match="attention_stats.*: Input should be True, False or 'tokens'"
+        openai.BadRequestError, match=r"attention_stats.*: Input should be True, False or 'tokens'"
     ) as caught:
         complete(client, stream=True, extra_body={"attention_stats": given})
     assert caught.value.param == "attention_stats"
