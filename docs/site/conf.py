@@ -7,7 +7,7 @@ project = "Sharp"
 author = "the authors of Sharp"
 release = installed("sharp-attention")
 extensions = [
-    "myst_parser",
+    "myst_nb",  # myst_parser, and notebooks
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_click",
@@ -23,6 +23,7 @@ include_patterns = [
     "bench/*.md",
     "bench/notes/*.md",
     "docs/**.md",
+    "docs/notebooks/*.ipynb",
     "models/RESULTS.md",
     "tests/README.md",
 ]
@@ -31,6 +32,7 @@ html_theme = "furo"
 html_title = f"Sharp {release}"
 html_show_sourcelink = False
 html_show_copyright = False
+nb_execution_mode = "off"  # they are run by tests/full/docs/test_notebooks.py
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
