@@ -169,8 +169,9 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
 )
 @click.option(
     "--quantize",
-    type=click.Choice(["int8", "int4"]),
-    help="Keep the weights of matrix products, and of an embedding that is tied to one, in so many bits.",
+    type=click.Choice(["int8", "int4", "int4-128"]),
+    help="Keep the weights of matrix products, and of an embedding that is tied to one, in so many bits; int4-128 is "
+    "for GPUs.",
 )
 @click.option(
     "--block-size",

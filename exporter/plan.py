@@ -124,4 +124,5 @@ def _weight_bytes(model: nn.Module, options: GraphOptions, config: SharpConfig) 
             shapes += product_shapes(one).values()
     packed = zip(choose_packings(shapes, options.quantize, config), shapes, strict=True)
     rest = sum(parameter.numel() for key, parameter in parameters.items() if key not in products)
-    return sum(packing.bytes_of(*shape) for packing, shape in packed) + rest * BYTES["float32"]
+    size = BYTES[options.dtype]
+    return sum(packing.bytes_of(*shape, size) for packing, shape in packed) + rest * size

@@ -71,8 +71,11 @@ class GraphOptions:
                 f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "
                 f"leave --target {target} out"
             )
-        if self.quantize and self.dtype != "float32":
-            raise InputError(f"--quantize is for --dtype float32; leave --dtype {self.dtype} out")
+        types = ("float32", "float16") if self.quantize == "int4-128" else ("float32",)
+        if self.quantize and self.dtype not in types:
+            raise InputError(
+                f"--quantize {self.quantize} is for --dtype {' or '.join(types)}; leave --dtype {self.dtype} out"
+            )
 
     def context_of(self, config: SharpConfig, positions: PositionScheme) -> int:
         """The longest context that a server accepts.

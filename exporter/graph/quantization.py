@@ -1,8 +1,9 @@
-"""`--quantize int8|int4`: the weights of matrix products in fewer bits, by ONNX Runtime's own quantizer.
+"""`--quantize int8|int4|int4-128`: the weights of matrix products in fewer bits, by ONNX Runtime's own quantizer.
 
-Every product with a constant becomes a MatMulNBits node (domain com.microsoft): whole numbers with a float32 scale and
-a zero point per block of weights along the input, rounded to nearest. The kernel rounds activations to int8 per block.
-An embedding that is tied to the output layer becomes a GatherBlockQuantized node on that layer's very bytes.
+Every product with a constant becomes a MatMulNBits node (domain com.microsoft): whole numbers with a scale and a zero
+point per block of weights along the input, rounded to nearest. On a CPU the kernel rounds activations to int8 per
+block. int4-128 has blocks of 128 without zero points, as ONNX Runtime's CUDA kernels for float16 want them. An
+embedding that is tied to the output layer becomes a GatherBlockQuantized node on that layer's very bytes.
 """
 
 import logging
@@ -28,19 +29,22 @@ ENDS = 0.1  # of the products, at either end of the model: they are the most sen
 
 @dataclass(frozen=True)
 class Packing:
-    """How a weight is stored: `bits` a number, and a scale and a zero point for every `block` of them."""
+    """How a weight is stored: `bits` a number, and for every `block` a scale and, unless symmetric, a zero point."""
 
     bits: int
     block: int
+    symmetric: bool = False
 
-    def bytes_of(self, inputs: int, outputs: int) -> int:
+    def bytes_of(self, inputs: int, outputs: int, scale_bytes: int = 4) -> int:
         """Size of a weight [inputs, outputs]."""
         blocks = -(-inputs // self.block)
-        return outputs * (blocks * self.block * self.bits // 8 + 4 * blocks + -(-blocks * self.bits // 8))
+        zero_points = 0 if self.symmetric else -(-blocks * self.bits // 8)
+        return outputs * (blocks * self.block * self.bits // 8 + scale_bytes * blocks + zero_points)
 
 
 EIGHT_BITS = Packing(8, 64)
 FOUR_BITS = Packing(4, 32)
+ON_GPUS = (Packing(8, 128, symmetric=True), Packing(4, 128, symmetric=True))
 
 
 def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> None:
@@ -70,18 +74,19 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization, c
 
     The output layer is last.
 
-    int4 keeps in 8 bits what loses most: the output layer, the first and the last layers, the products that take the
-    heads' outputs or the feed-forward's wide activations, and those that make the few key and value heads of many query
-    heads, alone or in one product with the queries. Measured on SmolLM2-135M, see ARCHITECTURE.md.
+    int4 and int4-128 keep in 8 bits what loses most: the output layer, the first and the last layers, the products that
+    take the heads' outputs or the feed-forward's wide activations, and those that make the few key and value heads of
+    many query heads, alone or in one product with the queries. Measured on SmolLM2-135M, decision 0007.
     """
     if quantization == "int8":
         return [EIGHT_BITS] * len(shapes)
     merged = (config.q_heads + 2 * config.kv_heads) * config.head_dim if config.kv_heads < config.q_heads else None
     end = round(ENDS * len(shapes))
+    eight_bits, four_bits = ON_GPUS if quantization == "int4-128" else (EIGHT_BITS, FOUR_BITS)
     return [
-        EIGHT_BITS
+        eight_bits
         if index < end or index >= len(shapes) - 1 - end or inputs >= outputs or outputs == merged
-        else FOUR_BITS
+        else four_bits
         for index, (inputs, outputs) in enumerate(shapes)
     ]
 
@@ -149,7 +154,7 @@ def _run_quantizer(model: onnx.ModelProto, packing: Packing, names: list[str]) -
             model,
             bits=packing.bits,
             block_size=packing.block,
-            is_symmetric=False,
+            is_symmetric=packing.symmetric,
             accuracy_level=ACCURACY_LEVEL,
             nodes_to_include=names,
             op_types_to_quantize=("none",),
@@ -198,13 +203,13 @@ def _share_embedding(graph: onnx.GraphProto, tied: dict[str, str]) -> list[_Shar
         shapes = (inputs * bits // 8, inputs // block, -(-inputs // block * bits // 8))
         parts = [
             _Shared(f"{embedding}.{part}", of, (outputs, size))
-            for part, of, size in zip(("data", "scales", "zero_points"), product.input[1:4], shapes, strict=True)
-        ]
+            for part, of, size in zip(("data", "scales", "zero_points"), product.input[1:4], shapes, strict=False)
+        ]  # a symmetric weight has no zero points
         shared += parts
-        data, scales, zero_points = (part.name for part in parts)
+        data, *others = (part.name for part in parts)
         replacement = helper.make_node(
             "GatherBlockQuantized",
-            [data, node.input[1], scales, zero_points],
+            [data, node.input[1], *others],
             list(node.output),
             node.name,
             domain=DOMAIN,

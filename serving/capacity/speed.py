@@ -13,7 +13,7 @@ BANDWIDTH_SHARE = 0.6
 COMPUTE_SHARE = 0.4
 FILES = "generation*.json"
 # The rows of bench/generation.py, by the quantization of their weights.
-ROWS = {None: "sharp float32", "int8": "sharp int8", "int4": "sharp int4"}
+ROWS = {None: "sharp float32", "int8": "sharp int8", "int4": "sharp int4", "int4-128": "sharp int4-128"}
 
 
 @dataclass(frozen=True)
