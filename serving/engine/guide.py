@@ -4,8 +4,8 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,30 +28,65 @@ GUIDE_BYTES = 2**30  # of all guides of running and waiting requests
 # Of a processor, for the masks of all sequences of a request: a mask takes well under a millisecond where a grammar is
 # not ambiguous.
 MASK_SECONDS, SECONDS_PER_TOKEN = 0.25, 0.005
+# Of one step, which everybody waits for, all its guides together: beyond that, requests fail whose last masks took more
+# than 0.25 ms each. Usual schemas and grammars take some hundredths of a millisecond, however many there are.
+STEP_SECONDS, DEAR_SECONDS = 0.05, 0.00025
+LAST_MASKS = 8
+
+
+@dataclass
+class StepTime:
+    """What the guides of a model have cost in the present step, in seconds of a processor."""
+
+    seconds: float = 0.0
 
 
 @dataclass
 class MaskTime:
-    """What masks have cost, shared by the sequences of a request."""
+    """What a guide has cost, shared by the sequences of a request.
 
+    Attributes:
+        error: one sentence, once it is too much; else empty.
+    """
+
+    step: StepTime
     seconds: float = 0.0
     tokens: int = 0
+    last: float = 0.0  # a running mean: what was cheap before does not pay for what is dear now
+    error: str = ""
 
-    @property
-    def error(self) -> str:
-        """One sentence, if it is too much; else empty."""
-        if self.seconds <= MASK_SECONDS + SECONDS_PER_TOKEN * self.tokens:
-            return ""
-        each = self.seconds / max(1, self.tokens) * 1000
-        return f"it takes {each:.0f} ms a token to follow; the limit is {SECONDS_PER_TOKEN * 1000:g} ms"
+    def within_limits(self) -> bool:
+        """Whether it may take more; if not, it never may again."""
+        if not self.error:
+            if self.seconds > MASK_SECONDS + SECONDS_PER_TOKEN * self.tokens:
+                self._refuse(self.seconds / max(1, self.tokens), f"{SECONDS_PER_TOKEN * 1000:g} ms")
+            elif self.step.seconds > STEP_SECONDS and self.last > DEAR_SECONDS:
+                limit = f"{DEAR_SECONDS * 1000:g} ms where all grammars of a step take {STEP_SECONDS * 1000:g} ms"
+                self._refuse(self.last, limit)
+        return not self.error
+
+    def _refuse(self, each: float, limit: str) -> None:
+        self.error = f"it takes {each * 1000:.2g} ms a token to follow; the limit is {limit}; simplify it"
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """Count what the block takes."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            took = time.thread_time() - began
+            self.seconds += took
+            self.step.seconds += took
+            self.last += (took - self.last) / LAST_MASKS
 
 
 class Guide:
     """Follows one sequence; only the engine's thread uses it."""
 
-    def __init__(self, matcher: LLMatcher, time_taken: MaskTime | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, time_taken: MaskTime) -> None:
         self._matcher = matcher
-        self._time = time_taken or MaskTime()
+        self._time = time_taken
 
     def copy(self) -> Self:
         """Another one at the same position, for another sequence of the request."""
@@ -59,7 +94,11 @@ class Guide:
 
     def for_request(self) -> Self:
         """Another one at the same position, for another request."""
-        return type(self)(self._matcher.deep_copy())
+        return type(self)(self._matcher.deep_copy(), MaskTime(self._time.step))
+
+    def begin_step(self) -> None:
+        """What guides of this model take counts for another step from now on."""
+        self._time.step.seconds = 0.0
 
     @property
     def error(self) -> str:
@@ -68,31 +107,43 @@ class Guide:
 
     def allowed(self, vocab_size: int, after: Sequence[int] = ()) -> NDArray[np.bool_]:
         """The tokens that may come next, or `after` some more, bool [vocab_size]; none after an error."""
-        if self._time.error:
-            return np.zeros(vocab_size, np.bool_)
         bits = np.zeros(-(-vocab_size // 32), np.int32)
-        matcher, began = self._matcher, time.thread_time()
+        matcher = self._matcher
         if after:
-            matcher = matcher.deep_copy()
-            matcher.consume_tokens(list(after))
-        if not matcher.is_error():
+            with self._time.spend():
+                matcher = matcher.deep_copy()
+            for token in after:
+                self._go_on(matcher, token)
+        if not self._time.within_limits() or matcher.is_error():
+            return np.zeros(vocab_size, np.bool_)
+        with self._time.spend():
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        self._time.seconds += time.thread_time() - began
         if matcher.is_error():
             return np.zeros(vocab_size, np.bool_)
         return np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
     def accepts(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after the other."""
-        return self._matcher.validate_tokens(list(tokens))
+        """How many of these tokens may come next, one after the other, as far as that is cheap to tell."""
+        before, accepted = self._time.seconds, 0
+        for most in (1, len(tokens)):  # the first tells what the others may cost
+            if accepted == most or not self._time.within_limits():
+                break
+            with self._time.spend():
+                accepted = self._matcher.validate_tokens([*tokens[:most]])
+            if accepted < most or self._time.seconds - before > DEAR_SECONDS:
+                break
+        return accepted
 
     def accept(self, token_id: int) -> bool:
         """Go on past an allowed token; return whether the text is complete: nothing more may come."""
-        began = time.thread_time()
-        self._matcher.consume_token(token_id)
-        self._time.seconds += time.thread_time() - began
+        self._go_on(self._matcher, token_id)
         self._time.tokens += 1
         return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def _go_on(self, matcher: LLMatcher, token_id: int) -> None:
+        if self._time.within_limits():  # if not, no mask allows anything after it
+            with self._time.spend():
+                matcher.consume_token(token_id)
 
 
 class GuideCompiler:
@@ -108,6 +159,7 @@ class GuideCompiler:
         # Tokens with a visible text that the library does not treat as text: added ones that are written like tags.
         self._tags: dict[str, int] = {}
         self._trial: GuideTrial | None = None
+        self._step = StepTime()
         # Most servers see the same few schemas again and again; the oldest goes first. What cannot be compiled is kept
         # too, as its error, and each with its bytes.
         self._compiled: dict[Guided, tuple[Guide | str, int]] = {}
@@ -169,7 +221,7 @@ class GuideCompiler:
         outcome = trial.run(guided.kind, text)
         if outcome.error:
             return _sentence(outcome.error), 0
-        return Guide(make_matcher(vocabulary, guided.kind, text)), outcome.size
+        return Guide(make_matcher(vocabulary, guided.kind, text), MaskTime(self._step)), outcome.size
 
     def _loaded(self) -> tuple[LLTokenizer, GuideTrial]:
         """The vocabulary and where grammars are tried: made at first use at the latest; takes a second."""

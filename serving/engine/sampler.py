@@ -103,6 +103,8 @@ def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
 
     Only the entries that change are touched: the cost follows the number of distinct tokens, not the vocabulary.
     """
+    if first := next((guide for row in rows if (guide := row.sequence.sampling.guide)), None):
+        first.begin_step()
     for index, row in enumerate(rows):
         if guide := row.sequence.sampling.guide:
             np.copyto(logits[index], -np.inf, where=~guide.allowed(logits.shape[1], row.draft))

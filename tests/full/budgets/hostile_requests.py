@@ -59,6 +59,13 @@ def _bodies() -> Iterator[tuple[str, str, Any]]:
         "a big enumeration": {"guided_json": {"enum": [f"value {number}" for number in range(4000)]}},
         "repetitions": {"guided_regex": "(x{1000}){1000}"},
         "an ambiguous grammar": {"guided_grammar": 'start: s\ns: s s | "a" | "aa" | s s s\n', "max_tokens": 200},
+        "64 times an ambiguous grammar": {
+            "guided_grammar": 'start: s\ns: s s | "a" | "aa" | s s s | "b" s | s "b" | "ab" | "ba"\n',
+            "n": 64,
+            "temperature": 1,
+            "max_tokens": 200,
+            "logit_bias": {"256": -100},  # the end of the text
+        },
         "choices": {"guided_choice": [f"choice {number}" for number in range(1024)]},
         "structural tags": {
             "structural_tag": {

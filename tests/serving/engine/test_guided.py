@@ -1,5 +1,7 @@
 import json
 import re
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from llguidance import LLParserLimits
@@ -8,7 +10,7 @@ from sharp.serving import LLM, Guided, SamplingParams
 from sharp.serving.api.errors import FieldError, InputError
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig
-from sharp.serving.engine import guide_worker
+from sharp.serving.engine import guide, guide_worker
 
 BACKEND = BackendConfig(threads=1, kernels=False)
 
@@ -110,6 +112,36 @@ def test_a_grammar_that_becomes_too_costly_fails_its_own_request(llm, monkeypatc
     assert str(failed.error).startswith("the completion cannot follow guided: Parser Error: Current row has")
     assert events[-1].reason == "length"
     engine.check_integrity()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Processor time, which a call of a guide takes so many seconds of."""
+    counted = count()
+
+    def take(seconds):
+        monkeypatch.setattr(guide, "time", SimpleNamespace(thread_time=lambda: next(counted) * seconds))
+
+    return take
+
+
+def test_many_completions_of_a_costly_grammar_do_not_hold_up_a_step(llm, clock):
+    clock(0.003)  # less than one completion may take
+    with pytest.raises(InputError, match=r"cannot follow guided: .* the limit is 0.25 ms where all grammars of a step"):
+        complete(llm, guided=Guided(regex="[b-y]*"), n=16)
+    assert complete(llm, guided=Guided(regex="[b-y]*"), max_tokens=5).text == "bcdef"
+
+
+def test_many_completions_of_a_usual_grammar_run_together(llm, clock):
+    clock(0.0001)
+    completion = complete(llm, guided=Guided(regex="[b-y]*"), n=16, max_tokens=40)
+    assert {completion.finish_reason, *(one.finish_reason for one in completion.others)} == {"length"}
+
+
+@pytest.mark.parametrize(("seconds", "accepted"), [(0.0001, 4), (0.01, 1)])
+def test_drafts_of_a_costly_grammar_are_short(llm, clock, seconds, accepted):
+    clock(seconds)
+    assert llm.model.guides.compile(Guided(regex="[b-y]*")).accepts(b"bcde") == accepted
 
 
 @pytest.mark.parametrize("fields", [{"guided": Guided(regex="b{3}")}, {"stop_token_ids": range(257)}])
