@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 LAST_MESSAGES_SECONDS = 1
 BACKLOG = 1024
-HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/metrics")
+HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready", "/metrics")
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_RETRY_SECONDS = 0.1
 ENDED_SECONDS = 0.02  # where another connection has made room; so long has the new one to send its request
