@@ -22,6 +22,8 @@ from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.text.tokenizer import check_characters, check_token_ids, load_tokenizer
 
 MOST_REQUEST_TOKENS = 300_000  # of all inputs together, as OpenAI's
+# Of all texts together, the query of a rerank again with each document: a body of 400 kB was tokenized for minutes.
+MOST_REQUEST_CHARACTERS = 2**24
 GROUP_CHARACTERS = 2**18  # tokenized at once: texts take 100 times their size meanwhile
 WARM_UP_TOKENS = 4
 ROUTES = "/v1/embeddings, /v1/rerank and /v1/score"
@@ -67,6 +69,10 @@ class EncoderFolder(ModelFolder):
         field, kept = request.field, self._kept(request.truncate)
         found: list[TextTokens] = []
         total = 0
+        characters = sum(len(one) if isinstance(one, str) else sum(map(len, one)) for one in request.texts)
+        if characters > MOST_REQUEST_CHARACTERS:
+            message = f"{field} has {characters} characters, with all texts of all pairs"
+            raise FieldError(field, f"{message}; the limit is {MOST_REQUEST_CHARACTERS}, send several requests")
         try:
             for one in self._tokens(request, kept):
                 total += len(one.token_ids)

@@ -94,6 +94,7 @@ def test_a_long_pair_is_refused_or_cut(server, reference):
         ("/rerank", {"query": "a", "documents": "a"}, "documents cannot be used"),
         ("/rerank", {"query": "a", "documents": [{}]}, "documents cannot be used"),
         ("/rerank", {"query": "a", "documents": ["a"] * 2049}, "documents has 2049 entries; the limit is 2048"),
+        ("/rerank", {"query": "q" * 400_000, "documents": ["a"] * 2048}, "documents has 819202048 characters"),
         ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n is -1"),
         ("/rerank", {"query": "a", "documents": ["a"], "top_n": 1e400}, "top_n cannot be used"),
         ("/v1/embeddings", {"input": "a"}, "cross-model scores pairs of texts and has no embeddings"),
