@@ -26,7 +26,9 @@ PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
 Pooling = Literal["mean", "cls", "last"]
 Activation = Literal["sigmoid", "softmax", "identity"]
 NormValue = int | float | tuple[float, ...] | None
-Positive = Annotated[int, Field(gt=0)]
+# The protocol's fields have 32 bits, and numpy no larger ones than 64: a larger number is damage.
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Frozen(BaseModel):
@@ -119,8 +121,8 @@ class Tokenizer(_Frozen):
     """The tokenizer's file inside the folder, if there is one, and the token ids that the server needs."""
 
     file: str | None = "tokenizer.json"
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: TokenId | None = None
+    eos_token_ids: tuple[TokenId, ...] = ()
     token_types: Annotated[bool, Field(description="the model reads which text of a pair a token is from, 0 or 1")] = (
         False
     )

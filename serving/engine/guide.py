@@ -226,11 +226,12 @@ class GuideCompiler:
     def _loaded(self) -> tuple[LLTokenizer, GuideTrial]:
         """The vocabulary and where grammars are tried: made at first use at the latest; takes a second."""
         manifest, tokenizer = self._manifest, self._tokenizer
-        if tokenizer is None or not manifest.tokenizer.eos_token_ids:
+        ends = [token for token in manifest.tokenizer.eos_token_ids if token < manifest.vocab_size]  # as in the engine
+        if tokenizer is None or not ends:
             raise FieldError("guided", f"guided needs text that can end, and {manifest.name} has no tokenizer for that")
         with self._lock:
             if self._vocabulary is None or self._trial is None:
-                file, ends = tokenizer.to_json(), list(manifest.tokenizer.eos_token_ids)
+                file = tokenizer.to_json()
                 vocabulary = make_vocabulary(file, manifest.vocab_size, ends)
                 for token in json.loads(file).get("added_tokens") or ():
                     token_id = token["id"]

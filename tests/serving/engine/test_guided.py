@@ -1,6 +1,8 @@
 import json
 import re
+import shutil
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -153,3 +155,11 @@ def test_min_tokens_that_leaves_no_token_is_no_fault_of_the_model(llm, fields):
 def test_a_model_without_a_tokenizer_cannot_be_guided(ids_only):
     with pytest.raises(FieldError, match="guided needs text that can end, and ids-only has no tokenizer"):
         LLM(ids_only, backend=BACKEND).generate([[97]], SamplingParams(guided=Guided(regex="a")))
+
+
+def test_an_end_of_sequence_token_that_the_model_has_not_is_left_out(counting, tmp_path):
+    folder = Path(shutil.copytree(counting, tmp_path / "other"))
+    manifest = json.loads((folder / "sharp.json").read_text())
+    manifest["tokenizer"]["eos_token_ids"] = [300, 256]
+    (folder / "sharp.json").write_text(json.dumps(manifest))
+    assert complete(LLM(folder, backend=BACKEND), guided=Guided(regex="[b-d]{3}[0-9]")).text == "bcd0"
