@@ -21,6 +21,8 @@ MOST = 2**31 - 1  # of tokens and sequences: more is no limit, and does not fit 
 MOST_BATCH_TOKENS = (
     2**17
 )  # a step is computed as a whole: its memory grows with it, and no request progresses meanwhile
+MOST_SECONDS = 2_000_000  # gRPC counts milliseconds in 31 bits, and a timer of the process takes no infinity
+SECONDS_IN_WORDS = f"above 0 and at most {MOST_SECONDS}"
 MOST_THREADS = 1024  # starting 100,000 threads took minutes and could not be interrupted
 # Where each backend is; only the chosen one is imported.
 BACKENDS = {
@@ -89,18 +91,27 @@ class ServerConfig:
     ] = 256
     header_seconds: Annotated[
         PositiveFloat,
-        Setting("How long a client may take for the header of a request, or for the handshake.", limits="above 0"),
+        Setting(
+            "How long a client may take for the header of a request, or for the handshake.",
+            at_most=MOST_SECONDS,
+            limits=SECONDS_IN_WORDS,
+        ),
     ] = 10.0
     body_seconds: Annotated[
         PositiveFloat,
-        Setting("How long a client may take for the body of a request, or for its message.", limits="above 0"),
+        Setting(
+            "How long a client may take for the body of a request, or for its message.",
+            at_most=MOST_SECONDS,
+            limits=SECONDS_IN_WORDS,
+        ),
     ] = 30.0
     idle_seconds: Annotated[
         PositiveFloat,
         Setting(
             "How long a connection without a request is kept. Longer than the 60 s for which proxies keep theirs, as a "
             "request that comes when the server closes it is lost.",
-            limits="above 0",
+            at_most=MOST_SECONDS,
+            limits=SECONDS_IN_WORDS,
         ),
     ] = 75.0
     max_buffered_bytes: Annotated[
@@ -112,12 +123,17 @@ class ServerConfig:
         Setting(
             "How long running requests may continue after SIGTERM. 3 s later the process exits with code 124, "
             "whatever still runs.",
-            limits="at least 0",
+            at_most=MOST_SECONDS,
+            limits=f"at least 0 and at most {MOST_SECONDS}",
         ),
     ] = 5.0
     stall_seconds: Annotated[
         PositiveFloat,
-        Setting("While an engine step takes longer than this, health reports 'not serving'.", limits="above 0"),
+        Setting(
+            "While an engine step takes longer than this, health reports 'not serving'.",
+            at_most=MOST_SECONDS,
+            limits=SECONDS_IN_WORDS,
+        ),
     ] = 120.0
     tls: TlsConfig | None = None
     token_file: Annotated[

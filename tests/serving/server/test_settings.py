@@ -48,6 +48,8 @@ def test_flags_count_before_the_environment_before_the_file(file, monkeypatch):
         ("tls_cert = 'a'", "TLS needs both tls_cert and tls_key"),
         ("tls_client_ca = 'a'", "tls_client_ca needs tls_cert and tls_key too"),
         ("stall_seconds = 0", "stall_seconds: Input should be greater than 0"),
+        ("idle_seconds = inf", "idle_seconds is inf; it must be above 0 and at most 2000000"),
+        ("grace_seconds = inf", "grace_seconds is inf; it must be at least 0 and at most 2000000"),
     ],
 )
 def test_bad_files_are_one_sentence(file, text, message):
