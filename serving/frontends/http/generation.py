@@ -63,7 +63,7 @@ class Generation:
         if params.logprobs is not None:
             await asyncio.to_thread(self._endpoint.texts.load)
         request_id, own = request_id_of(scope, request.request_id)
-        limit = LogprobLimit(whole=not request.stream)
+        limit = LogprobLimit(whole=not request.stream, repeated_by=request.prompts_repeated_by)
         prepare = [
             self._preparation(request, f"{own}-{number}", prompt, params, limit)
             for number, prompt in enumerate(prompts)

@@ -12,17 +12,22 @@ from sharp.serving.frontends.http.token_texts import TokenTexts
 
 # Of a token that cannot come: JSON has no infinity. vLLM's number.
 LOWEST_LOGPROB = -9999.0
+# Of prompts that a response that is no stream repeats with further completions, in text or as ids: some 12 MB of JSON.
+MOST_REPEATED_TOKENS = 2**20
 
 
 class LogprobLimit:
-    """Holds all logprobs of one response to the limit of one prompt's.
+    """Holds all logprobs of one response to the limit of one prompt's, and prompts that it repeats to one of their own.
 
     Every completion repeats those of its prompt, and a response that is no stream (`whole`) is held in memory until it
     is complete. The new ones of a stream are bounded by what may wait for its reader.
     """
 
-    def __init__(self, *, whole: bool) -> None:
+    def __init__(self, *, whole: bool, repeated_by: str = "") -> None:
+        """`repeated_by` is the field that makes every completion begin with its prompt, if one does."""
         self._whole = whole
+        self._repeated_by = repeated_by
+        self._repeated = 0
         self._tokens = 0
         self._numbers = 0
 
@@ -33,6 +38,12 @@ class LogprobLimit:
             FieldError: with those before they are too many.
         """
         params = request.params
+        if self._repeated_by and self._whole:
+            self._repeated += len(request.prompt_ids) * (params.n - 1)
+            if self._repeated > MOST_REPEATED_TOKENS:
+                message = f"{self._repeated_by} is true, and {params.n} completions of a prompt repeat {self._repeated}"
+                limit = f"tokens of prompts; the limit is {MOST_REPEATED_TOKENS}; request fewer completions or a stream"
+                raise FieldError(self._repeated_by, f"{message} {limit}")
         if params.prompt_logprobs is not None:
             self._count(len(request.prompt_ids) * params.n, params.prompt_logprobs)
         if params.logprobs is not None and self._whole:

@@ -99,6 +99,11 @@ class GenerationRequest(RequestFields):
         """Whether the marks in a completion are special tokens, which must be seen."""
         return False
 
+    @property
+    def prompts_repeated_by(self) -> str:
+        """The field that makes every completion begin with its prompt, if one does."""
+        return ""
+
     def _texts(self, endpoint: Endpoint) -> TokenTexts:
         return endpoint.texts.named_by_ids() if self.return_tokens_as_token_ids else endpoint.texts
 
@@ -166,6 +171,11 @@ class CompletionRequest(GenerationRequest):
                 echo.append((prompt if isinstance(prompt, str) else tokenizer.decode(prompt), prompt_ids[0]))
         extras = self._extras(endpoint, computed)
         return CompletionResponse(request_id, endpoint.name, self._texts(endpoint), extras, echo)
+
+    @property
+    def prompts_repeated_by(self) -> str:
+        """See `GenerationRequest`."""
+        return "echo" if self.echo else "return_token_ids" if self.return_token_ids else ""
 
     def renamed(self, error: FieldError) -> FieldError:
         """See `GenerationRequest`."""

@@ -47,6 +47,7 @@ def _bodies() -> Iterator[tuple[str, str, Any]]:
         "more ids than fit": {"prompt": [7] * (MOST_BYTES // 3 - 100)},
         "256 prompts": {"prompt": ["a" * 3800] * 256},
         "128 completions": {"n": 128},
+        "a long prompt, repeated 16 times": {"prompt": ids, "n": 16, "echo": True, "max_tokens": 1},
         "unknown fields": {f"field{number}": number for number in range(60_000)},
         "a long name": {"b" * (MOST_BYTES - 200): 1},
         "stop strings": {"stop": ["ab" * 120] * 64},

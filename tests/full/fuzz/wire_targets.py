@@ -88,7 +88,7 @@ def generation(kind: type[Any], *bodies: dict[str, Any]) -> Callable[[Path], Tar
 
         def run(body: bytes) -> None:
             request, params, prompts = route._read(body)
-            limit = LogprobLimit(whole=not request.stream)
+            limit = LogprobLimit(whole=not request.stream, repeated_by=request.prompts_repeated_by)
             for prompt in prompts[:MOST_PROMPTS]:
                 route._preparation(request, "id", prompt, params, limit)()
 

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models
 
 from sharp.serving.api.events import TokenLogprobs
+from sharp.serving.frontends.http import logprobs as response_logprobs
 from sharp.serving.frontends.http.logprobs import TextLogprobs
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.text.tokenizer import Tokenizer
@@ -104,6 +105,17 @@ def test_echoed_logprobs_have_a_limit_for_all_prompts_and_completions(client):
             complete(client, prompt, n=n, **fields)
         assert caught.value.param == "logprobs"
     assert f"{message}; the limit is 262144" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["echo", "return_token_ids"])
+def test_prompts_that_many_completions_repeat_have_a_limit(client, field, monkeypatch):
+    monkeypatch.setattr(response_logprobs, "MOST_REPEATED_TOKENS", 200)
+    fields = {"max_tokens": 1, "extra_body": {field: True}}
+    message = f"{field} is true, and 3 completions of a prompt repeat 240 tokens of prompts; the limit is 200"
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        client.completions.create(model="counting", prompt=[[97] * 60] * 2, n=3, **fields)
+    assert caught.value.param == field
+    assert len(client.completions.create(model="counting", prompt=[[97] * 50] * 2, n=3, **fields).choices) == 6
 
 
 def test_many_echoed_logprobs_are_one_json(client):
