@@ -187,7 +187,8 @@ def main(
     keeps: bool,
 ) -> None:
     """Fuzz all targets by coverage."""
-    native = [run for run in native_runs(build) if not chosen or run.name in chosen]
+    compiled = not chosen or any(name.startswith(NATIVE) for name in chosen)  # others need no compiler
+    native = [run for run in (native_runs(build) if compiled else ()) if not chosen or run.name in chosen]
     python = [run for run in python_runs() if not chosen or run.name in chosen]
     if keeps:
         for run in {run.name: run for run in (*native, *python)}.values():
@@ -202,16 +203,17 @@ def main(
         click.echo(
             f"{row.name} ({row.by}): {row.executions} in {row.seconds} s, {row.edges} edges {row.findings or ''}"
         )
-        write(output, result_of(rows, minutes))
+        write(output, result_of(rows, minutes, chosen))
     click.echo(f"{sum(row.executions for row in rows)} executions")
     raise SystemExit(1 if any(row.findings for row in rows) else 0)
 
 
-def result_of(rows: Sequence[Row], minutes: float) -> dict[str, Any]:
+def result_of(rows: Sequence[Row], minutes: float, chosen: Sequence[str]) -> dict[str, Any]:
     """The figures, as they are archived."""
+    options = "".join(f" --target {name}" for name in chosen)
     return {
         **header("fuzz", PACKAGES),
-        "command": f"python -m tests.full.fuzz.long --minutes {minutes:g}",
+        "command": f"python -m tests.full.fuzz.long --minutes {minutes:g}{options}",
         "executions": sum(row.executions for row in rows),
         "findings": sum(len(row.findings) for row in rows),
         "rows": [asdict(row) for row in rows],
