@@ -11,6 +11,9 @@ from sharp.serving.engine.sequence import PROMPT_LOGPROBS_TOKENS, Sequence
 ORDER = attrgetter("order")
 SHORT = 4  # times a prompt must be shorter than the first one to be computed with it
 MOST_OVERTAKEN = 16  # prompts that a short one may pass in the queue
+# Blocks of those that join in one step, if they are several: each is hashed, looked up and counted, in some 10 ms in
+# all. The 128 completions of a long prompt held up everybody for a second.
+MOST_JOINING_BLOCKS = 2**13
 
 
 class _TokensNeededError(Exception):
@@ -113,7 +116,8 @@ class Scheduler:
 
     def _admit(self, preempted: list[Sequence], admitted: list[Sequence]) -> None:
         """Let waiting sequences join, as long as nobody had to give up its blocks."""
-        while self.waiting and not preempted:
+        joining = 0
+        while self.waiting and not preempted and joining < MOST_JOINING_BLOCKS:
             sequence = self._next()
             if sequence is None:
                 break
@@ -127,6 +131,7 @@ class Scheduler:
             # All tokens of a prompt get their blocks at once: half-computed prompts cannot starve each other.
             self._blocks.grow(sequence.number, len(sequence.token_ids))
             sequence.start(len(shared), self._blocks.block_size)
+            joining += len(self._blocks.table(sequence.number))
             admitted.append(sequence)
 
     def _make_room(self, preempted: list[Sequence]) -> None:
@@ -152,6 +157,8 @@ class Scheduler:
     def _make_way(self, sequence: Sequence, preempted: list[Sequence]) -> None:
         """Preempt running sequences of worse priority until `sequence` fits, unless even that would not do."""
         worse = [other for other in self.running if other.request.priority > sequence.request.priority]
+        if not worse:
+            return
         blocks = self._blocks.free + sum(len(self._blocks.table(other.number)) for other in worse)
         shared = self._blocks.cached(sequence.cacheable)
         if blocks < self._blocks.missing(sequence.number, len(sequence.token_ids)) - len(shared):

@@ -11,6 +11,7 @@ from sharp.serving.api.errors import QueueFullError
 from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.engine import scheduler
 from sharp.serving.engine.engine import Engine
 from sharp.serving.text.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
@@ -53,6 +54,19 @@ def test_short_prompts_share_a_step(start_engine):
         running.add(str(number), range(number, number + 5), 1)
     running.run()
     assert running.chunks() == [[5, 5, 5]]
+
+
+def test_few_completions_of_a_long_prompt_join_in_one_step(start_engine, monkeypatch):
+    monkeypatch.setattr(scheduler, "MOST_JOINING_BLOCKS", 3)
+    running = start_engine()
+    running.add("long", range(8), 20, SamplingParams(temperature=0, n=4))  # two blocks each
+    joined = []
+    for _ in range(4):
+        running.step()
+        joined.append(len(running.engine.scheduler.running))
+    assert joined == [1, 3, 4, 4]  # the first one reads the prompt
+    running.run()
+    assert [running.tokens("long", index) for index in range(4)] == [running.tokens("long")] * 4
 
 
 def test_a_better_priority_goes_first(start_engine):
