@@ -21,6 +21,7 @@ from sharp.serving.engine.guide_worker import make_matcher, make_vocabulary
 from sharp.serving.text.tokenizer import Tokenizer
 
 LONGEST_ERROR = 300
+NO_TEXT = {"NoExtensionBias": "no text matches it"}  # names of the library's that say nothing to a user
 LAYOUT = "x-guidance"  # the library's own key of a schema
 COMPILED_GUIDES = 64
 COMPILED_BYTES = 256 * 2**20
@@ -276,4 +277,4 @@ def _sentence(error: str) -> str:
     """An error of the library in one line: what it begins with, and the detail where it marks one."""
     lines = error.strip().splitlines() or [""]
     details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return " ".join([lines[0], *details])[:LONGEST_ERROR]
+    return " ".join([NO_TEXT.get(lines[0], lines[0]), *details])[:LONGEST_ERROR]

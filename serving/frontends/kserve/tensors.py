@@ -39,7 +39,7 @@ def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]
     """The value of every input; each is a tensor of one element.
 
     Raises:
-        FieldError: an input is unknown, of another type, or has not one element.
+        FieldError: an input is unknown, there twice, of another type, or has not one element.
     """
     raw = iter(request.raw_input_contents)
     values: dict[str, str | bool] = {}
@@ -48,6 +48,8 @@ def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]
             raise FieldError(
                 tensor.name, f"input {tensor.name!r} is not known; the inputs are {', '.join(INPUT_TYPES)}"
             )
+        if tensor.name in values:
+            raise FieldError(tensor.name, f"input {tensor.name!r} is there twice")
         if tensor.datatype != INPUT_TYPES[tensor.name]:
             message = f"input {tensor.name!r} has datatype {tensor.datatype!r}; it must be {INPUT_TYPES[tensor.name]}"
             raise FieldError(tensor.name, message)

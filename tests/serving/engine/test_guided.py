@@ -84,6 +84,7 @@ def test_a_schema_is_compiled_once(llm, monkeypatch):
     [
         (Guided(regex="(["), r"guided.regex cannot be used: .*unclosed character class$"),
         (Guided(grammar="start: missing"), r'guided.grammar cannot be used: .*unknown name: "missing"$'),
+        (Guided(grammar="start: start"), "guided.grammar cannot be used: no text matches it$"),
         (Guided(json='{"type": 5'), "guided.json cannot be used"),
         (Guided(json={"type": "nonsense"}), "guided.json cannot be used: Invalid type: nonsense$"),
         (Guided(json='{"items":' * 5000 + "{}" + "}" * 5000), "guided.json cannot be used: recursion limit"),

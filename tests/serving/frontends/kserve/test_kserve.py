@@ -173,6 +173,13 @@ def test_broken_tensors_are_refused(stub, raw, fields, message):
     assert details.startswith(message)
 
 
+def test_an_input_that_is_there_twice_is_refused(stub):
+    twice = request(contents={"bytes_contents": [b"a"]})
+    twice.inputs.append(twice.inputs[0])
+    code, details = status(lambda: stub.ModelInfer(twice, timeout=20))
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "input 'text_input' is there twice")
+
+
 def test_what_is_too_deep_or_fails_is_the_affair_of_its_request(stub, monkeypatch):
     good = request(contents={"bytes_contents": [b"a"]})
     deep = messages.ModelInferRequest()
