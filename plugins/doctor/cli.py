@@ -18,7 +18,7 @@ from sharp.plugins.cli import FailedVerification, SharpCommand
 from sharp.plugins.doctor.backends import Backend, backends
 from sharp.plugins.doctor.case import NORMALIZERS, Case, errors, limits, make_case
 from sharp.plugins.doctor.machine import describe
-from sharp.plugins.errors import SharpError
+from sharp.plugins.errors import InputError, SharpError
 
 Status = Literal["agrees", "differs", "failed", "absent"]
 
@@ -71,6 +71,9 @@ def doctor(folder: Path | None, as_json: bool) -> None:
         console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
         _print(console, machine, found)
     wrong = [each for each in found if each.status in ("differs", "failed")]
+    for each in wrong:
+        if "SHARP_ISA is" in each.reason:
+            raise InputError(each.reason[each.reason.index("SHARP_ISA") :])
     if wrong:
         names = "; ".join(each.name for each in wrong)
         raise FailedVerification(

@@ -53,6 +53,8 @@ def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]
         if tensor.datatype != INPUT_TYPES[tensor.name]:
             message = f"input {tensor.name!r} has datatype {tensor.datatype!r}; it must be {INPUT_TYPES[tensor.name]}"
             raise FieldError(tensor.name, message)
+        if any(size != 1 for size in tensor.shape):
+            raise FieldError(tensor.name, f"input {tensor.name!r} has shape {list(tensor.shape)}; it must be [1]")
         text = tensor.datatype == "BYTES"
         elements: Sequence[bytes | bool]
         if request.raw_input_contents:

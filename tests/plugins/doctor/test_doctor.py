@@ -111,6 +111,16 @@ def test_a_backend_that_fails_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> 
     assert "Traceback" not in result.output
 
 
+def test_an_instruction_set_that_the_processor_lacks_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(case: Case) -> AttentionOutput:
+        raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : SHARP_ISA is 'mmx'; this processor can run: avx2, baseline")
+
+    monkeypatch.setattr(cli, "backends", lambda: (Backend("the CPU", ("float32",), lambda: None, fail),))
+    result = run()
+    assert result.exit_code == 2
+    assert result.output.rstrip().endswith("Error: SHARP_ISA is 'mmx'; this processor can run: avx2, baseline")
+
+
 def test_a_library_without_some_kernels_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = pretend(lambda output: output, "a GPU")
 

@@ -165,6 +165,7 @@ def test_parameters_of_vllm_and_those_of_a_newer_client_are_no_error(stub):
         (b"", {}, "input 'text_input' has 0 elements; it must have 1"),
         (b"a", {"datatype": "FP32"}, "input 'text_input' has datatype 'FP32'; it must be BYTES"),
         (b"a", {"name": "image"}, "input 'image' is not known"),
+        (b"a", {"shape": [2]}, "input 'text_input' has shape [2]; it must be [1]"),
     ],
 )
 def test_broken_tensors_are_refused(stub, raw, fields, message):
