@@ -111,6 +111,8 @@ def _read_any(
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         if isinstance(error, MemoryError) or "allocate memory" in reason:
             reason = "it takes more memory than there is, or than a program of its size has a use for"
+        elif isinstance(error, RuntimeError):
+            reason += "; sizes that it needs must be fixed when it is exported (dynamic_shapes)"
         at = next((f" at {note}" for note in getattr(error, "__notes__", ())), "")
         raise InputError(f"{path} cannot be exported, as its program does not run{at}: {reason}") from error
 

@@ -17,7 +17,7 @@ from sharp.exporter.programs.attention_call import (
     same,
 )
 from sharp.exporter.programs.einsum import einsum_logits, einsum_values
-from sharp.exporter.programs.nodes import name_of, where
+from sharp.exporter.programs.nodes import ancestors, name_of, where
 from sharp.exporter.programs.norms import find_norm
 from sharp.exporter.programs.program import Program
 from sharp.plugins.errors import InputError
@@ -48,6 +48,8 @@ def written_out(program: Program, mixed: Node, given: Mapping[Node, Tensor]) -> 
         if not any(_alike(product, weights) for product in products):
             continue
         if len(products) > 1:
+            if not _has_exponential(weights, products):
+                continue
             raise InputError(
                 f"attention at {where(mixed)} adds {len(products)} products; Sharp's op has one, of q and k"
             )
@@ -61,6 +63,12 @@ def written_out(program: Program, mixed: Node, given: Mapping[Node, Tensor]) -> 
             logits, norm = found
             return replace(call, logits=logits, norm=norm)
     return None
+
+
+def _has_exponential(weights: Node, products: list[Node]) -> bool:
+    """Something between is that of a norm; sums of products without are mixtures of streams, as Gemma 3n's."""
+    between = ancestors(weights, through_sizes=False, until=frozenset(products)) - {*products}
+    return any("softmax" in name_of(node) or name_of(node) in ("exp", "sigmoid") for node in between)
 
 
 def _alike(product: Node, weights: Node) -> bool:

@@ -164,3 +164,16 @@ class LinearAttention(nn.Module):
 def test_where_no_attention_is_found_the_first_product_is_named() -> None:
     with pytest.raises(InputError, match=r"no attention was found .* at node matmul, test_layouts.py line .*@ x.mT"):
         read(LinearAttention(), WORDS)
+
+
+class Streams(nn.Module):
+    """What follows from two products, without a norm, multiplies something else: AltUp of Gemma 3n."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = x.unflatten(-1, (-1, 2))
+        mixed = pairs @ (pairs.mT @ pairs) + pairs @ (pairs.mT @ (pairs + 1))
+        return (mixed @ (pairs.mT @ pairs)).flatten(-2) / 1e4
+
+
+def test_a_sum_of_products_without_a_norm_is_no_attention() -> None:
+    assert read(gpt.GPT(gpt.written_out, mixing=Streams()), TOKENS).no_cache is None
