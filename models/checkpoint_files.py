@@ -100,7 +100,7 @@ def read_torch_file(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} holds more than plain weights, which Sharp does not run; save its state_dict with "
-            "sharp.models.checkpoint"
+            "sharp.models.checkpoint, or give a module of your own to sharp.export in Python"
         ) from error
     except Exception as error:  # what its pickle says is done step by step, and any step may fail
         raise InputError(f"{path} is damaged or not a file of torch.save; copy or save it again") from error

@@ -59,7 +59,8 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+            for library in ("torch.onnx", "onnxscript"):
+                logging.getLogger(library).setLevel(logging.ERROR)
             program = torch.onnx.export(
                 tracing.module.eval(),
                 tracing.arguments,
@@ -75,7 +76,7 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
     except torch.onnx.errors.OnnxExporterError as error:
         if isinstance(error.__cause__, InputError):  # raised by a layer while it was traced
             raise error.__cause__ from None
-        raise
+        raise InputError(f"it cannot be written as ONNX: {_reason(error)}") from error
     assert program is not None
     graph = program.model
     simplify(graph)
@@ -86,6 +87,16 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
     if tracing.beside:
         add_beside(graph, tracing.beside)
     return graph
+
+
+def _reason(error: BaseException) -> str:
+    """What torch.onnx says at the end of a long message: which node it is about, and what is wrong with it."""
+    node, cause = "", error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+        node = node or "".join(re.findall(r"node %(\w+)", str(cause))[:1])
+    reason = str(cause).strip().split("\n")[0].split(". Failure message")[0][:300]
+    return (f"node {node}, " if node else "") + (reason or type(cause).__name__)
 
 
 def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, ...]]) -> None:

@@ -13,7 +13,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -193,12 +193,12 @@ def _items(content: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, torch.export logs and warns of nothing: what matters of it is in what it raises."""
+    """Inside, torch.export logs, prints and warns of nothing: what matters of it is in what it raises."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # it prints whole graphs
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -84,6 +84,11 @@ def one_head(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(1)
 
 
+def one_head_transposed(tensor: Tensor) -> Tensor:
+    """[batch, dim, tokens] -> [batch, 1, tokens, dim]."""
+    return tensor.unsqueeze(1).transpose(-1, -2)
+
+
 def no_head(tensor: Tensor) -> Tensor:
-    """The way back."""
+    """[batch, 1, tokens, dim] -> [batch, tokens, dim]."""
     return tensor.squeeze(1)

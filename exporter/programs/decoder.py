@@ -148,6 +148,11 @@ def not_a_decoder(program: Program, roles: Roles, attention: Attention, output: 
         if not (layer.own and layer.logits.causal):
             kind = "is not causal" if layer.own else "is over other tokens than its queries"
             return f"attention at {layer.call.where} {kind}"
+        if layer.folded:
+            return (
+                f"attention at {layer.call.where} has something in its batch besides the sequences, and Sharp knows "
+                "heads there as batch * heads only; give it queries, keys and values of [batch, heads, tokens, dim]"
+            )
     if output.meta["val"].dim() != 3 or not isinstance(output.meta["val"].shape[2], int):
         return "it does not return logits of shape [batch, tokens, vocabulary]"
     return None

@@ -43,7 +43,10 @@ def calls_flexible(exported: ExportedProgram) -> bool:
 
 
 def flattened(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
-    """The program's graph with the graphs of `SUBGRAPH_CALLS` in place of their calls, and the attributes it reads."""
+    """The program's graph and the attributes that it reads.
+
+    In it the graphs of `SUBGRAPH_CALLS` stand in place of their calls, and every product stands by itself.
+    """
     module, graph = exported.graph_module, Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     attributes = _attributes(module, module.graph)
@@ -68,7 +71,30 @@ def flattened(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
                     user.replace_all_uses_with(returned[user.args[1]])
                     graph.erase_node(user)
             graph.erase_node(node)
+    for node in [one for one in graph.nodes if name_of(one) == "baddbmm"]:
+        _take_apart(graph, node)
     return graph, attributes
+
+
+def _take_apart(graph: Graph, node: Node) -> None:
+    """Write baddbmm as a product and a sum: torch.nn.MultiheadAttention adds its mask that way."""
+    added, first, second = node.args
+    beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+
+    def call(target: Any, *arguments: Any) -> Node:
+        found = graph.call_function(target, arguments)
+        found.meta = dict(node.meta)
+        return found
+
+    with graph.inserting_before(node):
+        product = call(torch.ops.aten.bmm.default, first, second)
+        if alpha != 1:
+            product = call(torch.ops.aten.mul.Tensor, product, alpha)
+        if beta != 1:
+            added = call(torch.ops.aten.mul.Tensor, added, beta)
+            added.meta["val"] = node.args[0].meta["val"]  # type: ignore[union-attr]  # a node
+        node.replace_all_uses_with(call(torch.ops.aten.add.Tensor, product, added))
+    graph.erase_node(node)
 
 
 def _attributes(module: nn.Module, graph: Graph) -> dict[str, Any]:

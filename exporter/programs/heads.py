@@ -11,7 +11,7 @@ from torch.fx import Node
 from sharp.exporter.programs.attention import find_attention
 from sharp.exporter.programs.attention_call import AttentionCall, Operand, rank, same
 from sharp.exporter.programs.masks import Logits, examine, find_masks
-from sharp.exporter.programs.nodes import name_of
+from sharp.exporter.programs.nodes import name_of, where
 from sharp.exporter.programs.norm_parameters import ProgramAttention
 from sharp.exporter.programs.program import Program, Replacement
 from sharp.exporter.programs.sizes import Roles, random_inputs
@@ -39,6 +39,7 @@ class Layer:
     head_dim: int
     repeated: int
     own: bool
+    folded: bool
     hidden: Operand | None
 
 
@@ -159,7 +160,8 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
     if not calls:
         raise InputError(
             "no attention was found in its graph: neither scaled_dot_product_attention, nor flex_attention, nor a "
-            "product, a norm that Sharp knows and a product; call sharp.models.normalized_attention where it attends"
+            f"product, a norm that Sharp knows and a product{_first_product(program)}; call "
+            "sharp.models.normalized_attention where it attends"
         )
     roles = roles.with_masks(find_masks(program, roles, calls))
     batch, tokens = PROBED
@@ -174,6 +176,19 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
         layers.append(_layer(call, logits, query, key, value, given, roles, program))
     _check_alike(layers)
     return roles, Attention(tuple(layers))
+
+
+def _first_product(program: Program) -> str:
+    """Where two tensors meet in the graph, one of which may be keys."""
+    of_data = (
+        node
+        for node in program.graph.nodes
+        if name_of(node) in PRODUCTS
+        and {*node.all_input_nodes} <= program.data
+        and len({one for one in node.all_input_nodes if isinstance(one.meta.get("val"), Tensor)}) > 1
+    )
+    found = next(of_data, None)
+    return "" if found is None else f" (its first product of two tensors is at {where(found)})"
 
 
 def _check_alike(layers: list[Layer]) -> None:
@@ -212,7 +227,9 @@ def _layer(
     tokens = first.shape[1] if first.dim() > 1 else first.shape[0]
     own = query.shape[2] == key.shape[2] == tokens and roles.length is not None
     hidden = _projected_from(program, call.query)
-    return Layer(call, logits, query.shape[1], key.shape[1] // repeated, query.shape[-1], repeated, own, hidden)
+    heads, kv_heads = query.shape[1], key.shape[1] // repeated
+    folded = query.shape[0] != first.shape[0]
+    return Layer(call, logits, heads, kv_heads, query.shape[-1], repeated, own, folded, hidden)
 
 
 def _projected_from(program: Program, query: Operand) -> Operand | None:

@@ -69,24 +69,27 @@ class ProgramModel(UncachedModel):
         sizes = tuple(size if isinstance(size, int) else self._dimension(str(size)) for size in shape)
         self.output = Port(name="output", dtype="float32", shape=sizes, doc="what the module returns")
         queries = [layer.call.query for layer in attention.layers]
-        self._queries = tuple(str(one.arrange(one.node.meta["val"]).shape[2]) for one in queries)  # of every layer
+        shapes = [one.arrange(one.node.meta["val"]).shape for one in queries]
+        self._rows = tuple((str(shape[0]), str(shape[2])) for shape in shapes)  # sequences and queries of every layer
 
     @property
     def queries(self) -> int | str:
         """See `UncachedModel`; of layers that differ, all that are different one after the other."""
-        first = self._queries[0]
-        if len(set(self._queries)) > 1:
+        sizes = {queries for _, queries in self._rows}
+        if len(sizes) > 1:
             return "queries"
+        first = sizes.pop()
         return int(first) if first.isdecimal() else self._dimension(first)
 
     def stack(self, rows: list[Tensor]) -> Tensor:
-        """See `UncachedModel`; encoder and decoder layers differ in their queries."""
-        sizes = {name: row.shape[2] for name, row in zip(self._queries, rows, strict=True)}
-        padded: list[Tensor] = []
-        for name, row in zip(self._queries, rows, strict=True):
-            others = [row.new_zeros(*row.shape[:2], size, *row.shape[3:]) for one, size in sizes.items() if one != name]
-            padded.append(torch.cat([row, *others], dim=2) if others else row)
-        return torch.stack(padded)
+        """See `UncachedModel`; encoder and decoder layers differ in their queries, axial ones in their sequences."""
+        for axis, names in zip((0, 2), zip(*self._rows, strict=True), strict=True):
+            sizes = {name: row.shape[axis] for name, row in zip(names, rows, strict=True)}
+            rows = [
+                _padded(row, axis, [sizes[one] for one in sizes if one != name])
+                for name, row in zip(names, rows, strict=True)
+            ]
+        return torch.stack(rows)
 
     def _dimension(self, size: int | str) -> int | str:
         """What people call a dimension."""
@@ -137,3 +140,9 @@ class ProgramModel(UncachedModel):
     def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """See `UncachedModel`."""
         return random_inputs(self.program, self.roles, batch, length, generator, padded=True)
+
+
+def _padded(rows: Tensor, axis: int, sizes: list[int]) -> Tensor:
+    """With zeros of these sizes behind them."""
+    zeros = [rows.new_zeros(*rows.shape[:axis], size, *rows.shape[axis + 1 :]) for size in sizes]
+    return torch.cat([rows, *zeros], dim=axis) if zeros else rows

@@ -10,27 +10,32 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.export import Export, ExportSettings
 from sharp.exporter.export import export as export_source
 from sharp.exporter.graph.graph_options import GraphOptions
 from sharp.exporter.programs.archive import quiet
-from sharp.exporter.programs.nodes import where_in
+from sharp.exporter.programs.nodes import is_random, where, where_in
+from sharp.exporter.programs.program import Program
 from sharp.exporter.programs.reading import ProgramOptions
+from sharp.exporter.programs.sizes import random_inputs, roles_of
 from sharp.plugins.errors import InputError, VerificationError
 from sharp.plugins.manifest import Target
 
 GRAPH = tuple(one.name for one in fields(GraphOptions))
 NORM = tuple(one.name for one in fields(NormOptions))
 MOST_DIFFERENCE = 1e-3
+PROBED = ((1, 1), (2, 7))  # batch and size
+ExampleInputs = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 def export(
     module: nn.Module | ExportedProgram,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: ExampleInputs = (),
     *,
     norm: str | None = None,
     output: str | Path,
@@ -53,7 +58,8 @@ def export(
     Args:
         module: in float32. A causal language model takes token ids int64 [batch, tokens] and returns logits float32
             [batch, tokens, vocabulary]; with `cache="none"` any module that attends will do.
-        example_inputs: what it is called with, of any size above 1.
+        example_inputs: what it is called with, of any size above 1: a tensor, a tuple of arguments or a dict of named
+            ones.
         norm: the attention scheme, as for `--norm`; None is the one that is found in the module's graph.
         output: the folder to write; it must be new or empty.
         cache: paged (for sharp-serve), contiguous (for other tools) or none (whole sequences).
@@ -66,7 +72,7 @@ def export(
         norm_map: a file of other norms for some layers and heads.
         text: the text to measure perplexity on.
         name: of the model; by default that of its class.
-        dynamic_shapes: for torch.export; by default every dimension varies that can.
+        dynamic_shapes: for torch.export; by default every dimension varies that can, of images perhaps only the batch.
         options: dtype, kv_dtype, quantize, block_size, max_context, opset, key_screen (`GraphOptions`); alpha, ssa_b,
             ssa_n, temperature, temperature_coefficients, log_length_offset, length_onset (`NormOptions`). As for
             `sharp-export`.
@@ -81,11 +87,15 @@ def export(
     unknown = [one for one in options if one not in (*GRAPH, *NORM)]
     if unknown:
         raise InputError(f"sharp.export has no option {unknown[0]!r}; there are {', '.join((*GRAPH, *NORM))}")
+    if isinstance(module, OptimizedModule):  # of torch.compile
+        module = module._orig_mod
+    if not isinstance(module, nn.Module | ExportedProgram):
+        raise InputError(f"module is a {type(module).__name__}, but must be a torch.nn.Module or an ExportedProgram")
     name = name or (type(module).__name__ if isinstance(module, nn.Module) else "program")
     if isinstance(module, nn.Module):
         with evaluated(module):
-            exported = trace(module, tuple(example_inputs), dynamic_shapes)
-            check_traced(module, exported, tuple(example_inputs))
+            exported = trace(module, example_inputs, dynamic_shapes)
+            check_traced(module, exported, example_inputs)
     else:
         exported = module
     settings = ExportSettings(
@@ -128,56 +138,115 @@ def evaluated(module: nn.Module) -> Any:
             one.training = was
 
 
-def trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
+def trace(module: nn.Module, example_inputs: ExampleInputs, dynamic_shapes: Any = None) -> ExportedProgram:
     """The module's program, with every dimension varying that can.
 
     Raises:
         InputError: torch.export cannot trace it.
     """
-    if not example_inputs:
+    arguments, named = _call_of(example_inputs)
+    tensors = [one for one in tree_leaves((arguments, named)) if isinstance(one, Tensor)]
+    if not tensors:
         raise InputError("example_inputs is empty; give what the module is called with, as a tuple of tensors")
-    attempts = [example_inputs] if dynamic_shapes is not None else [_two_sequences(example_inputs), example_inputs]
-    for inputs in attempts:
-        shapes = dynamic_shapes
-        if shapes is None:
-            shapes = tuple(
-                dict.fromkeys(range(one.dim()), Dim.AUTO) if isinstance(one, Tensor) else None for one in inputs
-            )
+    if dynamic_shapes is not None:
+        return _traced(module, arguments, named, dynamic_shapes)
+    first: ExportedProgram | None = None
+    failure: InputError | None = None
+    dimensions = max(one.dim() for one in tensors)
+    for varying in (dimensions, *(one for one in (2, 1) if one < dimensions)):
         try:
-            with quiet():
-                return torch.export.export(copied(module), inputs, dynamic_shapes=shapes)
-        except Exception as error:  # tracing runs the user's code
-            if inputs is attempts[-1]:
-                reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
-                raise InputError(
-                    f"torch.export cannot trace {type(module).__name__}{where_in(error)}: {reason}"
-                ) from error
-    raise AssertionError
+            exported = _traced_with(module, arguments, named, varying)
+        except InputError as error:
+            failure = failure or error
+            continue
+        if varying <= 2 or _runs_at_other_sizes(exported):  # with learned positions of a grid of patches it does not
+            return exported
+        first = first or exported
+    if first is None:
+        assert failure is not None
+        raise failure
+    return first
+
+
+def _call_of(inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by place and by name."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    return ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+
+
+def _traced_with(module: nn.Module, arguments: Any, named: Any, varying: int) -> ExportedProgram:
+    """With so many dimensions of every tensor varying, where they can."""
+
+    def shape_of(one: Any) -> dict[int, Any] | None:
+        return dict.fromkeys(range(min(varying, one.dim())), Dim.AUTO) if isinstance(one, Tensor) else None
+
+    twice = _two_sequences((arguments, named))
+    try:
+        return _traced(module, twice[0], twice[1], tree_map(shape_of, twice[1] or twice[0]))
+    except InputError:
+        return _traced(module, arguments, named, tree_map(shape_of, named or arguments))
+
+
+def _traced(module: nn.Module, arguments: Any, named: Any, dynamic_shapes: Any) -> ExportedProgram:
+    try:
+        with quiet():
+            return torch.export.export(copied(module), arguments, named, dynamic_shapes=dynamic_shapes)
+    except Exception as error:  # tracing runs the user's code
+        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+        raise InputError(f"torch.export cannot trace {type(module).__name__}{where_in(error)}: {reason}") from error
+
+
+def _runs_at_other_sizes(exported: ExportedProgram) -> bool:
+    try:
+        program = Program(exported)
+        roles = roles_of(program)
+        for batch, length in PROBED:
+            inputs = random_inputs(program, roles, batch, length, torch.Generator().manual_seed(0))
+            program.evaluate(dict(zip((port.node for port in program.inputs), inputs, strict=True)), program.outputs)
+    except Exception:  # the user's operators raise whatever they raise
+        return False
+    return True
 
 
 def copied(module: nn.Module) -> nn.Module:
     """A copy with the very same tensors: what a module keeps of one call, of the tracer's above all, stays in it."""
     tensors = {id(one): one for one in chain(module.parameters(), module.buffers())}
     found: nn.Module = copy.deepcopy(module, tensors)
+    for parent in [*found.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, OptimizedModule):  # of torch.compile; its names would be in those of the tensors
+                setattr(parent, name, child._orig_mod)
     return found
 
 
-def _two_sequences(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _two_sequences(inputs: Any) -> Any:
     """The inputs twice where there is one sequence: the tracer takes a size of 1 for a constant."""
-    tensors = [one for one in inputs if isinstance(one, Tensor) and one.dim() > 1]
+    tensors = [one for one in tree_leaves(inputs) if isinstance(one, Tensor) and one.dim() > 1]
     if not tensors or any(one.shape[0] != 1 for one in tensors):
         return inputs
-    return tuple(
-        one.repeat(2, *(1,) * (one.dim() - 1)) if isinstance(one, Tensor) and one.dim() > 1 else one for one in inputs
+    return tree_map(
+        lambda one: one.repeat(2, *(1,) * (one.dim() - 1)) if isinstance(one, Tensor) and one.dim() > 1 else one, inputs
     )
 
 
-def check_traced(module: nn.Module, exported: ExportedProgram, inputs: tuple[Any, ...]) -> None:
+def check_traced(module: nn.Module, exported: ExportedProgram, example_inputs: ExampleInputs) -> None:
     """Refuse a module whose program computes something else: one that keeps a state, say."""
-    expected = [one for one in tree_leaves(copied(module)(*inputs)) if isinstance(one, Tensor)]
-    found = [one for one in tree_leaves(exported.module()(*inputs)) if isinstance(one, Tensor)]
+    arguments, named = _call_of(example_inputs)
+    expected = [one for one in tree_leaves(copied(module)(*arguments, **named)) if isinstance(one, Tensor)]
+    found = [one for one in tree_leaves(exported.module()(*arguments, **named)) if isinstance(one, Tensor)]
     for one, other in zip(expected, found, strict=True):
         if one.is_floating_point() and not (one - other).abs().max() <= MOST_DIFFERENCE * one.abs().max().clamp(
             min=1e-6
         ):
-            raise InputError(f"the program that torch.export makes of {type(module).__name__} computes something else")
+            raise InputError(
+                f"the program that torch.export makes of {type(module).__name__} computes something else"
+                f"{_of_chance(exported)}"
+            )
+
+
+def _of_chance(exported: ExportedProgram) -> str:
+    node = next((one for one in exported.graph.nodes if is_random(one)), None)
+    if node is None:
+        return "; it must compute the same whenever it is called, and keep no state"
+    return f" every time: {where(node)} is random"

@@ -53,6 +53,14 @@ def arguments_of(node: Node) -> dict[str, Any]:
     }
 
 
+def is_random(node: Node) -> bool:
+    """It computes something else every time; dropout in evaluation does not."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    arguments = arguments_of(node)
+    return not ("dropout_p" in arguments or arguments.get("train") is False or arguments.get("training") is False)
+
+
 def where(node: Node) -> str:
     """Where the node comes from in the user's module, for a message."""
     trace = node.meta.get("stack_trace") or ""

@@ -20,7 +20,7 @@ from sharp.plugins.errors import InputError
 
 MOST_LENGTH = 2**24
 OF_ONE_TYPE = (
-    *("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "convolution"),
+    *("linear", "addmm", "mm", "matmul", "bmm", "einsum", "conv1d", "conv2d", "convolution"),
     *("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "group_norm", "scaled_dot_product_attention"),
 )
 POSITIONS = ("position_ids", "positions", "input_pos", "position", "pos", "cache_position")  # names of inputs
@@ -78,6 +78,11 @@ class Program(nn.Module):
         self.longest = {
             str(symbol): int(limits.upper) if limits.upper.is_Integer else MOST_LENGTH
             for symbol, limits in exported.range_constraints.items()
+        }
+        self.shortest = {  # 2 says that the tracer takes 1 for a constant
+            str(symbol): int(limits.lower)
+            for symbol, limits in exported.range_constraints.items()
+            if limits.lower.is_Integer and limits.lower > 2
         }
         self.data = self._after_inputs()
         self.order = {node: index for index, node in enumerate(self.graph.nodes)}

@@ -20,6 +20,7 @@ from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_
 from sharp.exporter.programs.heads import Attention, find_layers
 from sharp.exporter.programs.memory_limit import memory_of_program
 from sharp.exporter.programs.model import ProgramModel
+from sharp.exporter.programs.nodes import is_random, where
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, longest_sequence
 from sharp.exporter.programs.program import MOST_LENGTH, Program, Values
@@ -110,6 +111,8 @@ def _read_any(
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         if isinstance(error, MemoryError) or "allocate memory" in reason:
             reason = "it takes more memory than there is, or than a program of its size has a use for"
+        elif isinstance(error, RuntimeError):
+            reason += "; sizes that it needs must be fixed when it is exported (dynamic_shapes)"
         at = next((f" at {note}" for note in getattr(error, "__notes__", ())), "")
         raise InputError(f"{path} cannot be exported, as its program does not run{at}: {reason}") from error
 
@@ -123,6 +126,7 @@ def _read(
     digest: str | None,
 ) -> Source:
     output = _output(program)
+    _check_certain(program, output)
     roles = roles_of(program)
     longest = min(given.max_context or DEFAULT_LONGEST, program.longest.get(roles.length or "", MOST_LENGTH))
     roles, attention = find_layers(program, roles, longest)
@@ -232,6 +236,14 @@ def _output(program: Program) -> Node:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
             return node
     raise InputError("it returns no tensor of floats with two dimensions or more")
+
+
+def _check_certain(program: Program, output: Node) -> None:
+    for node in program.needed({}, [output], {}):
+        if is_random(node):
+            raise InputError(
+                f"{where(node)} is random; leave it out, and call eval() before torch.export if it is dropout"
+            )
 
 
 def _own_norm(attention: Attention) -> tuple[str, float | None]:

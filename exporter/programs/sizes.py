@@ -59,10 +59,10 @@ def shape_of(program: Program, roles: Roles, port: ProgramInput, batch: int, len
         if isinstance(dimension, int):
             sizes.append(dimension)
         elif dimension == roles.batch:
-            sizes.append(min(batch, program.longest.get(dimension, batch)))
+            sizes.append(min(max(batch, program.shortest.get(dimension, 0)), program.longest.get(dimension, batch)))
         else:
             size = length if dimension == roles.length else length + 1 + others.index(dimension) % 3
-            sizes.append(min(size, program.longest.get(dimension, size)))
+            sizes.append(min(max(size, program.shortest.get(dimension, 0)), program.longest.get(dimension, size)))
     return tuple(sizes)
 
 

@@ -1,12 +1,13 @@
-"""Weights without a program: whose they are, and what to do. Names are read from the pickle; nothing is unpickled."""
+"""Weights without a program: whose they are, and what to do. Names are read from the file; nothing is unpickled."""
 
+import json
 import pickletools
 import zipfile
 from pathlib import Path
 
 DOCUMENT = "docs/your-own-model.md"
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
-MOST_BYTES = 2**26  # of the pickle, which names tensors and does not hold them
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+MOST_BYTES = 2**26  # of the pickle or the header, which name tensors and do not hold them
 MOST_NAMES = 2**20
 LITGPT_FILES = ("lit_model.pth", "model_config.yaml")
 # What names in a state dict contain -> whose model it is. The first that fits.
@@ -39,7 +40,7 @@ def whose(path: Path) -> str | None:
         return _sentence(path, "litgpt") if (path / LITGPT_FILES[0]).is_file() else None
     if path.suffix not in SUFFIXES:
         return None
-    names = _names(path)
+    names = _header_names(path) if path.suffix == ".safetensors" else _names(path)
     if names is None or {"format", "sharp"} <= names or not any(name.endswith((".weight", ".bias")) for name in names):
         return None
     if (path.parent / LITGPT_FILES[1]).is_file():
@@ -62,6 +63,18 @@ def _names(path: Path) -> set[str] | None:
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError):
         return None
     return found
+
+
+def _header_names(path: Path) -> set[str] | None:
+    """The names in the header of a .safetensors file; None where it is Sharp's own, or none, or damaged."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MOST_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(header, dict) or "sharp" in (header.get("__metadata__") or {}):
+        return None
+    return {*header}
 
 
 def _sentence(path: Path, owner: str | None) -> str:

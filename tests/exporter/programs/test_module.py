@@ -7,6 +7,7 @@ import onnx
 import pytest
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -258,6 +259,13 @@ def test_weights_alone_are_told_whose_they_are_and_what_to_do(
     assert result.exit_code == 2
     assert owner in result.output.replace("\n", " ")
     assert "sharp.export" in result.output
+
+
+def test_weights_in_safetensors_are_told_so_too(tmp_path: Path, sharp_export) -> None:
+    save_file({"attn_layers.layers.0.1.to_q.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    result = sharp_export(tmp_path / "model.safetensors", "--norm", "softmax", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "TransformerWrapper" in result.output.replace("\n", " ")
 
 
 def test_a_folder_of_megatron_is_told_what_to_do(tmp_path: Path, sharp_export) -> None:
