@@ -12,11 +12,12 @@ import json
 import logging
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -71,6 +72,7 @@ def load_program(path: Path) -> ExportedProgram:
     with file, quiet():
         try:
             _check(PT2ArchiveReader(file), path.stat().st_size)
+            _check_sums(file, path.stat().st_size)
         except InputError as error:
             raise InputError(f"{path} is not loaded: {error}") from error
         except Exception as error:  # json and torch's reader raise almost anything
@@ -107,6 +109,18 @@ def _check(archive: PT2ArchiveReader, length: int) -> None:
         if name.startswith("data/sample_inputs/") and sizes[name]:
             torch.load(io.BytesIO(archive.read_bytes(name)), weights_only=True)  # or torch would unpickle it all
     _check_program(_json(archive, models[0], sizes))
+
+
+def _check_sums(file: IO[bytes], length: int) -> None:
+    """The sums of all parts, which torch does not look at: a weight with another byte is as good as any."""
+    file.seek(0)
+    with zipfile.ZipFile(file) as parts:
+        stored = all(one.compress_type == zipfile.ZIP_STORED for one in parts.infolist())
+        if not stored or sum(one.file_size for one in parts.infolist()) > length:
+            raise InputError("its parts are compressed, or overlap; save the program again")
+        damaged = parts.testzip()
+    if damaged is not None:
+        raise InputError(f"its part {damaged} is damaged; copy or save it again")
 
 
 def _json(archive: PT2ArchiveReader, name: str, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -117,6 +117,18 @@ def test_a_damaged_one_is_refused(program: Path, tmp_path: Path, cut: int) -> No
         load_program(path)
 
 
+def test_a_weight_with_another_byte_is_told(program: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(program) as archive:
+        largest = max(archive.infolist(), key=lambda one: one.file_size)
+        weight = archive.read(largest)
+    content = program.read_bytes()
+    place = content.index(weight) + len(weight) // 2
+    path = tmp_path / "changed.pt2"
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(InputError, match=rf"its part {largest.filename} is damaged; copy or save it again"):
+        load_program(path)
+
+
 def test_the_pickles_of_torch_2_7_are_never_read(program: Path, tmp_path: Path) -> None:
     """What torch falls back to where a program of today's format has an error."""
     made = tmp_path / "made"
