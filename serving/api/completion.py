@@ -1,6 +1,8 @@
 """`Completion`: what one sequence generated, and `CompletionBuilder`, which makes it from the engine's events."""
 
+from array import array
 from dataclasses import dataclass, field, replace
+from io import StringIO
 
 from sharp.serving.api.attention import AttentionSummary
 from sharp.serving.api.events import (
@@ -50,8 +52,8 @@ class Completion:
 class _Sequence:
     """What one sequence has generated so far."""
 
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    text: StringIO = field(default_factory=StringIO)
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: Finished | None = None
 
@@ -75,7 +77,7 @@ class CompletionBuilder:
             self._prompt_logprobs = None if self._params.prompt_logprobs is None else event.logprobs or ()
         elif isinstance(event, Delta):
             sequence = self._sequences[event.index]
-            sequence.text.append(event.text)
+            sequence.text.write(event.text)
             sequence.token_ids.extend(event.token_ids)
             sequence.logprobs.extend(event.logprobs or ())
         elif isinstance(event, Finished):
@@ -93,7 +95,7 @@ class CompletionBuilder:
         if finished is None:
             raise RuntimeError("the engine lost a request")
         return Completion(
-            "".join(sequence.text),
+            sequence.text.getvalue(),
             tuple(sequence.token_ids),
             finished.reason,
             finished.matched,

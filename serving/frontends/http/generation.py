@@ -18,7 +18,7 @@ from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.chat_request import ForeignRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
-from sharp.serving.frontends.http.logprobs import LogprobLimit
+from sharp.serving.frontends.http.logprobs import ResponseLimit
 from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.request_ids import request_id_of
 from sharp.serving.frontends.http.sending import completions, send_stream, send_whole, until_disconnected
@@ -63,7 +63,7 @@ class Generation:
         if params.logprobs is not None:
             await asyncio.to_thread(self._endpoint.texts.load)
         request_id, own = request_id_of(scope, request.request_id)
-        limit = LogprobLimit(whole=not request.stream, repeated_by=request.prompts_repeated_by)
+        limit = ResponseLimit(whole=not request.stream, prompts=len(prompts), repeated_by=request.prompts_repeated_by)
         prepare = [
             self._preparation(request, f"{own}-{number}", prompt, params, limit)
             for number, prompt in enumerate(prompts)
@@ -99,7 +99,7 @@ class Generation:
         return request, params, prompts
 
     def _preparation(
-        self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams, limit: LogprobLimit
+        self, request: GenerationRequest, request_id: str, prompt: Prompt, params: SamplingParams, limit: ResponseLimit
     ) -> Callable[[], GenerateRequest]:
         def prepare() -> GenerateRequest:
             try:

@@ -23,7 +23,7 @@ from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import _Generate
 from sharp.serving.frontends.http.kserve_messages import read_message
-from sharp.serving.frontends.http.logprobs import LogprobLimit
+from sharp.serving.frontends.http.logprobs import ResponseLimit
 from sharp.serving.frontends.http.messages_request import CountTokensRequest, MessagesRequest
 from sharp.serving.frontends.http.openai_request import CompletionRequest
 from sharp.serving.frontends.http.responses_request import ResponsesRequest
@@ -88,7 +88,7 @@ def generation(kind: type[Any], *bodies: dict[str, Any]) -> Callable[[Path], Tar
 
         def run(body: bytes) -> None:
             request, params, prompts = route._read(body)
-            limit = LogprobLimit(whole=not request.stream, repeated_by=request.prompts_repeated_by)
+            limit = ResponseLimit(whole=not request.stream, repeated_by=request.prompts_repeated_by)
             for prompt in prompts[:MOST_PROMPTS]:
                 route._preparation(request, "id", prompt, params, limit)()
 

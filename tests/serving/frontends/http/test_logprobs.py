@@ -118,6 +118,18 @@ def test_prompts_that_many_completions_repeat_have_a_limit(client, field, monkey
     assert len(client.completions.create(model="counting", prompt=[[97] * 50] * 2, n=3, **fields).choices) == 6
 
 
+def test_a_whole_response_has_a_limit_of_tokens(client, monkeypatch):
+    monkeypatch.setattr(response_logprobs, "MOST_WHOLE_TOKENS", 60)
+    with pytest.raises(openai.BadRequestError, match="max_tokens lets the completions have 66 tokens") as caught:
+        client.completions.create(model="counting", prompt=["a", "b"], n=3, max_tokens=11)
+    assert caught.value.param == "max_tokens"
+    message = {"role": "user", "content": "a"}
+    response = client.chat.completions.create(model="counting", messages=[message], n=3, temperature=0)
+    assert response.usage.completion_tokens == 60  # each has its share
+    (text, _), *_ = complete(client, ["a", "b"], n=3, max_tokens=11, stream=True)
+    assert len(text) == 11
+
+
 def test_many_echoed_logprobs_are_one_json(client):
     choices = complete(client, [[97] * 64] * 3, n=2, echo=True, logprobs=20, max_tokens=2)
     assert [text for text, _ in choices] == ["a" * 64 + "bc"] * 6
