@@ -4,8 +4,8 @@ MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
 FOREIGN := litgpt==0.5.13 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 timm==1.0.31 torchvision==0.29.1 \
   torchtune==0.6.1 torchao==0.10.0 sentencepiece==0.2.3 tiktoken==0.14.0 omegaconf==2.4.0
-# One worker more than cores: many tests wait for servers, installers and clusters.
-WORKERS := $(shell expr $$(nproc) + 1)
+# Two workers more than cores: many tests wait for servers, installers and clusters.
+WORKERS := $(shell expr $$(nproc) + 2)
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
