@@ -46,8 +46,8 @@ class ChunkedAttention:
             last = max(0, end + before) if directed else keys
             first = min(last, max(0, start + before + 1 - self.window)) if self.window >= 0 else 0
             index = torch.arange(first, last, device=query.device)
-            places = torch.arange(start + before, end + before, device=query.device)
-            yield Chunk(slice(start, end), slice(first, last), index[None, :] - places[:, None])
+            query_positions = torch.arange(start + before, end + before, device=query.device)
+            yield Chunk(slice(start, end), slice(first, last), index[None, :] - query_positions[:, None])
 
     def logits(self, products: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """Of q k [batch, q_heads, rows, keys]: the logits, those before the position bias, and what is visible."""

@@ -231,7 +231,7 @@ class HuggingFaceForMaskedLM(SharpPreTrainedModel):
     ) -> MaskedLMOutput | tuple[Any, ...]:
         """Logits [batch, tokens, vocab_size]; input_ids, attention_mask and labels are [batch, tokens].
 
-        The loss is the mean over places whose label is not -100.
+        The loss is the mean over positions whose label is not -100.
         """
         logits = self.model(input_ids, attention_mask)
         loss = None if labels is None else _cross_entropy(logits, labels)
@@ -254,7 +254,7 @@ def to_hugging_face(model: SharpForCausalLM | SharpForMaskedLM) -> HuggingFaceFo
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean in nats over logits [batch, tokens, vocab_size], without places that have label -100."""
+    """Mean in nats over logits [batch, tokens, vocab_size], without positions that have label -100."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 

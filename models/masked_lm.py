@@ -15,7 +15,7 @@ from sharp.plugins.errors import InputError
 
 
 class SharpForMaskedLM(Transformer):
-    """A bidirectional model that predicts the token at every place.
+    """A bidirectional model that predicts the token at every position.
 
     The n that length scales grow with is the number of tokens that are not padding, the same for all of a sequence.
 

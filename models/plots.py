@@ -93,9 +93,9 @@ def plot_temperature_fit(points: Points, coefficients: Sequence[float], title: s
     figure.colorbar(cells, ax=axes, label="points")
     low, high = points.entropy.min(), points.entropy.max()
     edges = np.linspace(low, high, 21)
-    place = np.digitize(points.entropy, edges[1:-1])
-    filled = [index for index in range(20) if (place == index).any()]
-    means = [points.inverse_temperature[place == index].mean() for index in filled]
+    bins = np.digitize(points.entropy, edges[1:-1])
+    filled = [index for index in range(20) if (bins == index).any()]
+    means = [points.inverse_temperature[bins == index].mean() for index in filled]
     axes.plot((edges[:-1] + edges[1:])[filled] / 2, means, "o", color="tab:orange", label="mean of the points")
     inside, around = np.linspace(low, high, 200), np.linspace(0, 1.15 * high, 300)
     axes.plot(around, np.polyval(ICML2025_COEFFICIENTS, around), "--", color="tab:blue", label="paper (ICML 2025)")

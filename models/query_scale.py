@@ -103,9 +103,9 @@ class QueryScale(nn.Module):
             return factor
         # Each head's factor, in those of the scaled heads with a 1 behind them.
         count = sum(self.scaled_heads)
-        places = [sum(self.scaled_heads[:head]) if scaled else count for head, scaled in enumerate(self.scaled_heads)]
+        indices = [sum(self.scaled_heads[:head]) if scaled else count for head, scaled in enumerate(self.scaled_heads)]
         with_one = torch.cat([factor, torch.ones_like(factor[..., :1])], dim=-1)
-        return with_one[..., torch.tensor(places, device=factor.device)]
+        return with_one[..., torch.tensor(indices, device=factor.device)]
 
     def _gamma(self, hidden: Tensor) -> Tensor | float:
         if self.gamma is not None:

@@ -118,7 +118,7 @@ def sequences_of(stored: Checkpoint, model: SharpForCausalLM, lengths: str | Non
 
 
 def windows_of(model: SharpForCausalLM, lengths: str | None, text_file: Path | None) -> Data:
-    """Windows at random places of a text, by default of 512 bytes of the demo's held-out text."""
+    """Windows at random positions of a text, by default of 512 bytes of the demo's held-out text."""
     sizes = (TEXT_WINDOW,) if lengths is None else parse_lengths(lengths)
     tokens = read_text(text_file)
     for length in sizes:

@@ -72,7 +72,7 @@ def text_settings(steps: int, seed: int, compile_model: bool) -> TrainSettings:
 
 
 def sample_windows(corpora: list[Corpus], sequences: int, length: int, generator: torch.Generator) -> Batch:
-    """Windows at random places of corpora chosen by their share; every token is predicted from those before."""
+    """Windows at random positions of corpora chosen by their share; every token is predicted from those before."""
     shares = torch.tensor([corpus.share for corpus in corpora])
     rows = []
     for index in torch.multinomial(shares, sequences, replacement=True, generator=generator).tolist():
@@ -273,7 +273,7 @@ def main(
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     try:
-        place = choose_device(device)
+        chosen_device = choose_device(device)
         compiled = task == TEXT if compile_model is None else compile_model
         if compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
             raise InputError(
@@ -284,10 +284,10 @@ def main(
             if parameters or lengths or given or start_from or bfloat16 is not None:
                 raise InputError("text is trained with its own sizes and lengths; leave out --set and what follows it")
             config = text_config(norm, fixed_temperature(norm, temperature))
-            train_text(console, config, steps or TEXT_STEPS, seed, compiled, place, output, work)
+            train_text(console, config, steps or TEXT_STEPS, seed, compiled, chosen_device, output, work)
         else:
             if bfloat16 is None:
-                bfloat16 = place.type == "cuda" and task != "max-retrieval"
+                bfloat16 = chosen_device.type == "cuda" and task != "max-retrieval"
             choices = Choices(
                 norm,
                 temperature=temperature,
@@ -298,7 +298,7 @@ def main(
                 compile=compiled,
                 **given,
             )
-            train_task(console, task, choices, parameters, start_from, place, output, work)
+            train_task(console, task, choices, parameters, start_from, chosen_device, output, work)
         if hint := plot_losses(work / "loss.csv", work / "loss.png"):
             console.print(hint)
     except (SharpError, OSError) as error:  # the latter of a disk that is full or read-only

@@ -66,7 +66,7 @@ def joined_names(args: list[str]) -> list[str]:
     if NAMES_FLAG not in args:
         return args
     start = args.index(NAMES_FLAG) + 1
-    end = next((place for place in range(start, len(args)) if args[place].startswith("-")), len(args))
+    end = next((index for index in range(start, len(args)) if args[index].startswith("-")), len(args))
     if end == len(args) and end - start > 1 and args[0].startswith("-"):
         end -= 1
     return [*args[:start], ",".join(args[start:end]), *args[end:]] if end > start else args

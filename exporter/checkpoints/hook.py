@@ -59,8 +59,8 @@ def local_attention(
     The op has windows to one side only, so an encoder's local layers are standard ops, without statistics. `mask`
     [batch, tokens] is 0 at padding; what comes out there counts for nothing.
     """
-    places = torch.arange(query.shape[2], device=query.device)
-    hidden = (places[:, None] - places).abs() >= window
+    positions = torch.arange(query.shape[2], device=query.device)
+    hidden = (positions[:, None] - positions).abs() >= window
     if mask is not None:
         hidden = hidden | (mask == 0)[:, None, None, :]
     logits = (query @ key.transpose(-1, -2) * scale).masked_fill(hidden, torch.finfo(query.dtype).min)

@@ -176,7 +176,7 @@ class HookedEncoder(UncachedModel):
         if self.token_types > 1:
             self.inputs += (Port(name="token_type_ids", dtype="int64", shape=shape, doc="0 for the first sentence"),)
         outputs: dict[Head, tuple[str, tuple[str | int, ...], str]] = {
-            "masked-lm": ("logits", (*shape, config.vocab_size), "of the token at the place"),
+            "masked-lm": ("logits", (*shape, config.vocab_size), "of the token at each position"),
             "embedding": ("hidden_states", (*shape, config.hidden_size), "of the last layer"),
             "classification": ("logits", ("batch", len(model.config.id2label or ())), "of the labels of the text"),
         }

@@ -127,13 +127,13 @@ def map_heads(config: SharpConfig, entries: tuple[MappedNorm, ...], path: Path) 
     for index, entry in enumerate(entries):
         layers = _checked(path, index, "layer", entry.layers, config.layers)
         heads = _checked(path, index, "head", entry.heads, config.q_heads)
-        for place in ((layer, head) for layer in layers for head in heads):
-            if place in chosen:
+        for one in ((layer, head) for layer in layers for head in heads):
+            if one in chosen:
                 raise InputError(
-                    f"norm map {path}, entry {index}: layer {place[0]}, head {place[1]} has a norm from entry "
-                    f"{chosen[place]} already; name it once"
+                    f"norm map {path}, entry {index}: layer {one[0]}, head {one[1]} has a norm from entry "
+                    f"{chosen[one]} already; name it once"
                 )
-            chosen[place] = index
+            chosen[one] = index
     configs = [_config(config, entry, f"norm map {path}, entry {index}") for index, entry in enumerate(entries)]
     norms, sources = [], []
     for layer in range(config.layers):

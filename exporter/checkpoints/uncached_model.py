@@ -129,7 +129,7 @@ class UncachedEncoder(UncachedModel):
             name="logits",
             dtype="float32",
             shape=("batch", "length", self.config.vocab_size),
-            doc="of the token at the place",
+            doc="of the token at each position",
         )
 
     def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:

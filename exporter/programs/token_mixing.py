@@ -46,16 +46,16 @@ def check_tokenwise(run: Callable[[Tensor], Values], nodes: Sequence[Node], voca
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(vocabulary, (1, LONG), generator=generator)
     base, short = run(tokens), run(tokens[:, :SHORT])
-    for place in CHANGED:  # the first token may be read by all
+    for position in CHANGED:  # the first token may be read by all
         other = tokens.clone()
-        other[0, place] = (tokens[0, place] + 1 + vocabulary // 3) % vocabulary
+        other[0, position] = (tokens[0, position] + 1 + vocabulary // 3) % vocabulary
         changed = run(other)
         for node in nodes:
             if isinstance(base.get(node), Tensor):
-                _check(node, place, base[node], changed[node], short[node])
+                _check(node, position, base[node], changed[node], short[node])
 
 
-def _check(node: Node, place: int, base: Tensor, changed: Tensor, short: Tensor) -> None:
+def _check(node: Node, position: int, base: Tensor, changed: Tensor, short: Tensor) -> None:
     axes = [axis for axis in range(base.dim()) if base.shape[axis] != short.shape[axis]]
     differs = ~torch.isclose(base.double(), changed.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
     if len(axes) > 1:
@@ -71,7 +71,7 @@ def _check(node: Node, place: int, base: Tensor, changed: Tensor, short: Tensor)
     if base.shape[axis] != LONG:
         raise InputError(f"{where(node)} does not have one row for every token")
     rows = differs.movedim(axis, 0).flatten(1).any(1)
-    rows[place] = False
+    rows[position] = False
     if rows.any():
         raise InputError(f"{where(node)} mixes tokens outside of attention, which no cache keeps")
     if not torch.allclose(base.narrow(axis, 0, SHORT).double(), short.double(), rtol=1e-3, atol=1e-5, equal_nan=True):

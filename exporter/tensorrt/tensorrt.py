@@ -104,15 +104,15 @@ def flag_as_int32(model: onnx.ModelProto) -> None:
     Raises:
         InputError: it is not an input of the model.
     """
-    places = {definition.name: definition.input_names.index("collect_stats") for definition in schema.OPS}
+    indices = {definition.name: definition.input_names.index("collect_stats") for definition in schema.OPS}
     casts: dict[str, onnx.NodeProto] = {}
     for node in model.graph.node:
-        place = places.get(node.op_type) if node.domain == schema.DOMAIN else None
-        if place is not None and len(node.input) > place and node.input[place]:
-            flag = node.input[place]
+        index = indices.get(node.op_type) if node.domain == schema.DOMAIN else None
+        if index is not None and len(node.input) > index and node.input[index]:
+            flag = node.input[index]
             as_int32 = f"{flag}.int32"
             casts[flag] = onnx.helper.make_node("Cast", [flag], [as_int32], to=onnx.TensorProto.INT32)
-            node.input[place] = as_int32
+            node.input[index] = as_int32
     if unknown := set(casts) - {value.name for value in model.graph.input}:
         raise InputError(f"the model computes {', '.join(sorted(unknown))}, but collect_stats must be an input")
     for cast in casts.values():

@@ -98,10 +98,10 @@ class AssociativeRecall:
         # Pairs and single empty tokens are shuffled as units; where a unit starts follows from what stands before it.
         empty = length - pairs * self.pair_tokens
         order = torch.rand(sequences, pairs + empty, generator=generator).argsort(1)
-        units_before = order[:, :pairs].sort(1).values  # [sequences, pairs]: places of the pairs among the units
+        units_before = order[:, :pairs].sort(1).values  # [sequences, pairs]: positions of the pairs among the units
         starts = units_before + torch.arange(pairs) * (self.pair_tokens - 1)
-        places = starts.unsqueeze(-1) + torch.arange(self.pair_tokens)
-        return torch.full((sequences, length), EMPTY).scatter(1, places.flatten(1), whole.flatten(1))
+        positions = starts.unsqueeze(-1) + torch.arange(self.pair_tokens)
+        return torch.full((sequences, length), EMPTY).scatter(1, positions.flatten(1), whole.flatten(1))
 
 
 def distinct(rows: int, count: int, below: int, generator: torch.Generator) -> Tensor:

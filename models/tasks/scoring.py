@@ -72,16 +72,16 @@ def sample_scores(metric: Metric, outputs: Tensor, batch: Batch) -> Tensor:
     targets = batch.targets.reshape(len(batch.targets), -1)  # the set model's have one axis only
     if metric == "squared_error":
         error = outputs.float().reshape(targets.shape) - targets
-        asked = ~targets[0].isnan()  # the same places in every sample
-        points = error[:, asked]
+        scored = ~targets[0].isnan()  # the same positions in every sample
+        points = error[:, scored]
         return points[:, SKIPPED_POINTS:].square().mean(1) if points.shape[1] > SKIPPED_POINTS else points[:, 0] ** 2
     right = outputs.argmax(-1).reshape(targets.shape) == targets
-    asked = targets != IGNORED
+    scored = targets != IGNORED
     if metric == "exact_match":
-        return (right | ~asked).all(1).float()
+        return (right | ~scored).all(1).float()
     if metric == "final_accuracy":
         return right[:, -1].float()
-    return right.sum(1) / asked.sum(1)
+    return right.sum(1) / scored.sum(1)
 
 
 def memory_of(device: torch.device) -> int:

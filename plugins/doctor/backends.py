@@ -170,14 +170,14 @@ def _run_tensorrt(case: Case) -> AttentionOutput:
     memory = {name: int(cuda.call("cudaMalloc", array.nbytes)) for name, array in (inputs | outputs).items()}
     for name, array in inputs.items():
         cuda.copy_to_device(memory[name], array, stream)
-    places = memory | {updated: memory[name] for name, updated in UPDATED.items()}
-    for name, address in places.items():
+    addresses = memory | {updated: memory[name] for name, updated in UPDATED.items()}
+    for name, address in addresses.items():
         context.set_tensor_address(name, address)
     if not context.execute_async_v3(stream):
         raise SharpError("TensorRT refused the step; its messages are above")
     outputs |= {updated: np.empty_like(inputs[name]) for name, updated in UPDATED.items()}
     for name, array in outputs.items():
-        cuda.copy_to_host(array, places[name], stream)
+        cuda.copy_to_host(array, addresses[name], stream)
     cuda.call("cudaStreamSynchronize", stream)
     for address in memory.values():
         cuda.call("cudaFree", address)

@@ -91,11 +91,11 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
     if longest > info.max_context:
         raise InputError(f"a request may have {longest} tokens, but the server's context is {info.max_context}")
     shared = rng.choices(vocabulary, k=load.shared_tokens)
-    places = asyncio.Semaphore(load.concurrency or load.requests)
+    running = asyncio.Semaphore(load.concurrency or load.requests)
     began = time.monotonic()
 
     async def send(sample: Sample, prompt: list[int], completion_tokens: int) -> None:
-        async with places:
+        async with running:
             if load.rate is None:
                 sample.arrival = time.monotonic() - began
             params = SamplingParams(max_tokens=completion_tokens, ignore_eos=True, temperature=0, repetition_penalty=1)

@@ -16,15 +16,15 @@ def check_first_token(backend: Backend, manifest: Manifest) -> None:
     Raises:
         InputError: the step fails, or its logits are not finite.
         DeviceLostError: the GPU is lost, which says nothing of the model.
-        SharpError: the library that draws tokens cannot be used.
+        SharpError: the library that samples tokens cannot be used.
     """
     most = TOKENS if backend.limits is None else min(TOKENS, backend.limits.tokens)
     count = min(most, manifest.cache.block_size, manifest.max_context)
-    places = np.arange(count)
+    positions = np.arange(count)
     batch = Batch(
-        input_ids=places % manifest.vocab_size,
-        positions=places,
-        slot_mapping=places.astype(np.int32),
+        input_ids=positions % manifest.vocab_size,
+        positions=positions,
+        slot_mapping=positions.astype(np.int32),
         block_table=np.zeros((1, 1), np.int32),
         query_start=np.array([0, count], np.int32),
         context_lens=np.zeros(1, np.int32),

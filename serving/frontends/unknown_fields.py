@@ -81,10 +81,10 @@ class UnknownFields:
         if self._policy == IGNORE:
             return
         for name in names:
-            place = re.sub(r"\.\d+(?=\.|$)", "", name)[:LONGEST_NAME]  # of tools.0.x and tools.1.x
-            if place not in self._named and len(self._named) < MOST_NAMES:
-                self._named.add(place)
-                logger.warning("the field %r of a request %s", place, what)
+            field = re.sub(r"\.\d+(?=\.|$)", "", name)[:LONGEST_NAME]  # of tools.0.x and tools.1.x
+            if field not in self._named and len(self._named) < MOST_NAMES:
+                self._named.add(field)
+                logger.warning("the field %r of a request %s", field, what)
 
 
 def _remove(value: Any, path: Sequence[int | str]) -> None:

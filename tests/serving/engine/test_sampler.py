@@ -29,8 +29,8 @@ def sequence(prompt=(0,), eos=(), **params):
 
 def shares(**params) -> np.ndarray:
     """How often each token is sampled."""
-    places = [SamplingRow(sequence(seed=seed, **params)) for seed in range(DRAWS)]
-    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), Sampling.of(places))
+    rows = [SamplingRow(sequence(seed=seed, **params)) for seed in range(DRAWS)]
+    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), Sampling.of(rows))
     return np.bincount(sampled, minlength=5) / DRAWS
 
 
@@ -215,8 +215,8 @@ def test_masked_tokens_are_never_sampled():
 def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
     logits = np.array([[0, bad], [0, 1]], np.float32)
     for temperature in (0.0, 1e-6):
-        places = [SamplingRow(sequence(temperature=temperature)) for _ in range(2)]
-        assert sample(logits, Sampling.of(places)).tolist() == [NO_TOKEN, 1]
+        rows = [SamplingRow(sequence(temperature=temperature)) for _ in range(2)]
+        assert sample(logits, Sampling.of(rows)).tolist() == [NO_TOKEN, 1]
 
 
 @pytest.mark.parametrize(
