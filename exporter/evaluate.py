@@ -57,7 +57,7 @@ def main(
     threads: int,
     output: Path | None,
 ) -> None:
-    """Evaluate FOLDER, exported with --cache none, on the samples that sharp.models.evaluate draws for its task."""
+    """Evaluate FOLDER, exported with --cache none, on the samples that sharp.models.evaluate uses for its task."""
     console = Console()
     torch.set_num_threads(threads)
     try:

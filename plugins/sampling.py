@@ -1,4 +1,4 @@
-"""Draws tokens from logits, and says how likely tokens are, in native code (`plugins/cpu/sampling.cc`)."""
+"""Samples tokens from logits, and says how likely tokens are, in native code (`plugins/cpu/sampling.cc`)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MOST_THREADS = 8
 
 
 def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64], *, threads: int = 1) -> NDArray[np.int64]:
-    """Draw a token per row: logits float32 [rows, vocab], samplings float64 [rows, 5] -> int64 [rows].
+    """Sample a token per row: logits float32 [rows, vocab], samplings float64 [rows, 5] -> int64 [rows].
 
     A row of samplings is sharpness, top_k, top_p, min_p and a random number from 0 to below 1. Tokens are sampled from
     softmax(sharpness * logits) after top-k, top-p and min-p, one after the other; 0, 1 and 0 keep all. Tokens that tie

@@ -1,4 +1,4 @@
-"""Serving: the engine, its backends, the gRPC server and the offline `LLM`."""
+"""Serving: the engine, its backends, the API frontends, clients and the offline `LLM`."""
 
 from sharp.serving.api.completion import Completion
 from sharp.serving.api.guided import Guided

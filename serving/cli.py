@@ -130,13 +130,13 @@ def _announce(started: Started) -> None:
 @click.option("--model", help="Name of the model.  [default: the one that is served]")
 @click.option("--max-tokens", default=256, show_default=True, help="Most tokens to generate.")
 @click.option("--temperature", type=float, help="0 takes the most likely token.  [default: the model's, else 1]")
-@click.option("--top-k", type=int, help="Draw among the k most likely tokens.  [default: the model's, else all]")
+@click.option("--top-k", type=int, help="Sample from the k most likely tokens.  [default: the model's, else all]")
 @click.option(
     "--top-p",
     type=float,
-    help="Draw among the most likely tokens that reach this share.  [default: the model's, else 1]",
+    help="Sample from the most likely tokens that reach this share.  [default: the model's, else 1]",
 )
-@click.option("--seed", type=int, help="Makes the draws repeatable.  [default: random]")
+@click.option("--seed", type=int, help="The same seed samples the same tokens.  [default: random]")
 @click.option("--stop", multiple=True, help="End before this string; can be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--attention", is_flag=True, help="Show the sharpest and the most dispersed heads, on stderr.")

@@ -3,7 +3,7 @@
 A sample of length n is a context of n tokens, pairs `key 1 value` with empty space (0) between them, then the queries
 `3 key` each; the answer `3 value` each, in the order of the queries. Token 2 starts and ends the answer.
 
-The paper draws its pairs from 100,000 fixed ones; here every sample draws its own from all that the alphabet allows,
+The paper samples its pairs from 100,000 fixed ones; here every sample has its own, from all that the alphabet allows,
 so that no value can be learned by heart.
 """
 

@@ -11,7 +11,7 @@ from sharp.models.objective import IGNORED, Batch
 from sharp.models.tasks.task import Metric, Sampler
 from sharp.plugins.errors import InputError
 
-POSITIONS_PER_DRAW = 2**17
+POSITIONS_PER_BATCH = 2**17
 WEIGHTS_PER_RUN = 2**25  # attention weights that one forward pass holds per layer: 128 MiB in float32
 SKIPPED_POINTS = 2  # no line is known before two points (SSA Eq. 2 begins with k = 3)
 
@@ -58,7 +58,7 @@ def score(model: Scorable, sampler: Sampler, metric: Metric, length: int, sample
     generator = torch.Generator().manual_seed(seed)
     found: list[Tensor] = []
     while (done := sum(map(len, found))) < samples:
-        batch = sampler.sample(min(max(1, POSITIONS_PER_DRAW // tokens), samples - done), length, generator).to(device)
+        batch = sampler.sample(min(max(1, POSITIONS_PER_BATCH // tokens), samples - done), length, generator).to(device)
         inputs = zip(*(tensor.split(per_run) for tensor in batch.inputs), strict=True)
         outputs = torch.cat([model(*part) for part in inputs])
         found.append(sample_scores(metric, outputs, batch).cpu())

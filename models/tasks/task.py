@@ -14,7 +14,7 @@ Metric = Literal["exact_match", "accuracy", "final_accuracy", "squared_error"]
 
 
 class Sampler(Protocol):
-    """Draws the samples of one task; a frozen dataclass whose fields are the task's parameters, checked when made."""
+    """Makes the samples of one task; a frozen dataclass whose fields are the task's parameters, checked when made."""
 
     @property
     def outputs(self) -> int:
@@ -93,7 +93,7 @@ class Task:
 
     @property
     def longest_training_length(self) -> int:
-        """The largest length that training draws."""
+        """The largest length that training samples."""
         return max(max(stage.lengths) for stage in self.training.stages)
 
 

@@ -53,7 +53,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities at one place of a text, from the model's own logits.
+    """Natural logarithms of probabilities at one position of a text, from the model's own logits.
 
     Attributes:
         token_id: the token that stands there.

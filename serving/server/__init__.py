@@ -1,1 +1,1 @@
-"""The server process: settings, TLS, health, start and stop."""
+"""The server process: settings, the gRPC server, the health check, start and end."""

@@ -30,7 +30,7 @@ def kept_by_definition(weights, top_k, top_p, min_p):
 
 
 def check_draw(logits, token, sharpness, top_k, top_p, min_p, random):
-    """The token is the one that the definition draws, up to rounding."""
+    """The token is the one that the definition samples, up to rounding."""
     if not np.isfinite(logits.max()):
         assert token == NO_TOKEN
         return

@@ -1,4 +1,4 @@
-"""How a folder exported with `--cache none` does a task, on the very samples that `sharp.models.evaluate` draws."""
+"""How a folder exported with `--cache none` does a task, on the very samples that `sharp.models.evaluate` uses."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""The HTTP API: OpenAI's endpoints, `/metrics`, `/health` and a status page."""
+"""The HTTP API: OpenAI's, Anthropic's and KServe's endpoints, `/metrics`, `/health` and a status page."""

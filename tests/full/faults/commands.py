@@ -124,31 +124,31 @@ class Commands:
         self._process.wait()
 
 
-def killed(draws: random.Random, name: str) -> dict[str, Any]:
+def killed(rng: random.Random, name: str) -> dict[str, Any]:
     """At some moment, in half of the cases of writing."""
-    if draws.random() < 0.5:
-        return {"change": draws.randint(1, CHANGES[name])}
-    return {"kill_after": draws.uniform(0.0, SECONDS[name])}
+    if rng.random() < 0.5:
+        return {"change": rng.randint(1, CHANGES[name])}
+    return {"kill_after": rng.uniform(0.0, SECONDS[name])}
 
 
 def fails_once(number: int) -> Callable[[random.Random, str], dict[str, Any]]:
     """An error at some change of a file, and none later."""
-    return lambda draws, name: {"change": draws.randint(1, CHANGES[name]), "errno": number}
+    return lambda rng, name: {"change": rng.randint(1, CHANGES[name]), "errno": number}
 
 
 KINDS: dict[str, Callable[[random.Random, str], dict[str, Any]]] = {
     "kill -9": killed,
-    "a full disk": lambda draws, name: {"disk": draws.randint(2**12, BYTES[name] * 2 // 3)},
-    "a limit of the size of files": lambda draws, name: {"file_size": draws.randint(10, BYTES[name] // 4)},
+    "a full disk": lambda rng, name: {"disk": rng.randint(2**12, BYTES[name] * 2 // 3)},
+    "a limit of the size of files": lambda rng, name: {"file_size": rng.randint(10, BYTES[name] // 4)},
     "a read-only disk": lambda _draws, _name: {"disk": 0},
-    "a disk that becomes read-only": lambda draws, name: {
-        "change": draws.randint(1, CHANGES[name]),
+    "a disk that becomes read-only": lambda rng, name: {
+        "change": rng.randint(1, CHANGES[name]),
         "errno": errno.EROFS,
         "ever": True,
     },
     "no room at one write": fails_once(errno.ENOSPC),
     "an input/output error at one write": fails_once(errno.EIO),
-    "a slow disk": lambda draws, name: {"pause": draws.uniform(0.01, 1.0 / CHANGES[name])},
+    "a slow disk": lambda rng, name: {"pause": rng.uniform(0.01, 1.0 / CHANGES[name])},
 }
 FAULTS = [f"sharp {command}: {kind}" for command in CHANGES for kind in KINDS]
 

@@ -117,9 +117,9 @@ class Honest:
                 client.result()
 
     def _repeat(self, number: int) -> None:
-        draws = random.Random(number)
+        rng = random.Random(number)
         while not self._stop.is_set():
-            prompt = [draws.randrange(256) for _ in range(draws.randint(1, 20))]
+            prompt = [rng.randrange(256) for _ in range(rng.randint(1, 20))]
             try:
                 found = (of_grpc if number % 2 else of_http)(self.server, prompt)
             except (OSError, http.client.HTTPException, grpc.RpcError, KeyError) as error:

@@ -52,12 +52,12 @@ class Clients:
         self._stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
         self._tally = tally
 
-    async def ask(self, draws: random.Random) -> None:
+    async def ask(self, rng: random.Random) -> None:
         """One request, over either protocol."""
-        prompt = [draws.randrange(256) for _ in range(draws.randint(1, 20))]
+        prompt = [rng.randrange(256) for _ in range(rng.randint(1, 20))]
         began = time.monotonic()
         try:
-            act = self._grpc if draws.random() < 0.5 else self._of_http
+            act = self._grpc if rng.random() < 0.5 else self._of_http
             async with asyncio.timeout(CLIENT_SECONDS):
                 found, first = await act(prompt)
         except Exception as error:  # whatever it was, the request is lost
@@ -131,7 +131,7 @@ def overload(folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
         return asyncio.run(_overload(server, seconds, random.Random(seed)))
 
 
-async def _overload(server: Server, seconds: float, draws: random.Random) -> dict[str, Any]:
+async def _overload(server: Server, seconds: float, rng: random.Random) -> dict[str, Any]:
     broken: list[str] = []
     async with AsyncExitStack() as stack:
         own = [("grpc.use_local_subchannel_pool", 1)]  # or all channels had one connection
@@ -141,15 +141,15 @@ async def _overload(server: Server, seconds: float, draws: random.Random) -> dic
         ]
         usual, tally = Tally(), Tally()
         for _ in range(10):
-            await Clients(server, channels, usual).ask(draws)
-        capacity = await _capacity(server, channels, draws)
+            await Clients(server, channels, usual).ask(rng)
+        capacity = await _capacity(server, channels, rng)
         watching = asyncio.create_task(_watch(server, tally, broken))
         clients, began, arrival, sent = Clients(server, channels, tally), time.monotonic(), 0.0, 0
         async with asyncio.TaskGroup() as tasks:
             while arrival < seconds:
-                arrival += draws.expovariate(TIMES * capacity)
+                arrival += rng.expovariate(TIMES * capacity)
                 await asyncio.sleep(began + arrival - time.monotonic())
-                tasks.create_task(clients.ask(draws))
+                tasks.create_task(clients.ask(rng))
                 sent += 1
             late = time.monotonic() - began - arrival  # these clients must not be what is too slow
             ended = time.monotonic()
@@ -159,7 +159,7 @@ async def _overload(server: Server, seconds: float, draws: random.Random) -> dic
         bound = SLACK * ((WAITING + RUNNING) / min(capacity, served / seconds) + median(usual.total))
         after, recovered = Tally(), math.inf
         while time.monotonic() - ended < 2 * RECOVERY_SECONDS and recovered == math.inf:
-            await Clients(server, channels, after).ask(draws)
+            await Clients(server, channels, after).ask(rng)
             if after.total and after.total[-1] < SLACK * max(usual.total):
                 recovered = time.monotonic() - ended
     for what, wrong in (
@@ -214,14 +214,14 @@ def share(seconds: list[float], part: float = 0.99) -> float:
     return sorted(seconds)[min(len(seconds) - 1, math.ceil(part * len(seconds)))] if seconds else 0.0
 
 
-async def _capacity(server: Server, channels: list[grpc.aio.Channel], draws: random.Random) -> float:
+async def _capacity(server: Server, channels: list[grpc.aio.Channel], rng: random.Random) -> float:
     """Requests that it serves in a second, with as many open as it runs together."""
     tally, count = Tally(), 15 * RUNNING
     clients, places = Clients(server, channels, tally), asyncio.Semaphore(RUNNING)
 
     async def ask() -> None:
         async with places:
-            await clients.ask(draws)
+            await clients.ask(rng)
 
     began = time.monotonic()
     await asyncio.gather(*(ask() for _ in range(count)))

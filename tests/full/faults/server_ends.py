@@ -32,13 +32,13 @@ from tests.full.faults.harmed_server import (
 from tests.serving.processes import SERVE
 
 
-def killed(folder: Path, draws: random.Random) -> None:
+def killed(folder: Path, rng: random.Random) -> None:
     """kill -9 under load: every client is told, no process is left, and a successor serves on the same ports."""
     with faulty_server(folder) as server:
         chat(server)
         workers = processes(server.pid)[1:]
         with Honest(server) as honest:
-            time.sleep(draws.uniform(0.1, 0.5))
+            time.sleep(rng.uniform(0.1, 0.5))
             server.running.process.kill()
             server.running.process.wait()
             until(lambda: len(honest.errors) >= CLIENTS)
@@ -53,49 +53,49 @@ def killed(folder: Path, draws: random.Random) -> None:
         of_http(server, [1, 2, 3])
 
 
-def told_to_end(folder: Path, draws: random.Random) -> None:
+def told_to_end(folder: Path, rng: random.Random) -> None:
     """SIGTERM under load: it ends in time, and every client has its tokens or an error."""
     with faulty_server(folder) as server:
         chat(server)
         workers = processes(server.pid)[1:]
         with Honest(server) as honest:
-            time.sleep(draws.uniform(0.1, 0.5))
+            time.sleep(rng.uniform(0.1, 0.5))
             ends(server, signal.SIGTERM, 0)
         assert honest.wrong == [] and honest.right
         until(lambda: not any("_worker.py" in command_line(one) for one in workers))
         assert "Traceback" not in server.running.printed()
 
 
-def told_to_end_while_stuck(folder: Path, draws: random.Random) -> None:
+def told_to_end_while_stuck(folder: Path, rng: random.Random) -> None:
     """A step that never ends: health says so, SIGTERM ends the process in time, and every client is told."""
     with faulty_server(folder) as server:
         chat(server)
         with Honest(server) as honest:
-            server.at_step("hangs", draws.randrange(5))
+            server.at_step("hangs", rng.randrange(5))
             until(lambda: get(server, "/health/live") == 503, 2 * STALL + WAIT_SECONDS)
             assert server.metrics()["sharp_engine_step_running_seconds"] > STALL
             ends(server, signal.SIGTERM, 124)
         assert honest.wrong == [] and honest.errors
 
 
-def told_to_end_while_stopped(folder: Path, draws: random.Random) -> None:
+def told_to_end_while_stopped(folder: Path, rng: random.Random) -> None:
     """SIGTERM to a process that stands still; it ends in time once it goes on."""
     with faulty_server(folder) as server, Honest(server) as honest:
         until(lambda: honest.right)
         os.kill(server.pid, signal.SIGSTOP)
         os.kill(server.pid, signal.SIGTERM)
-        time.sleep(draws.uniform(0.1, 1.0))
+        time.sleep(rng.uniform(0.1, 1.0))
         ends(server, signal.SIGCONT, 0)
     assert honest.wrong == []
 
 
-def told_to_end_without_descriptors(folder: Path, draws: random.Random) -> None:
+def told_to_end_without_descriptors(folder: Path, rng: random.Random) -> None:
     """SIGTERM while no file can be opened and the disk of the log is full."""
     with faulty_server(folder) as server, Honest(server) as honest:
         until(lambda: honest.right)
         for limit, value in ((resource.RLIMIT_NOFILE, 1), (resource.RLIMIT_FSIZE, 1)):
             resource.prlimit(server.pid, limit, (value, resource.prlimit(server.pid, limit)[1]))
-        time.sleep(draws.uniform(0.1, 0.5))
+        time.sleep(rng.uniform(0.1, 0.5))
         ends(server, signal.SIGTERM, 0)
     assert honest.wrong == []
 
@@ -109,8 +109,8 @@ def ends(server: Server, number: int, code: int) -> None:
 def at_start(number: int) -> Callable[[Path, random.Random], None]:
     """A signal at some moment of the start: the process ends, without a traceback, and leaves none behind."""
 
-    def check(folder: Path, draws: random.Random) -> None:
-        seen, code, printed = started(folder, lambda process: process.send_signal(number), draws.uniform(0, 3.0))
+    def check(folder: Path, rng: random.Random) -> None:
+        seen, code, printed = started(folder, lambda process: process.send_signal(number), rng.uniform(0, 3.0))
         assert code in (-number, 0), printed
         assert "Traceback" not in printed, printed
         until(lambda: not any("_worker.py" in command_line(one) for one in seen))
@@ -121,8 +121,8 @@ def at_start(number: int) -> Callable[[Path, random.Random], None]:
 def without(limit: int, low: int, high: int) -> Callable[[Path, random.Random], None]:
     """A start with few descriptors or little memory: it serves, or ends with a sentence."""
 
-    def check(folder: Path, draws: random.Random) -> None:
-        value = draws.randint(low, high)
+    def check(folder: Path, rng: random.Random) -> None:
+        value = rng.randint(low, high)
         _, code, printed = started(folder, lambda process: resource.prlimit(process.pid, limit, (value, value)), 0.0)
         said = [line for line in printed.splitlines() if "Error: " in line]
         assert code == 0 or (code == 2 and len(said) == 1 and "Traceback" not in printed), printed

@@ -42,7 +42,7 @@ LONG = {"prompt": [5, 17], "max_tokens": 120, "temperature": 0, "ignore_eos": Tr
 
 def backend(name: str) -> Callable[[Server, random.Random], None]:
     """The backend fails at some step from now on."""
-    return lambda server, draws: server.at_step(name, draws.randrange(12))
+    return lambda server, rng: server.at_step(name, rng.randrange(12))
 
 
 def jump(number: int) -> Callable[[Server, random.Random], None]:
@@ -50,10 +50,10 @@ def jump(number: int) -> Callable[[Server, random.Random], None]:
     return lambda server, _: os.kill(server.pid, number)
 
 
-def stopped(server: Server, draws: random.Random) -> None:
+def stopped(server: Server, rng: random.Random) -> None:
     """The whole process stands still."""
     os.kill(server.pid, signal.SIGSTOP)
-    time.sleep(draws.uniform(0.2, 2.0))
+    time.sleep(rng.uniform(0.2, 2.0))
     os.kill(server.pid, signal.SIGCONT)
 
 
@@ -83,7 +83,7 @@ def worker_stopped(name: str) -> Callable[[Server, random.Random], None]:
     return act
 
 
-def no_descriptors(server: Server, draws: random.Random) -> None:
+def no_descriptors(server: Server, rng: random.Random) -> None:
     """It may open eight more files and no more, while forty clients and health come."""
     limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
     highest = max(int(one.name) for one in Path(f"/proc/{server.pid}/fd").iterdir())
@@ -92,7 +92,7 @@ def no_descriptors(server: Server, draws: random.Random) -> None:
         with ExitStack() as stack:
             for _ in range(40):
                 stack.enter_context(connected(server.http_address))
-            time.sleep(draws.uniform(0.1, 0.4))
+            time.sleep(rng.uniform(0.1, 0.4))
             until(lambda: responds(server), 2 * ANSWER_SECONDS)
     finally:
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
@@ -105,11 +105,11 @@ def responds(server: Server) -> bool:
     return False
 
 
-def full_log(server: Server, draws: random.Random) -> None:
+def full_log(server: Server, rng: random.Random) -> None:
     """The disk of its log is full."""
     limits = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, limits[1]))
-    time.sleep(draws.uniform(0.1, 0.4))
+    time.sleep(rng.uniform(0.1, 0.4))
     server.health()
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, limits)
 
@@ -155,7 +155,7 @@ def idle_calls(server: Server, _: random.Random) -> None:
     asyncio.run(hold())
 
 
-def streams_unread(server: Server, draws: random.Random) -> None:
+def streams_unread(server: Server, rng: random.Random) -> None:
     """Clients that read a byte, wait, and read another."""
     body = json.dumps(LONG)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -163,7 +163,7 @@ def streams_unread(server: Server, draws: random.Random) -> None:
         clients = [stack.enter_context(connected(server.http_address)) for _ in range(8)]
         for client in clients:
             client.sendall((head + body).encode())
-        for _ in range(draws.randint(2, 4)):
+        for _ in range(rng.randint(2, 4)):
             time.sleep(0.25)
             for client in clients:
                 assert client.recv(1)
@@ -216,11 +216,11 @@ def check_server_fault(server: Server, name: str, seed: int) -> None:
     Raises:
         AssertionError: an invariant does not hold.
     """
-    fault, draws = FAULTS[name], random.Random(f"{name} {seed}")
+    fault, rng = FAULTS[name], random.Random(f"{name} {seed}")
     before = server.metrics()
     with Honest(server) as honest:
         until(lambda: honest.right or honest.errors)
-        fault.act(server, draws)
+        fault.act(server, rng)
         so_far = honest.right
         if fault.counted:
             until(lambda: server.metrics()[fault.counted] > before[fault.counted])

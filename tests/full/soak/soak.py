@@ -149,11 +149,11 @@ def repeat(
     seed: int,
 ) -> None:
     """One client: `act` again and again."""
-    draws = random.Random(seed)
+    rng = random.Random(seed)
     while not stop.is_set():
         began = time.monotonic()
         try:
-            act(server, report, draws)
+            act(server, report, rng)
         except Exception as error:
             if report.faults and report.faults[-1] + FAULT_SECONDS > began:
                 report.failed += 1
@@ -162,23 +162,23 @@ def repeat(
                 stop.wait(0.1)
 
 
-def honest(server: Server, report: Report, draws: random.Random) -> None:
+def honest(server: Server, report: Report, rng: random.Random) -> None:
     """A request over gRPC or HTTP whose tokens are known."""
-    prompt = [draws.randrange(256) for _ in range(draws.randint(1, 60))]
-    count = draws.randint(1, 40)
+    prompt = [rng.randrange(256) for _ in range(rng.randint(1, 60))]
+    count = rng.randint(1, 40)
     right = greedy_hashing(prompt, count)
     began = time.monotonic()
-    if draws.random() < 0.5:
+    if rng.random() < 0.5:
         client = Client(server.grpc_address)
         with client.channel:
             parts = list(client.stream(token_ids={"ids": prompt}, max_tokens=count, timeout=60))
         found = [token for part in parts if part.HasField("delta") for token in part.delta.token_ids]
         report.requests["gRPC"] += 1
     else:
-        guided = draws.random() < 0.2
+        guided = rng.random() < 0.2
         # Far more than the server keeps compiled, so that each is compiled anew, but few enough for the tokenizers' own
         # caches, of 10,000 words, to be full after the warm-up.
-        choice = f"choice {draws.randrange(GUIDES)}"
+        choice = f"choice {rng.randrange(GUIDES)}"
         extra = {"guided_choice": [choice], "max_tokens": 4} if guided else {"max_tokens": count}
         with openai.OpenAI(base_url=f"http://{server.http_address}/v1", api_key="none") as openai_client:
             completion = openai_client.completions.create(
@@ -198,9 +198,9 @@ def honest(server: Server, report: Report, draws: random.Random) -> None:
         report.wrong.append(f"{prompt}: {found} is not {right}")
 
 
-def rough(kinds: list[str], server: Server, report: Report, draws: random.Random) -> None:
+def rough(kinds: list[str], server: Server, report: Report, rng: random.Random) -> None:
     """A client that vanishes, lies or babbles."""
-    kind = draws.choice(kinds)
+    kind = rng.choice(kinds)
     with suppress(OSError, grpc.RpcError):  # how it ended is not its business
         KINDS[kind](server)
     report.requests[kind] += 1
