@@ -26,7 +26,7 @@ class Lazy(NamedTuple):
 COMMANDS = {
     "adapt": Lazy("sharp.exporter.adapt.cli:adapt", "adapt", "Turn a softmax model into one with another norm."),
     "baseline": Lazy(
-        "sharp.serving.observability.baseline:baseline", "serve", "Record how the heads' entropies are distributed."
+        "sharp.serving.observability.cli:baseline", "serve", "Record how the heads' entropies are distributed."
     ),
     "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Measure a server under load, or decoding."),
     "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
@@ -40,7 +40,9 @@ COMMANDS = {
     ),
     "fit-temperature": Lazy("sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."),
     "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
-    "health": Lazy("sharp.serving.server.health:health", "serve", "Ask the server on this machine whether it serves."),
+    "health": Lazy(
+        "sharp.serving.server.health_check:health", "serve", "Ask the server on this machine whether it serves."
+    ),
     "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
     "plan": Lazy("sharp.serving.capacity.cli:plan", "serve", "How much memory, servers and money a load needs."),
     "serve": Lazy("sharp.serving.cli:serve", "serve", "Serve a model folder over gRPC and OpenAI's HTTP API."),

@@ -6,11 +6,11 @@ from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
 from sharp.serving.api.sampling_fields import SamplingFields, WholeNumber
 from sharp.serving.api.sampling_params import SamplingParams
-from sharp.serving.frontends.foreign_fields import ForeignFields
 from sharp.serving.frontends.structured_outputs import NESTED, StructuredFields
+from sharp.serving.frontends.unsupported_fields import UnsupportedFields
 
 
-class RequestFields(SamplingFields, ForeignFields, StructuredFields):
+class RequestFields(SamplingFields, UnsupportedFields, StructuredFields):
     """OpenAI's, vLLM's and ours."""
 
     truncate_prompt_tokens: WholeNumber | None = None

@@ -144,7 +144,7 @@ class ChatRequest(GenerationRequest, Conversation):
         return super().guide()
 
 
-class ForeignRequest(StrictMessage):
+class ConvertedRequest(StrictMessage):
     """The body of another API, which is a conversation too."""
 
     def generation(self) -> "ChatRequest":

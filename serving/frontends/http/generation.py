@@ -15,7 +15,7 @@ from sharp.serving.api.sampling_fields import first_error
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.admission import Held
 from sharp.serving.frontends.http.body import read_body
-from sharp.serving.frontends.http.chat_request import ForeignRequest
+from sharp.serving.frontends.http.chat_request import ConvertedRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.logprobs import ResponseLimit
@@ -35,7 +35,7 @@ class Generation:
     def __init__(
         self,
         endpoint: Endpoint,
-        kind: type[GenerationRequest] | type[ForeignRequest],
+        kind: type[GenerationRequest] | type[ConvertedRequest],
         refusal: Callable[[SharpError], Response] = error_response,
     ) -> None:
         """`refusal` is the response of a request that fails before its own has begun."""

@@ -20,7 +20,7 @@ from sharp.serving.api.sampling_fields import (
     one_of,
 )
 from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.frontends.http.chat_request import ChatRequest, ForeignRequest
+from sharp.serving.frontends.http.chat_request import ChatRequest, ConvertedRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_body, error_response
 from sharp.serving.frontends.http.messages_response import MessagesResponse, error_event
@@ -41,7 +41,7 @@ class Turn(StrictMessage):
     content: Content
 
 
-class MessagesRequest(ForeignRequest):
+class MessagesRequest(ConvertedRequest):
     """The body of `/v1/messages`."""
 
     messages: Annotated[list[Turn], FAIL_FAST]
@@ -64,7 +64,7 @@ class MessagesRequest(ForeignRequest):
     context_management: Any = None
 
     def generation(self) -> ChatRequest:
-        """See `ForeignRequest`."""
+        """See `ConvertedRequest`."""
         messages: list[dict[str, Any]] = []
         if self.system:
             messages.append({"role": "system", "content": _text(self.system, "system")})

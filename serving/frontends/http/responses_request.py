@@ -9,7 +9,7 @@ from pydantic import ConfigDict, PrivateAttr
 from sharp.serving.api.errors import ContextLengthError, FieldError
 from sharp.serving.api.request import Prompt
 from sharp.serving.api.sampling_fields import NULL_IS_UNSET, Flag, Number, StrictMessage, WholeNumber, one_of
-from sharp.serving.frontends.http.chat_request import ChatRequest, ForeignRequest
+from sharp.serving.frontends.http.chat_request import ChatRequest, ConvertedRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.openai_response import ResponseBuilder
 from sharp.serving.frontends.http.responses_response import ResponsesResponse
@@ -54,7 +54,7 @@ class Reasoning(StrictMessage):
     generate_summary: str | None = None
 
 
-class ResponsesRequest(ForeignRequest):
+class ResponsesRequest(ConvertedRequest):
     """The body of `/v1/responses`."""
 
     input: Annotated[str | list[dict[str, Any]], one_of("a text or a list of items")]
@@ -118,7 +118,7 @@ class ResponsesRequest(ForeignRequest):
     mm_processor_kwargs: Any = None
 
     def generation(self) -> ChatRequest:
-        """See `ForeignRequest`."""
+        """See `ConvertedRequest`."""
         for name in EARLIER:
             if getattr(self, name) is not None:
                 raise FieldError(name, f"{name} is set; {KEEPS_NOTHING}")

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from sharp.serving.api.errors import FieldError, SharpError
 from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
 from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.frontends.foreign_fields import UNSUPPORTED
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.unsupported_fields import UNSUPPORTED
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.text.chat_template import ChatTemplate

@@ -59,7 +59,7 @@ class InferenceFields(RequestFields):
 
     @property
     def without_effect(self) -> list[str]:
-        """See `ForeignFields`."""
+        """See `UnsupportedFields`."""
         return super().without_effect + [name for name in NO_EFFECT if getattr(self, name) is not None]
 
 

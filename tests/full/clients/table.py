@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from sharp.serving.frontends.foreign_fields import NO_EFFECT, UNSUPPORTED
 from sharp.serving.frontends.kserve.inference_request import NO_EFFECT as OF_KSERVE
+from sharp.serving.frontends.unsupported_fields import NO_EFFECT, UNSUPPORTED
 from tests.full.clients.clients import CLIENTS, Client
 from tests.full.clients.model_tools import CASES, REFUSED, TOOLS, export_case, run_tools, versions
 from tests.full.clients.models import MODELS

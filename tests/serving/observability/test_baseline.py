@@ -12,7 +12,7 @@ from sharp.serving.api.attention import AttentionRows
 from sharp.serving.api.errors import InputError, NotFoundError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import MetricsConfig
-from sharp.serving.observability.baseline import baseline as command
+from sharp.serving.observability.cli import baseline as command
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.metrics.baseline import Drift, make_baseline, read_baseline
 

@@ -11,10 +11,10 @@ import requests
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api_config import ApiConfig
-from sharp.serving.frontends.foreign_fields import NO_EFFECT, UNSUPPORTED, ForeignFields
 from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.openai_request import CompletionRequest
 from sharp.serving.frontends.unknown_fields import UnknownFields
+from sharp.serving.frontends.unsupported_fields import NO_EFFECT, UNSUPPORTED, UnsupportedFields
 from tests.serving.conftest import EOS, write_folder
 
 TEMPLATE = "{{ reasoning_effort }}{% for message in messages %}{{ message.content }}{{ message.mark }}{% endfor %}"
@@ -125,10 +125,10 @@ def test_a_server_that_refuses_unknown_fields(start_server, folder):
         assert chat(strict, **harmless, prompt_cache_options={"a": 1}).choices[0].message.content == "bcde"
 
 
-def test_every_foreign_field_is_known_and_those_that_change_nothing_are_named(client, caplog):
+def test_every_unsupported_field_is_known_and_those_that_change_nothing_are_named(client, caplog):
     caplog.set_level(logging.WARNING, LOGGER)
-    assert set(NO_EFFECT) | set(UNSUPPORTED) == set(ForeignFields.model_fields)
-    assert text(client, **dict.fromkeys(ForeignFields.model_fields)) == "bcde"
+    assert set(NO_EFFECT) | set(UNSUPPORTED) == set(UnsupportedFields.model_fields)
+    assert text(client, **dict.fromkeys(UnsupportedFields.model_fields)) == "bcde"
     assert text(client, verbosity="low", prediction={"type": "content"}, best_of=2, user="me") == "bcde"
     assert [record.args for record in caplog.records] == [
         (name, "has no effect here") for name in ("verbosity", "prediction", "best_of")

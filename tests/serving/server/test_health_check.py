@@ -10,7 +10,7 @@ import trustme
 from click.testing import CliRunner
 
 from sharp.serving.config import TlsConfig
-from sharp.serving.server.health import health
+from sharp.serving.server.health_check import health
 
 
 def ask(*options, **variables):

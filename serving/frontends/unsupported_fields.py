@@ -1,4 +1,4 @@
-"""`ForeignFields`: fields of OpenAI's and vLLM's APIs that change nothing here, or that cannot be honoured."""
+"""`UnsupportedFields`: fields of OpenAI's and vLLM's APIs that change nothing here, or that cannot be honoured."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class ForeignFields(StrictMessage):
+class UnsupportedFields(StrictMessage):
     """The fields of the two tables above, of any type."""
 
     user: Any = None
