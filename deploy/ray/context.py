@@ -9,7 +9,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from ray.serve.grpc_util import RayServegRPCContext
-from sharp.ray.handover import Batch, Give, handed_over
+from sharp.ray.backpressure import Batch, Give, handed_over
 
 Servicer = Callable[[Any, Any], Awaitable[Any]]
 

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from ray.serve.generated import serve_pb2
 from sharp.kserve import grpc_service_pb2
-from sharp.ray.handover import unpacked
+from sharp.ray.backpressure import unpacked
 from sharp.ray.request import model_of, prefix_key
 from sharp.serving.api.errors import NotFoundError, QueueFullError, SharpError, SlowReaderError, UnavailableError
 from sharp.serving.frontends.grpc.concurrency import respond_concurrently

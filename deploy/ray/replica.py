@@ -18,8 +18,8 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.grpc_util import RayServegRPCContext
 from sharp.plugins.manifest import read_manifest
+from sharp.ray.backpressure import Batch, held_back, missing_settings
 from sharp.ray.context import ReplicaContext, Servicer
-from sharp.ray.handover import Batch, held_back, missing_settings
 from sharp.ray.request import model_of
 from sharp.ray.router import PrefixRouter
 from sharp.serving.api.errors import FieldError, InputError, NotFoundError, SharpError

@@ -10,7 +10,7 @@ from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.serve.schema import ServeDeploySchema
 
 from sharp.ray.application import Arguments, build
-from sharp.ray.handover import missing_settings
+from sharp.ray.backpressure import missing_settings
 from sharp.ray.proxy import SERVICES
 from sharp.ray.replica import ModelServer
 from sharp.serving.api.errors import InputError

@@ -13,7 +13,7 @@ from ray.serve._private.proxy_request_response import ResponseStatus
 from ray.serve.generated.serve_pb2 import HealthzRequest
 
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
-from sharp.ray.handover import Batch
+from sharp.ray.backpressure import Batch
 from sharp.ray.proxy import RETRY_SECONDS, add_services
 from sharp.serving.frontends.grpc import status
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc

@@ -12,8 +12,8 @@ import pytest
 from ray.serve._private.http_util import MessageQueue
 from starlette.responses import PlainTextResponse
 
+from sharp.ray.backpressure import AHEAD, held_back, unpacked
 from sharp.ray.context import ReplicaContext
-from sharp.ray.handover import AHEAD, held_back, unpacked
 from sharp.serving.engine.engine import Engine
 from sharp.serving.frontends.grpc.inference import InferenceService
 from sharp.serving.frontends.http.app import make_app

@@ -1,4 +1,4 @@
-"""Messages handed to whoever reads them, and how far ahead of that reader one may be.
+"""Backpressure: messages for a reader, and how many of them may be sent before it has read the first.
 
 In Serve only gRPC, between its proxies and replicas, waits for a reader. Waiting here, too, makes a client that does
 not read a matter of `sharp.serving.frontends.service`, which bounds what waits for it and then stops its request.
