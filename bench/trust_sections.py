@@ -13,7 +13,7 @@ def budgets(result: Row) -> Iterator[str]:
         for key in ("gap", "memory", "cpu_seconds")
         for row in sorted(rows, key=lambda row: -row[key])[:4]
     }
-    yield f"`{result['command']}`, {len(rows)} kinds of requests. The dearest (limits: a gap of 250 ms, 200 MB):"
+    yield f"`{result['command']}`, {len(rows)} kinds of requests. The most expensive (limits: a gap of 250 ms, 200 MB):"
     yield ""
     columns = {
         "": field("name"),

@@ -53,7 +53,7 @@ class MaskTime:
     step: StepTime
     seconds: float = 0.0
     tokens: int = 0
-    last: float = 0.0  # a running mean: what was cheap before does not pay for what is dear now
+    last: float = 0.0  # a running mean: what was cheap before does not pay for what is expensive now
     error: str = ""
 
     def within_limits(self) -> bool:
