@@ -65,7 +65,7 @@ def post(started, body, token=None):
     return json.loads(refused.value.read())["error"]["message"]
 
 
-def test_what_an_edge_refuses_by_itself_has_a_line_too(start_server, counting, tmp_path, lines):
+def test_what_a_frontend_refuses_by_itself_has_a_line_too(start_server, counting, tmp_path, lines):
     (tmp_path / "tokens").write_text("good")
     started = start_server(counting, server=ServerConfig(grpc_port=0, http_port=0, token_file=tmp_path / "tokens"))
     told = [
