@@ -18,9 +18,8 @@ from sharp.serving.setting import Setting, check_settings
 
 MIB = 2**20
 MOST = 2**31 - 1  # of tokens and sequences: more is no limit, and does not fit the protocol's 32-bit fields
-MOST_BATCH_TOKENS = (
-    2**17
-)  # a step is computed as a whole: its memory grows with it, and no request progresses meanwhile
+# A step is computed as a whole: its memory grows with it, and no request progresses meanwhile.
+MOST_BATCH_TOKENS = 2**17
 MOST_SECONDS = 2_000_000  # gRPC counts milliseconds in 31 bits, and a timer of the process takes no infinity
 SECONDS_IN_WORDS = f"above 0 and at most {MOST_SECONDS}"
 MOST_THREADS = 1024  # starting 100,000 threads took minutes and could not be interrupted
