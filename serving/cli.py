@@ -27,7 +27,7 @@ from sharp.serving.client.options import connection_options
 from sharp.serving.llm import LLM
 from sharp.serving.observability.request_log import set_up_logging
 from sharp.serving.server.server import ENGINE_ENDED, Started, run_server
-from sharp.serving.server.settings import CONFIG_VARIABLE, SERVER_SETTINGS, read_settings
+from sharp.serving.server.settings_sources import CONFIG_VARIABLE, SERVER_SETTINGS, read_settings
 from sharp.serving.server.startup import print_startup
 
 HEADS_SHOWN = 5

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray.serve import Application
 from sharp.ray.replica import ModelServer
 from sharp.serving.api.errors import InputError
-from sharp.serving.server.settings import read_settings
+from sharp.serving.server.settings_sources import read_settings
 
 
 class Arguments(BaseModel):

@@ -35,7 +35,7 @@ from sharp.serving.frontends.running import RunningModel, run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_log import set_up_logging
 from sharp.serving.security.tokens import tokens_of
-from sharp.serving.server.settings import read_settings
+from sharp.serving.server.settings_sources import read_settings
 from sharp.v1 import control_pb2
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from sharp.plugins.cli import SharpCommand
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import ServerConfig
 from sharp.serving.security.address import join
-from sharp.serving.server.settings import CONFIG_VARIABLE, read_settings
+from sharp.serving.server.settings_sources import CONFIG_VARIABLE, read_settings
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - one that is bound there can be asked here
 

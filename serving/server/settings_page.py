@@ -5,7 +5,7 @@ from pathlib import Path
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, TlsConfig
 from sharp.serving.encoder_config import EncoderConfig
-from sharp.serving.server.settings import COMPONENTS, CONFIG_VARIABLE, SERVER_SETTINGS, ServerSetting
+from sharp.serving.server.settings_sources import COMPONENTS, CONFIG_VARIABLE, SERVER_SETTINGS, ServerSetting
 
 TITLES = {
     ServerConfig: "Server",

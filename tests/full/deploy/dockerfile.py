@@ -8,7 +8,7 @@ from io import BytesIO
 
 from dockerfile_parse import DockerfileParser
 
-from sharp.serving.server.settings import KNOWN_VARIABLES, PREFIX, ServeSettings
+from sharp.serving.server.settings_sources import KNOWN_VARIABLES, PREFIX, ServeSettings
 
 EXEC_FORM = ("CMD", "ENTRYPOINT")
 SECRET = re.compile(r"(?i)(password|secret|token|api_?key)")

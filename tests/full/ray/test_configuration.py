@@ -14,7 +14,7 @@ from sharp.ray.backpressure import missing_settings
 from sharp.ray.proxy import SERVICES
 from sharp.ray.replica import ModelServer
 from sharp.serving.api.errors import InputError
-from sharp.serving.server.settings import ServeSettings
+from sharp.serving.server.settings_sources import ServeSettings
 from tests.full.deploy.rendering import KUBERNETES, ROOT
 from tests.full.ray.conftest import IMAGE
 

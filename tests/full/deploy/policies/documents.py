@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sharp.serving.server.settings import PREFIX, ServeSettings
+from sharp.serving.server.settings_sources import PREFIX, ServeSettings
 from tests.full.deploy.rendering import Document
 
 HEAD = "head"  # of a Ray cluster: the one group of pods without a name

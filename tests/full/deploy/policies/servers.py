@@ -3,7 +3,7 @@
 from pydantic import ValidationError
 
 from sharp.serving.cli import serve
-from sharp.serving.server.settings import KNOWN_VARIABLES, PREFIX
+from sharp.serving.server.settings_sources import KNOWN_VARIABLES, PREFIX
 from tests.full.deploy.policies.documents import HTTP_ROUTES, environment, of_kind, servers, settings
 from tests.full.deploy.rendering import Document
 

@@ -10,8 +10,8 @@ from sharp.serving.api.errors import InputError, UnauthenticatedError
 from sharp.serving.cli import joined_names, serve
 from sharp.serving.config import ServerConfig, TlsConfig
 from sharp.serving.security.tokens import tokens_of
-from sharp.serving.server.settings import SERVER_SETTINGS, read_settings
 from sharp.serving.server.settings_page import settings_page
+from sharp.serving.server.settings_sources import SERVER_SETTINGS, read_settings
 
 
 @pytest.fixture
