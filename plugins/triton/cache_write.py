@@ -48,6 +48,18 @@ def write_cache(
             lengths = (query_start, context_lens)
             make_plan(plan, units, workers, items, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS)
         return
+    new = (key, value, key_cache, value_cache, slot_mapping)
+    store_tokens(new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, OPTIONS)
+
+
+@triton.jit
+def store_tokens(new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, OPTIONS: tl.constexpr):
+    """What a program of `write_cache` stores; `new` are its first five arguments.
+
+    Returns the keys as the cache holds them [rows, head_width], their slots, and whether they were stored.
+    """
+    key, value, key_cache, value_cache, slot_mapping = new
+    kv_head = tl.program_id(1)
     token = tl.program_id(0) * OPTIONS.rows + tl.arange(0, OPTIONS.rows)
     exists = token < tokens
     slot = tl.load(slot_mapping + token, mask=exists, other=-1)
@@ -60,10 +72,11 @@ def write_cache(
     within = channels < OPTIONS.head_dim
     inside = stored[:, None] & within[None, :]
     keys = tl.load(key + row[:, None] * OPTIONS.head_dim + channels[None, :], mask=inside, other=0.0)
+    keys = keys.to(key_cache.dtype.element_ty)
     place = panel * (OPTIONS.head_dim * OPTIONS.block_size) + offset
     # Transposed, so that neighbouring threads write neighbouring slots.
     at = key_cache + place[None, :] + channels[:, None] * OPTIONS.block_size
-    tl.store(at, tl.trans(keys).to(key_cache.dtype.element_ty), mask=within[:, None] & stored[None, :])
+    tl.store(at, tl.trans(keys), mask=within[:, None] & stored[None, :])
 
     channels = tl.arange(0, OPTIONS.value_width)
     within = channels < OPTIONS.value_dim
@@ -73,6 +86,7 @@ def write_cache(
     tl.store(at, values.to(value_cache.dtype.element_ty), mask=inside)
 
     clear(token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
+    return keys, slot, stored
 
 
 @triton.jit

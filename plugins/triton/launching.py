@@ -64,6 +64,7 @@ class Attributes:
         head_params: Tensor | None,
         alibi_slopes: Tensor | None,
         collect_stats: Tensor | None,
+        screened: bool = False,
     ) -> Options:
         """The compile-time options of a call, checked.
 
@@ -86,6 +87,8 @@ class Attributes:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
         if self.normalizer == "entmax" and self.alpha > MOST_ALPHA:
             raise InputError(f"alpha is {self.alpha}; entmax on a GPU takes an alpha of at most {MOST_ALPHA:g}")
+        if screened and (self.normalizer != "entmax" or cache_dtype == "int8"):
+            raise InputError("key_screen is given; only entmax over a cache of floats has one: leave it out")
         if head_params is not None and head_params.dim() != 2:
             raise InputError(f"head_params has {head_params.dim()} dimensions, but must have 2: heads and parameters")
         mistake = head_params_mistake(self.normalizer, None if head_params is None else head_params.shape[1])
@@ -106,6 +109,7 @@ class Attributes:
             softcap=self.softcap > 0,
             contiguous=contiguous,
             power=power_name(self.alpha) if self.normalizer == "entmax" else "",
+            screened=screened,
         )
 
     def arguments(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Options:
     power: str = ""  # of entmax: one, two, any
     rows: int = 16
     keys: int = 64
+    screened: bool = False  # entmax over a cache with a key screen
     spread: bool = False  # sums are kept for every place of a tile, and added up behind the loop
     code: str = field(default=_CODE, init=False)  # Triton's cache sees the fields, and not what the properties compute
 
@@ -80,6 +81,36 @@ class Options:
     def head_width(self) -> int:
         """Head dim padded to a power of two."""
         return max(16, _power_of_two(self.head_dim))
+
+    @property
+    def quads(self) -> int:
+        """Words of a key in its screen: four channels each, the last filled up with zeros."""
+        return -(-self.head_dim // 4)
+
+    @property
+    def quad_width(self) -> int:
+        """Those padded to a power of two that a matrix product takes."""
+        return max(16, _power_of_two(self.quads))
+
+    @property
+    def screen_element(self) -> tl.dtype:
+        """The type in which queries and integers of a screen are multiplied."""
+        return tl.bfloat16 if self.dtype == "float32" else getattr(tl, self.dtype)
+
+    @property
+    def screen_parts(self) -> int:
+        """Numbers of `screen_element` that a query is the sum of, but for `screen_rest`."""
+        return 2 if self.dtype == "float32" else 1
+
+    @property
+    def screen_rest(self) -> float:
+        """What that sum leaves of a query, of its length at most."""
+        return 2.0**-17 if self.dtype == "float32" else 0.0
+
+    @property
+    def longest_integers(self) -> float:
+        """Most length of a key's integers."""
+        return 127.0 * (4 * self.quads) ** 0.5
 
     @property
     def value_width(self) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
+from sharp.plugins.ops.key_screen import screen_bytes
 from sharp.plugins.triton.launching import Attributes, check_shapes, device_of, run_kernels
 from sharp.plugins.triton.variants import Shapes
 
@@ -26,6 +27,8 @@ def paged_attention(
     collect_stats: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    key_screen: Tensor | None = None,
+    key_shift: Tensor | None = None,
     *,
     normalizer: str,
     scale: float,
@@ -36,7 +39,7 @@ def paged_attention(
     window: int = -1,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The whole op, with the caches and the scales of int8 ones updated in place, as in `sharp.plugins.ops.schema`.
+    """The whole op, with the caches, scales and key screen updated in place, as in `sharp.plugins.ops.schema`.
 
     Nothing waits for the device, and grids and scratch memory follow from shapes alone: a call can be captured in a
     CUDA graph. A block or slot that the caches do not have is read and stored nowhere. The tensors must be contiguous
@@ -64,6 +67,7 @@ def paged_attention(
         head_params=head_params,
         alibi_slopes=alibi_slopes,
         collect_stats=collect_stats,
+        screened=key_screen is not None and len(key_screen) > 0,  # one without blocks: there is none
     )
     if options.quantized and (key_scale is None or value_scale is None):
         raise InputError("an int8 cache needs key_scale and value_scale")
@@ -81,7 +85,14 @@ def paged_attention(
         alibi_slopes=(alibi_slopes, (q_heads,)),
         key_scale=(key_scale, (key_cache.shape[0], kv_heads)),
         value_scale=(value_scale, (key_cache.shape[0], kv_heads)),
+        key_screen=(
+            key_screen if options.screened else None,
+            (key_cache.shape[0], kv_heads, screen_bytes(head_dim, block_size)),
+        ),
+        key_shift=(key_shift, (kv_heads, head_dim)),
     )
+    if key_screen is not None and key_screen.dtype != torch.int8:
+        raise InputError(f"key_screen is {key_screen.dtype}; it must be int8")
     output = query.new_empty(tokens, q_heads, value_dim)
     stats = torch.empty(tokens, q_heads, 4, dtype=torch.float32, device=query.device)
     # What is absent is never read; a null pointer would make another variant.
@@ -105,6 +116,10 @@ def paged_attention(
         "parameters": 0 if head_params is None else head_params.shape[-1],
         "slots": key_cache.shape[0] * block_size,
     }
+    if options.screened and key_screen is not None:
+        shifts = {"key_shift": stats if key_shift is None else key_shift, "shifted": int(key_shift is not None)}
+        words = key_screen.view(torch.int32) if key_screen.is_contiguous() else key_screen
+        arguments |= {"key_screen": words, **shifts}
     if tokens > 0:
         run_kernels(options, shapes, query.device, arguments)
     return output, key_cache, value_cache, stats

@@ -10,6 +10,7 @@ buffers, and
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
     most_tokens, units, workers, items  the functions of these names
     slots       blocks * block_size, the slots of the caches
+    shifted     whether there is a key_shift
 An optional input that is absent is a null pointer; `Options` says so, `parameters` of head_params, and no kernel reads
 it. `stats` is always written.
 
@@ -37,6 +38,8 @@ from sharp.plugins.triton.merge import merge, merge_prompts
 from sharp.plugins.triton.options import MOST_SPLITS, SPLIT_KEYS, Options
 from sharp.plugins.triton.prefill import prefill
 from sharp.plugins.triton.present import write_present
+from sharp.plugins.triton.screen import decode_screen, decode_survivors
+from sharp.plugins.triton.screen_write import write_screened_cache
 from sharp.plugins.triton.solve import decode_solve
 from sharp.plugins.triton.tiles import Tile, decode_tile, prefill_tile
 
@@ -45,15 +48,18 @@ CACHE_DTYPES = DTYPES | {"int8": "i8"}
 MOST_COEFFICIENTS = 8
 FUNCTIONS = (
     decode_observe,
+    decode_screen,
     decode_settled,
     decode_solve,
     decode_stream,
+    decode_survivors,
     merge,
     merge_prompts,
     prefill,
     write_cache,
     write_int8_cache,
     write_present,
+    write_screened_cache,
 )
 DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of them share uneven lengths better
 MOST_ROWS = 64  # of a sequence and a KV head that is decoded; tiles of so many and more are prefill's
@@ -216,6 +222,11 @@ def kernels(
         equally_long = options.contiguous or shapes.sequences == 1
         return shapes.tokens > 0 and not (equally_long and prompts_needed(options, shapes))
 
+    def by_split(function: Any, arguments: str, constants: dict[str, Any] | None = None) -> Kernel:
+        constants = (constants or {}) | {"OPTIONS": decode}
+        warps, stages = decoding_tile.warps, decoding_tile.stages
+        return kernel(function, arguments, by_item, constants, warps, stages, needed=decoding_needed)
+
     def by_row(shapes: Shapes) -> Grid:
         return units(shapes) * max(1, most_tokens(shapes)), shapes.q_heads, 1
 
@@ -242,6 +253,15 @@ def kernels(
             lambda shapes: (shapes.tokens + 1, shapes.kv_heads, 1),
             tile,
         )
+    elif options.screened:
+        store = kernel(
+            write_screened_cache,
+            "key value key_cache value_cache key_screen key_shift slot_mapping query_start context_lens output stats"
+            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items shifted window"
+            " causal",
+            lambda shapes: (_ceil(shapes.tokens, decode.rows) + 1, shapes.kv_heads, 1),
+            tile,
+        )
     else:
         store = kernel(
             write_cache,
@@ -251,18 +271,34 @@ def kernels(
             tile,
         )
     decoding: tuple[Kernel, ...]
-    if options.solves:
-        decoding = (
-            kernel(
+    observing: tuple[Kernel, ...] = ()
+    if options.screened:
+        observing = (
+            by_split(
+                decode_screen,
+                "query key_screen key_shift block_table query_start context_lens alibi_slopes collect_stats plan sums"
+                " logits sequences q_heads kv_heads max_blocks slots most_tokens units shifted window causal scale"
+                " softcap",
+            ),
+            by_split(
+                decode_survivors,
+                "query key_cache key_screen key_shift block_table query_start context_lens head_params alibi_slopes"
+                " collect_stats plan sums logits sequences q_heads kv_heads max_blocks slots most_tokens units"
+                " parameters shifted window causal scale softcap alpha",
+                {"MOST_SPLITS": MOST_SPLITS},
+            ),
+        )
+    elif options.solves:
+        observing = (
+            by_split(
                 decode_observe,
                 "query key_cache key_scale block_table query_start context_lens alibi_slopes collect_stats plan sums"
                 " logits sequences q_heads kv_heads max_blocks slots most_tokens units window causal scale softcap",
-                by_item,
-                tile,
-                needed=decoding_needed,
-                warps=decoding_tile.warps,
-                stages=decoding_tile.stages,
             ),
+        )
+    if options.solves:
+        decoding = (
+            *observing,
             kernel(
                 decode_solve,
                 "block_table query_start context_lens head_params plan sums logits solution sequences q_heads"
@@ -272,29 +308,19 @@ def kernels(
                 needed=decoding_needed,
                 warps=8,
             ),
-            kernel(
+            by_split(
                 decode_settled,
                 "value_cache value_scale block_table query_start context_lens collect_stats plan sums logits solution"
                 " outputs sequences q_heads kv_heads max_blocks slots most_tokens units window causal alpha",
-                by_item,
-                tile,
-                needed=decoding_needed,
-                warps=decoding_tile.warps,
-                stages=decoding_tile.stages,
             ),
         )
     else:
         decoding = (
-            kernel(
+            by_split(
                 decode_stream,
                 "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
                 " alibi_slopes collect_stats plan sums outputs sequences q_heads kv_heads max_blocks slots"
                 " most_tokens units parameters window causal scale softcap",
-                by_item,
-                tile,
-                needed=decoding_needed,
-                warps=decoding_tile.warps,
-                stages=decoding_tile.stages,
             ),
         )
     merging = kernel(
@@ -351,11 +377,11 @@ def _types(options: Options) -> dict[str, str]:
     kinds = (
         (data, "query key value output"),
         (cache, "key_cache value_cache"),
-        ("*i32", "slot_mapping block_table query_start context_lens past_lens total_lens plan tiles"),
-        ("*fp32", "key_scale value_scale head_params alibi_slopes stats sums outputs logits solution"),
+        ("*i32", "key_screen slot_mapping block_table query_start context_lens past_lens total_lens plan tiles"),
+        ("*fp32", "key_scale value_scale key_shift head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
         ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads parts parameters"),
-        ("i32", "units workers items window causal"),
+        ("i32", "units workers items shifted window causal"),
         ("i32", "new_keys past counted stored"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
     )

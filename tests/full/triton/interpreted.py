@@ -219,7 +219,7 @@ def run(
         results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
     assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
     found = {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}
-    return found | {name: tensors[name].numpy() for name in SCALES if name in tensors}
+    return found | {name: tensors[name].numpy() for name in (*SCALES, "key_screen") if name in tensors}
 
 
 def cache_reads(case: Case, dtype: str, part_keys: int | None) -> tuple[float, float]:
@@ -235,6 +235,23 @@ def cache_reads(case: Case, dtype: str, part_keys: int | None) -> tuple[float, f
     in_all = keys * heads * dim
     key_reads, value_reads = (MEMORY.read[tensors[name].data_ptr()] / in_all for name in CACHES)
     return key_reads, value_reads
+
+
+def screen_reads(case: Case, dtype: str) -> tuple[float, float, float]:
+    """Which share of its one sequence's keys a call reads, how often the words of their screen, and of the values."""
+    from sharp.plugins.triton.paged_attention import paged_attention
+
+    tensors = _tensors(case, dict.fromkeys((*DATA, *CACHES), dtype))
+    keys = int(case.inputs["context_lens"][0]) + len(case.inputs["key"])
+    MEMORY.read.clear()
+    paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
+    _, heads, dim, block_size = tensors["key_cache"].shape
+    words = tensors["key_screen"].shape[2] // (4 * block_size)
+    numbers = {"key_cache": dim, "key_screen": words, "value_cache": dim}
+    key_reads, word_reads, value_reads = (
+        MEMORY.read[tensors[name].data_ptr()] / (keys * heads * each) for name, each in numbers.items()
+    )
+    return key_reads, word_reads, value_reads
 
 
 def run_attention(
