@@ -1,6 +1,7 @@
 """What a kernel is compiled for."""
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,7 +111,7 @@ class Options:
     @property
     def longest_integers(self) -> float:
         """Most length of a key's integers."""
-        return 127.0 * (4 * self.quads) ** 0.5
+        return 127.0 * math.sqrt(4 * self.quads)
 
     @property
     def value_width(self) -> int:

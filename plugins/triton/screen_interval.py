@@ -174,11 +174,11 @@ def integers_of(words, OPTIONS: tl.constexpr):
             (words >> 24).to(tl.float32).to(ELEMENT),
         )
     elif tl.bfloat16 == ELEMENT:
-        KINDS: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16)
-        result = tl.inline_asm_elementwise(BFLOAT16, "=r,=r,=r,=r,r,r", [words], KINDS, is_pure=True, pack=2)
+        BFLOATS: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16)
+        result = tl.inline_asm_elementwise(BFLOAT16, "=r,=r,=r,=r,r,r", [words], BFLOATS, is_pure=True, pack=2)
     else:
-        KINDS: tl.constexpr = (tl.float16, tl.float16, tl.float16, tl.float16)
-        result = tl.inline_asm_elementwise(FLOAT16, "=r,=r,=r,=r,r,r", [words], KINDS, is_pure=True, pack=2)
+        HALVES: tl.constexpr = (tl.float16, tl.float16, tl.float16, tl.float16)
+        result = tl.inline_asm_elementwise(FLOAT16, "=r,=r,=r,=r,r,r", [words], HALVES, is_pure=True, pack=2)
     return result
 
 
