@@ -19,8 +19,11 @@ FIELDS = {
     "write_cache": "",
     "write_int8_cache": "",
     "write_present": "",
+    "write_screened_cache": "",
     "decode_stream": "normalizer alibi softcap",
     "decode_observe": "normalizer alibi softcap",
+    "decode_screen": "normalizer alibi softcap",
+    "decode_survivors": "normalizer alibi softcap",
     "decode_solve": "normalizer power",
     "decode_settled": "normalizer power",
     "merge": "normalizer",
@@ -38,7 +41,7 @@ def options_for(
     op: str = "PagedAttention",
     block_sizes: Iterable[int] = (BLOCK_SIZE,),
 ) -> list[Options]:
-    """The options of every call that the library is to serve.
+    """The options of every call that the library is to serve, of entmax also with a key screen.
 
     A type is of queries and cache alike, or of both as in float32/float16. A feature is plain, alibi, softcap or
     alibi+softcap.
@@ -56,12 +59,15 @@ def options_for(
             softcap="softcap" in feature.split("+"),
             contiguous=op == "SharpAttention",
             power=power,
+            screened=screened,
         )
         for normalizer, head_dim, dtype, block_size, feature in product(
             normalizers, head_dims, dtypes, block_sizes if op == "PagedAttention" else (BLOCK_SIZE,), features
         )
         if op != "SharpAttention" or "/" not in dtype  # whose keys are of the query's type
         for power in (POWERS if normalizer == "entmax" else ("",))
+        for screened in (False, True)
+        if not screened or (normalizer == "entmax" and op == "PagedAttention" and not dtype.endswith("/int8"))
     ]
 
 

@@ -40,10 +40,11 @@ class Problem(Structure):
         ("type", c_int),
         ("cache_type", c_int),
         *((name, c_void_p) for name in ("query", "key", "value", "key_cache", "value_cache")),
-        *((name, c_void_p) for name in ("key_scale", "value_scale")),
+        *((name, c_void_p) for name in ("key_scale", "value_scale", "key_screen", "key_shift")),
         *((name, c_void_p) for name in ("slot_mapping", "block_table", "query_start", "context_lens", "head_params")),
         ("head_params_width", c_int64),
         ("alibi", c_int32),
+        ("screened", c_int32),
         *((name, c_void_p) for name in ("alibi_slopes", "collect_stats", "output", "stats")),
     )
 

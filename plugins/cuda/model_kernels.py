@@ -10,6 +10,7 @@ from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.plugins.ops import schema
 from sharp.plugins.triton.options import Options, power_name
 
+_SCREEN = schema.PAGED_ATTENTION.all_input_names.index("key_screen")
 _OPS = {op.name: op.input_names.index("alibi_slopes") for op in schema.OPS}
 
 
@@ -58,4 +59,5 @@ def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
         softcap=softcap != 0,
         contiguous=not paged,
         power=power_name(alpha) if normalizer == b"entmax" else "",
+        screened=paged and len(node.input) > _SCREEN and node.input[_SCREEN] != "",
     )

@@ -27,6 +27,7 @@ class Names {
   Names(const SharpPagedAttention& problem, bool contiguous)
       : first_(contiguous                         ? "write_present"
                : problem.cache_type == SHARP_INT8 ? "write_int8_cache"
+               : problem.screened                 ? "write_screened_cache"
                                                   : "write_cache"),
         sizes_(std::string(" ") + kTypes[problem.type] + " " + kTypes[problem.cache_type] + " " +
                std::to_string(problem.head_dim) + " " + std::to_string(problem.value_dim) + " " +
@@ -41,6 +42,8 @@ class Names {
   std::string first() const { return first_ + sizes_; }
   std::string decode_stream() const { return "decode_stream" + sizes_ + normalizer_ + features_; }
   std::string decode_observe() const { return "decode_observe" + sizes_ + normalizer_ + features_; }
+  std::string decode_screen() const { return "decode_screen" + sizes_ + normalizer_ + features_; }
+  std::string decode_survivors() const { return "decode_survivors" + sizes_ + normalizer_ + features_; }
   std::string decode_solve() const { return "decode_solve" + sizes_ + normalizer_ + power_; }
   std::string decode_settled() const { return "decode_settled" + sizes_ + normalizer_ + power_; }
   std::string merge() const { return "merge" + sizes_ + normalizer_; }
@@ -87,7 +90,12 @@ Plan plan(const Call& call) {
   const bool decodes = problem.tokens > 0 && !(equally_long && prompts);
   if (decodes) {
     if (solves(problem)) {
-      launches.push_back({names.decode_observe(), by_item});
+      if (problem.screened) {
+        launches.push_back({names.decode_screen(), by_item});
+        launches.push_back({names.decode_survivors(), by_item});
+      } else {
+        launches.push_back({names.decode_observe(), by_item});
+      }
       launches.push_back({names.decode_solve(), by_row});
       launches.push_back({names.decode_settled(), by_item});
     } else {
@@ -175,6 +183,8 @@ void check_sizes(const SharpPagedAttention& problem) {
   require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&
               problem.cache_type <= SHARP_INT8,
           "there is no such type");
+  require(!problem.screened || (problem.attributes.normalizer == SHARP_ENTMAX && problem.cache_type != SHARP_INT8),
+          "only entmax over a cache of floats has a key screen");
   require(problem.attributes.normalizer != SHARP_ENTMAX || problem.attributes.alpha <= 4,
           "entmax on a GPU takes an alpha of at most 4");
   require(problem.attributes.scale > 0 && std::isfinite(problem.attributes.scale),
@@ -207,6 +217,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   const int64_t columns = problem.head_params == nullptr ? 0 : problem.head_params_width;
   const char* mistake = sharp_head_params_mistake(problem.attributes.normalizer, columns);
   require(mistake == nullptr, mistake);
+  require((problem.screened != 0) == (problem.key_screen != nullptr), "screened says otherwise than key_screen");
   require((problem.alibi != 0) == (problem.alibi_slopes != nullptr), "alibi says otherwise than alibi_slopes");
   const SharpAttributes& attributes = problem.attributes;
   Arguments arguments;
@@ -217,6 +228,8 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   set_buffer(arguments, Argument::value_cache, problem.value_cache);
   set_buffer(arguments, Argument::key_scale, problem.key_scale);
   set_buffer(arguments, Argument::value_scale, problem.value_scale);
+  set_buffer(arguments, Argument::key_screen, problem.key_screen);
+  set_buffer(arguments, Argument::key_shift, problem.key_shift);
   set_buffer(arguments, Argument::past_lens, call.past_lens);
   set_buffer(arguments, Argument::total_lens, call.total_lens);
   set_buffer(arguments, Argument::slot_mapping, problem.slot_mapping);
@@ -250,6 +263,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   arguments.set(Argument::parts, plan.parts);
   arguments.set(Argument::most_tokens, plan.most_tokens);
   arguments.set(Argument::parameters, columns);
+  arguments.set(Argument::shifted, static_cast<int64_t>(problem.key_shift != nullptr));
   arguments.set(Argument::window, static_cast<int64_t>(attributes.window));
   arguments.set(Argument::causal, static_cast<int64_t>(attributes.causal));
   arguments.set(Argument::scale, attributes.scale);

@@ -62,13 +62,16 @@ typedef struct {
   void* value_cache;           /* cache_type [blocks, kv_heads, block_size, value_dim], updated in place */
   float* key_scale;            /* [blocks, kv_heads], updated in place, or null: of an int8 cache */
   float* value_scale;          /* the same of values */
+  void* key_screen;            /* int8 [blocks, kv_heads, block_size * (head_dim rounded up to 4, and 8)], updated in
+                                  place, or null: of entmax, by which keys of weight 0 are left out */
+  const float* key_shift;      /* [kv_heads, head_dim], what the screen has taken off the keys; or null */
   const int32_t* slot_mapping; /* [tokens] */
   const int32_t* block_table;  /* [sequences, max_blocks] */
   const int32_t* query_start;  /* [sequences + 1] */
   const int32_t* context_lens; /* [sequences] */
   const float* head_params;    /* [q_heads, head_params_width]: the normalizer's own, then the sinks; or null */
   int64_t head_params_width;
-  int32_t alibi;                /* whether there are slopes; known before the buffers are */
+  int32_t alibi, screened;      /* whether there are slopes and a key screen; known before the buffers are */
   const float* alibi_slopes;    /* [q_heads], or null */
   const uint8_t* collect_stats; /* one bool, or null: false */
   void* output;                 /* type [tokens, q_heads, value_dim] */

@@ -51,7 +51,9 @@ struct CudaPagedAttentionKernel {
       library.check(library.copy(to, from, bytes, stream));
     };
     set_caches(context, types, call, copy);
-    key_screen_of(context, copy);  // not written, so no kernel may use it afterwards: the server gives an empty one
+    call.key_screen = key_screen_of(context, copy);
+    call.screened = call.key_screen != nullptr;
+    call.key_shift = problem.key_shift;
     call.output = output_of(context, kOutput, {call.tokens, call.q_heads, call.value_dim});
     call.stats = static_cast<float*>(output_of(context, kStats, {call.tokens, call.q_heads, 4}));
     if (call.tokens == 0) return;

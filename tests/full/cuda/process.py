@@ -16,10 +16,12 @@ BUFFERS = (
     *("query", "key", "value", "key_cache", "value_cache", "slot_mapping", "block_table", "query_start"),
     *("context_lens", "head_params", "alibi_slopes", "collect_stats", "output", "stats", "key_scale", "value_scale"),
     *("past_key", "past_value", "past_lens", "total_lens", "present_key", "present_value"),
+    *("key_screen", "key_shift"),
 )
 ABSENT = ("head_params", "alibi_slopes", "collect_stats")
 PAGED = ("key_cache", "value_cache", "slot_mapping", "block_table", "query_start", "context_lens")
 SCALES = ("key_scale", "value_scale")
+SCREENS = ("key_screen", "key_shift")
 CONTIGUOUS = ("past_key", "past_value", "past_lens", "total_lens", "present_key", "present_value")
 
 
@@ -42,6 +44,7 @@ class Call:
     kv_heads: int = 2
     head_dim: int = 64
     parameters: int = 0
+    screened: bool = False
     # Of op SharpAttention: each of `sequences` has `tokens` queries, and `past` places.
     contiguous: bool = False
     new_keys: int = 5
@@ -64,6 +67,7 @@ class Call:
             causal=1,
         )
         unused = PAGED + SCALES if self.contiguous else CONTIGUOUS + SCALES * (self.cache_dtype != "int8")
+        unused += () if self.screened else SCREENS
         given = [name for name in BUFFERS if name not in self.absent and name not in unused]
         common = {
             "attributes": attributes,
@@ -94,6 +98,7 @@ class Call:
             sequences=self.sequences,
             max_blocks=self.max_blocks,
             cache_type=TYPES.index(self.cache_dtype or self.dtype),
+            screened=self.screened,
             **common,
         )
 

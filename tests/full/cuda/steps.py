@@ -68,8 +68,7 @@ class Call:
 
     def input_names(self) -> list[str]:
         """The node's inputs in order, empty names where it leaves them out."""
-        names = (*self.definition.input_names, *(beside.name for beside in self.definition.beside))
-        return _trimmed(names, self.inputs())
+        return _trimmed(self.definition.all_input_names, self.inputs())
 
     def output_names(self) -> list[str]:
         """The node's outputs in order."""
@@ -84,6 +83,7 @@ class Step(Call):
     cache_dtype: str = "float16"
     tokens: int = 20
     sequences: int = 2
+    screened: bool = False
 
     definition = PAGED_ATTENTION
 
@@ -101,6 +101,11 @@ class Step(Call):
             "context_lens": ("int32", [sequences]),
         }
         scales = {name: ("float32", [BLOCKS, KV_HEADS]) for name in ("key_scale", "value_scale")}
+        if self.screened:
+            found |= {
+                "key_screen": ("int8", [BLOCKS, KV_HEADS, BLOCK * (DIM + 8)]),
+                "key_shift": ("float32", [KV_HEADS, DIM]),
+            }
         # Another cache may be given scales to see that it refuses them.
         return found | {
             name: scale for name, scale in scales.items() if self.cache_dtype == "int8" or name in self.shapes
@@ -116,6 +121,7 @@ class Step(Call):
 
     def updated(self) -> dict[str, str]:
         names = ("key_cache", "value_cache", *(("key_scale", "value_scale") if self.cache_dtype == "int8" else ()))
+        names += ("key_screen",) if self.screened else ()
         return {f"{name}_out": name for name in names}
 
 

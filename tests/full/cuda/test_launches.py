@@ -29,6 +29,7 @@ def options_of(call: Call) -> Options:
         softcap=call.softcap != 0,
         contiguous=call.contiguous,
         power=power_name(call.alpha) if call.normalizer == "entmax" else "",
+        screened=call.screened,
     )
 
 
@@ -60,10 +61,11 @@ def random_calls(count: int) -> list[Call]:
         more = rng.random() < 0.3  # sinks, or the columns of those that have none
         own = len(HEAD_PARAMETERS.get(normalizer, ()))
         parameters = own * more if normalizer in WITHOUT_SINK else own + more
+        dtypes = rng.choice([("float16", ""), ("float32", ""), ("float16", "int8"), ("float32", "int8")])
         calls.append(
             Call(
                 normalizer,
-                *rng.choice([("float16", ""), ("float32", ""), ("float16", "int8"), ("float32", "int8")]),
+                *dtypes,
                 alpha=rng.choice([1.5, 2.0, 1.25]),
                 softcap=rng.choice([0.0, 30.0]),
                 window=rng.choice([-1, 64]),
@@ -74,6 +76,7 @@ def random_calls(count: int) -> list[Call]:
                 kv_heads=kv_heads,
                 head_dim=rng.choice([64, 128]),
                 parameters=parameters,
+                screened=normalizer == "entmax" and dtypes[1] == "" and rng.random() < 0.7,
                 absent=absent + ([] if parameters else ["head_params"]),
             )
         )
@@ -96,6 +99,7 @@ def random_contiguous_calls(count: int) -> list[Call]:
         changes = {
             "dtype": rng.choice(["float16", "float32"]),
             "cache_dtype": "",
+            "screened": False,
             "tokens": rng.choice([1, 1, 2, 300]),
             "contiguous": True,
             "new_keys": rng.choice([0, 1, 17, 1500]),
@@ -138,6 +142,31 @@ def test_arguments_are_those_of_the_problem(launch):
         assert values["global_scratch"] == values["profile_scratch"] == "0"
     assert any("t7" in values for _, values in launches(result))
     assert not any(event.startswith("set ") for event in result["events"])
+
+
+def test_the_key_screen_takes_the_place_of_the_keys(launch):
+    calls = [
+        Call("entmax", "float32", tokens=2, screened=True, absent=[*ABSENT, *absent]) for absent in ([], ["key_shift"])
+    ]
+    for call, result in zip(calls, launch(calls), strict=True):
+        found = launches(result)
+        names = ["write_screened_cache", "decode_screen", "decode_survivors", "decode_solve", "decode_settled", "merge"]
+        assert [name.partition("@")[0] for name, _ in found] == names
+        shifted = "key_shift" not in call.absent
+        for _, values in found[:3]:
+            assert values["key_screen"] == str(ADDRESSES["key_screen"])
+            assert values["key_shift"] == str(ADDRESSES["key_shift"] * shifted)
+            assert values["shifted"] == str(int(shifted))
+
+
+def test_a_key_screen_that_no_kernel_has_is_refused(launch):
+    wrong = [
+        (Call("softmax", screened=True), "only entmax over a cache of floats has a key screen"),
+        (Call("entmax", "float32", "int8", screened=True), "only entmax over a cache of floats has a key screen"),
+        (Call("entmax", screened=True, absent=[*ABSENT, "key_screen"]), "screened says otherwise than key_screen"),
+    ]
+    for (_, message), result in zip(wrong, launch([call for call, _ in wrong]), strict=True):
+        assert message in result["error"]
 
 
 def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):

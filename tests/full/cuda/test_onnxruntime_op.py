@@ -54,6 +54,21 @@ def test_caches_between_nodes_are_updated_in_place_by_themselves(run):
     assert launches(result) and not [event for event in result["events"] if event.startswith("copy ")]
 
 
+def test_a_key_screen_reaches_the_kernels_and_is_updated_in_place(run):
+    beside = [*OPTIONAL, "alibi_slopes"]
+    given, none = run(
+        Step("entmax", screened=True, tokens=2, absent=beside),
+        Step("entmax", screened=True, tokens=2, absent=beside, shapes={"key_screen": [0, 2, 16 * 72]}),
+    )
+    found = launches(given)
+    assert [name for name, _ in found][:3] == ["write_screened_cache", "decode_screen", "decode_survivors"]
+    for _, values in found[:3]:
+        assert values["key_screen"] == str(given["addresses"]["key_screen"])
+        assert values["key_shift"] == str(given["addresses"]["key_shift"])
+    assert not [event for event in given["events"] if event.startswith("copy ")]
+    assert [name for name, _ in launches(none)][:2] == ["write_cache", "decode_observe"]
+
+
 def test_every_attribute_reaches_the_kernels(run):
     attributes = {
         "scale": 0.25,
