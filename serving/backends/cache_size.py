@@ -27,7 +27,7 @@ def tensors_of(manifest: Manifest) -> tuple[CacheTensor, ...]:
 
 
 def bytes_per_block(manifest: Manifest, device: str = "cpu") -> int:
-    """The cache bytes of one block over all layers; only the CPU's kernels use key screens."""
+    """The cache bytes of one block over all layers; servers use key screens on a CPU alone."""
     tensors = (tensor for tensor in tensors_of(manifest) if device == "cpu" or not tensor.is_screen)
     return sum(tensor.block_bytes for tensor in tensors)
 
