@@ -52,6 +52,7 @@ def options_of(call: Call) -> Options:
         "alibi_slopes" in tensors,
         call.attributes.get("softcap", 0.0) > 0,
         power=power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else "",
+        screened="key_screen" in tensors,
     )
 
 

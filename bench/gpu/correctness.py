@@ -60,7 +60,21 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
         {"normalizer": "entmax", "dtype": torch.float32, "head_dim": 64, "sequences": "few", "cache_dtype": c}
         for c in caches
     ]
-    return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases + tokens]
+    screened = [
+        {
+            "normalizer": "entmax",
+            "dtype": t,
+            "head_dim": d,
+            "sequences": s,
+            "spread": 3.0,
+            "screened": True,
+            "statistics": c,
+        }
+        for d in dims
+        for t in dtypes
+        for s, c in (("mixed", True), ("few", False))
+    ]
+    return [{"dtype": torch.bfloat16, "statistics": True, **case} for case in cases + tokens + screened]
 
 
 def make_case(sequences: str | Sequence[Sequence[int]] = "mixed", **case: Any) -> Call:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
+from sharp.plugins.ops.key_screen import screen_of_cache
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
 
@@ -52,6 +53,7 @@ def make_call(
     alibi: bool = False,
     statistics: bool | None = False,
     sinks: bool = False,
+    screened: bool = False,
     seed: int = 0,
     **attributes: Any,
 ) -> Call:
@@ -70,6 +72,7 @@ def make_call(
         alibi: whether there are slopes.
         statistics: what `collect_stats` holds, which served models have; None leaves it out.
         sinks: whether heads have them.
+        screened: whether the cache has a key screen.
         seed: of all random numbers.
         attributes: the op's other attributes.
     """
@@ -112,6 +115,9 @@ def make_call(
         tensors |= {name: tensors[name].to(cache_dtype) for name in ("key_cache", "value_cache")}
         # Numbers that the cache can hold: the reference stores the others as they are.
         tensors |= {name: tensors[name].to(cache_dtype).to(dtype) for name in ("key", "value")}
+    if screened:
+        screen = screen_of_cache(tensors["key_cache"].float().cpu().numpy())
+        tensors["key_screen"] = torch.as_tensor(screen, device=device)
     if alibi:
         tensors["alibi_slopes"] = torch.rand(q_heads, **options)
     if statistics is not None:

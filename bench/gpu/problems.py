@@ -27,6 +27,7 @@ def paged_attention_problem(call: Call, output: torch.Tensor, stats: torch.Tenso
         sequences=sequences,
         max_blocks=max_blocks,
         cache_type=_type(tensors["key_cache"]),
+        screened="key_screen" in tensors,
         output=output.data_ptr(),
         stats=stats.data_ptr(),
         **_common(call),

@@ -15,7 +15,7 @@ def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
     return {"right": compare(call, reference), "wrong": compare(call, (reference[0] * 1.01, *reference[1:]))["holds"]}
 
 
-def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
+def check(normalizer: str, cache_dtype: str | None = None, screened: bool = False) -> dict[str, Any]:
     """Whether a right and a wrong output are told apart, and how far rows of a large call are from float64."""
     import numpy as np
     import torch
@@ -25,7 +25,7 @@ def check(normalizer: str, cache_dtype: str | None = None) -> dict[str, Any]:
 
     cache = getattr(torch, cache_dtype) if cache_dtype else None
     options: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 16, "dtype": torch.float32, "device": "cpu"}
-    options["cache_dtype"] = cache
+    options |= {"cache_dtype": cache, "screened": screened}
     call = make_call(normalizer, ((40, 1), (5, 3)), statistics=True, alibi=True, window=30, **options)
     reference = expected(to_numpy(call.tensors), call.normalizer, call.attributes)
     wrong = (reference[0] + np.eye(*reference[0].shape[1:]) * 0.01, *reference[1:])

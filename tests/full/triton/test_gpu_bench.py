@@ -195,6 +195,10 @@ def test_caches_of_other_types_are_among_its_cases(interpreter: ProcessPoolExecu
     assert interpreter.submit(bench_check.check, "softmax", cache_dtype).result()["right"] is True
 
 
+def test_key_screens_are_among_its_cases(interpreter: ProcessPoolExecutor) -> None:
+    assert interpreter.submit(bench_check.check, "entmax", None, True).result()["right"] is True
+
+
 def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "tests.full.triton.dry_gpu_bench"],
