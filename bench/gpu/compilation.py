@@ -33,7 +33,7 @@ class Job:
         return [
             kernel
             for kernel in found
-            if kernel.name.startswith("write") or (kernel.name in ("prefill", "merge_prompts")) == of_prompts
+            if kernel.name.startswith("write") or ("prefill" in kernel.name or "prompts" in kernel.name) == of_prompts
         ]
 
 

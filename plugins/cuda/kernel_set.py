@@ -26,6 +26,8 @@ FIELDS = {
     "merge": "normalizer",
     "merge_prompts": "normalizer",
     "prefill": "normalizer power alibi softcap",
+    "prefill_observe": "normalizer power alibi softcap",
+    "prefill_settled": "normalizer power alibi softcap",
 }
 SIZES = "dtype cache_dtype head_dim value_dim block_size"
 

@@ -20,7 +20,7 @@ from tests.plugins.conformance.cases import Shape, make_case
         ("softmax", 32, 4, 1, 1),  # one tile, its keys in parts
         ("softmax", 16, 8, 1, 1),
         ("ssa", 32, 4, 1, 1),
-        ("adaptive_softmax", 32, 4, 2, 1),
+        ("adaptive_softmax", 32, 4, 2, 1),  # in parts, too: for their temperatures first
     ],
 )
 def test_the_cache_is_read_once(

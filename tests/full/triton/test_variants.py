@@ -76,7 +76,11 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
     ("normalizer", "loops", "contiguous"),
     [
         ("softmax", {"decode_stream": 2, "prefill": 4}, False),
-        ("adaptive_softmax", {"decode_observe": 2, "decode_settled": 2, "prefill": 8}, True),
+        (
+            "adaptive_softmax",
+            {"decode_observe": 2, "decode_settled": 2, "prefill": 8, "prefill_observe": 4, "prefill_settled": 4},
+            True,
+        ),
         ("entmax", {"decode_observe": 2, "prefill": 12}, False),
         ("entmax", {"decode_observe": 2, "prefill": 12}, True),
     ],
@@ -224,14 +228,20 @@ def test_work_items_and_scratch_memory() -> None:
         (8, 8, 8192, 1),
     ],
 )
-def test_the_keys_of_few_prompts_are_split(tokens: int, sequences: int, blocks: int, expected: int) -> None:
-    options = Options("softmax", "bfloat16", "bfloat16", 128, 128, 16)
+@pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax"])
+def test_the_keys_of_few_prompts_are_split(
+    normalizer: str, tokens: int, sequences: int, blocks: int, expected: int
+) -> None:
+    options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16)
     shapes = Shapes(tokens, sequences, blocks, q_heads=32, kv_heads=8, multiprocessors=132)
     launches = kernels(options, 90)
     assert prompt_parts(prompt_options(launches), shapes) == expected
-    assert ("merge_prompts" in [kernel.name for kernel in launches if kernel.needed(shapes)]) == (expected > 1)
-    rows = scratch(options, shapes, prompt_options(launches))["sums"] // 8
-    assert rows >= tokens * 32 * expected if expected > 1 else rows > 0
+    launched = [kernel.name for kernel in launches if kernel.needed(shapes)]
+    passes = ["prefill"] if normalizer == "softmax" or expected == 1 else ["prefill_observe", "prefill_settled"]
+    prompts = [] if tokens in (4, 8) else passes + ["merge_prompts"] * (expected > 1)
+    assert [name for name in launched if "pr" in name] == prompts
+    sizes, rows = scratch(options, shapes, prompt_options(launches)), tokens * 32 * expected * (expected > 1)
+    assert sizes["sums"] // 8 >= rows * options.sets_of_sums and sizes["outputs"] // 128 >= max(rows, 1)
 
 
 @pytest.mark.parametrize(
