@@ -26,6 +26,7 @@ FIELDS = {
     "merge": "normalizer",
     "merge_prompts": "normalizer",
     "prefill": "normalizer power alibi softcap",
+    "prefill_count": "normalizer power alibi softcap",
     "prefill_observe": "normalizer power alibi softcap",
     "prefill_settled": "normalizer power alibi softcap",
 }
@@ -98,6 +99,8 @@ def plan_constants() -> Mapping[str, int]:
         "kPartKeys": variants.PART_KEYS,
         "kMostPromptRows": tiles.MOST_PROMPT_ROWS,
         "kListedKeys": LISTED_KEYS,
+        "kEntmaxCounts": variants.COUNTS,
+        "kSparsemaxCounts": variants.SPARSEMAX_COUNTS,
         "kSources": _sources(),
     }
 

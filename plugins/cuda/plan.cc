@@ -47,6 +47,7 @@ class Names {
   std::string merge_prompts() const { return "merge_prompts" + sizes_ + normalizer_; }
   std::string prefill() const { return prefill("prefill"); }
   std::string prefill_observe() const { return prefill("prefill_observe"); }
+  std::string prefill_count() const { return prefill("prefill_count"); }
   std::string prefill_settled() const { return prefill("prefill_settled"); }
 
  private:
@@ -99,12 +100,11 @@ Plan plan(const Call& call) {
     }
     launches.push_back({names.merge(), by_row});
   }
-  const bool splits = problem.attributes.normalizer != SHARP_ENTMAX;
-  const int64_t most_parts =
-      !splits ? 1 : std::min(ceil_div(problem.max_blocks * problem.block_size, kPartKeys), kMostParts);
-  const int64_t sets_of_sums = solves(problem) ? (problem.attributes.normalizer == SHARP_ENTMAX ? 3 : 2) : 1;
+  const bool entmax = problem.attributes.normalizer == SHARP_ENTMAX;
+  const int64_t most_parts = std::min(ceil_div(problem.max_blocks * problem.block_size, kPartKeys), kMostParts);
+  const int64_t sets_of_sums = entmax ? 3 : solves(problem) ? 2 : 1;
   int64_t parts = 1, listed = 0;
-  if (prompts || problem.attributes.normalizer == SHARP_ENTMAX) {
+  if (prompts || entmax) {
     const Tile tile = tile_of(names.prefill());
     const int64_t tiles = problem.tokens * group / tile.rows + problem.sequences;
     if (prompts && most_parts > 1) {
@@ -117,14 +117,20 @@ Plan plan(const Call& call) {
     int64_t stage = 0;  // of the last pass
     if (parts > 1 && solves(problem)) {
       launches.push_back({names.prefill_observe(), by_part});
+      const int64_t counts = !entmax ? 0 : problem.attributes.alpha == 2.0f ? kSparsemaxCounts : kEntmaxCounts;
+      while (stage < counts) launches.push_back({names.prefill_count(), by_part, ++stage});
+      // One program of each tile goes on where they were not enough.
+      if (entmax) launches.push_back({names.prefill_count(), {tiles, problem.kv_heads, 1}, ++stage});
       launches.push_back({names.prefill_settled(), by_part, ++stage});
     } else if (prompts) {
       launches.push_back({names.prefill(), by_part});
     }
     if (parts > 1) launches.push_back({names.merge_prompts(), {problem.tokens, problem.q_heads, 1}, stage});
     const int64_t listed_keys = std::max<int64_t>(tile.keys, kListedKeys);
-    const int64_t longest_list = ceil_div(problem.max_blocks * problem.block_size, listed_keys) + 1;
-    if (problem.attributes.normalizer == SHARP_ENTMAX) listed = problem.kv_heads * tiles * longest_list;
+    // The lists of all parts, each with its length and a place that is read behind it; also of any smaller call.
+    const int64_t places =
+        ceil_div(problem.max_blocks * problem.block_size, listed_keys) + 2 * std::max<int64_t>(1, most_parts);
+    if (entmax) listed = problem.kv_heads * tiles * places;
   }
   const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);
   const int64_t most_units = std::min(problem.tokens, problem.sequences);

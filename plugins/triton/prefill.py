@@ -9,8 +9,8 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
                              they leave out tiles whose keys no row can give a weight. At alpha 1.5 in bfloat16 the
                              output follows after one step, and both are repeated where its weights' sum is off
 Where a step has so few tiles that most of the device would idle, as a question about a long text that is in the cache
-already, the keys are split over programs as in decoding, and `merge.py` puts the parts together: for all that takes one
-pass here, for adaptive softmax in `split_prefill.py`.
+already, the keys are split over programs as in decoding, and `merge.py` puts the parts together: here for all that
+takes one pass, for adaptive softmax and entmax in `split_prefill.py`.
 """
 
 import triton
@@ -95,7 +95,7 @@ def entmax_thresholds(bounds, source, listed, peak, sink_s, tau, estimate, visib
 @triton.jit
 def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state of the rows of a tile behind all keys under entmax, and the weight of their sinks."""
-    state, count = aim(bounds, source, tiles, exists, OPTIONS, STATISTICS)
+    state, count = aim(bounds, source, tiles, exists, 0.0, OPTIONS, STATISTICS, False)
     peak, total, slope, _, lowest, distance, support, output, opposed = state
     nearer = entmax_near(distance, (total, slope, support), source[3][2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance

@@ -39,7 +39,7 @@ from sharp.plugins.triton.options import MOST_SPLITS, SPLIT_KEYS, Options
 from sharp.plugins.triton.prefill import prefill
 from sharp.plugins.triton.present import write_present
 from sharp.plugins.triton.solve import decode_solve
-from sharp.plugins.triton.split_prefill import prefill_observe, prefill_settled
+from sharp.plugins.triton.split_prefill import prefill_count, prefill_observe, prefill_settled
 from sharp.plugins.triton.tiles import Tile, decode_tile, prefill_tile
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -53,6 +53,7 @@ FUNCTIONS = (
     merge,
     merge_prompts,
     prefill,
+    prefill_count,
     prefill_observe,
     prefill_settled,
     write_cache,
@@ -63,6 +64,8 @@ DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of t
 MOST_ROWS = 64  # of a sequence and a KV head that is decoded; tiles of so many and more are prefill's
 MOST_TOKENS = 4  # of a sequence that is decoded; scratch memory grows with them
 MOST_PARTS = 16  # of the keys of a prompt's tile
+COUNTS = 3  # launches for the steps of a split prompt under entmax; mostly they are enough
+SPARSEMAX_COUNTS = 5  # at alpha 2
 PART_KEYS = 4096  # fewest keys of a part, as far as the block table's room tells
 
 
@@ -159,7 +162,7 @@ def prompt_parts(prompt: Options, shapes: Shapes) -> int:
 
     As few as they are where one sequence has all tokens that the others need not have.
     """
-    if prompt.normalizer == "entmax" or not prompts_needed(prompt, shapes):
+    if not prompts_needed(prompt, shapes):
         return 1
     alike = shapes.sequences if prompt.contiguous else 1
     tokens = shapes.tokens // alike if prompt.contiguous else shapes.tokens - shapes.sequences + 1
@@ -187,7 +190,8 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
     sizes |= {"logits": stored * keys, "solution": stored * 3, "tiles": 0}
     if options.normalizer == "entmax":
         tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
-        sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.listed_keys) + 1)
+        beside = 2 * of_prompts if of_prompts > 1 else 1
+        sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.listed_keys) + beside)
     return sizes
 
 
@@ -314,14 +318,23 @@ def kernels(
         needed=decoding_needed,
     )
 
+    def whole_tiles(shapes: Shapes) -> Grid:
+        return *tiles_of_prompts(shapes)[:2], 1
+
     def split(shapes: Shapes) -> bool:
         return prompt_parts(prompt, shapes) > 1
 
-    def of_prompts(function: Any, arguments: str, constants: dict[str, Any] | None = None, **rest: Any) -> Kernel:
+    def of_prompts(
+        function: Any,
+        arguments: str,
+        constants: dict[str, Any] | None = None,
+        grid: Callable[[Shapes], Grid] = tiles_of_prompts,
+        **rest: Any,
+    ) -> Kernel:
         return kernel(
             function,
             arguments,
-            tiles_of_prompts,
+            grid,
             (constants or {}) | {"OPTIONS": prompt},
             warps=prompt_tile.warps,
             stages=prompt_tile.stages,
@@ -337,21 +350,37 @@ def kernels(
         needed=lambda shapes: prompts_needed(options, shapes) and not (options.solves and split(shapes)),
     )
     passes: list[Kernel] = []
-    if options.normalizer == "adaptive_softmax":
+    if options.solves:
         passes.append(
             of_prompts(
                 prefill_observe,
-                "query key_cache key_scale block_table query_start context_lens alibi_slopes collect_stats sums"
+                "query key_cache key_scale block_table query_start context_lens alibi_slopes collect_stats sums tiles"
                 " tokens sequences q_heads kv_heads max_blocks slots most_tokens parts stage window causal"
                 " scale softcap alpha",
                 needed=split,
             )
         )
+        steps = 0
+        if options.normalizer == "entmax":  # the last one is for tiles that have not settled by then
+            steps = 1 + (SPARSEMAX_COUNTS if options.power == "one" else COUNTS)
+        passes += [
+            of_prompts(
+                prefill_count,
+                "query key_cache key_scale block_table query_start context_lens head_params alibi_slopes sums tiles"
+                " tokens sequences q_heads kv_heads max_blocks slots most_tokens parts stage parameters window causal"
+                " scale softcap alpha",
+                {"MOST_PARTS": MOST_PARTS},
+                needed=split,
+                stage=stage,
+                grid=tiles_of_prompts if stage < steps else whole_tiles,
+            )
+            for stage in range(1, steps + 1)
+        ]
         passes.append(
             of_prompts(
                 prefill_settled,
                 "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-                " alibi_slopes collect_stats sums outputs tokens sequences q_heads kv_heads max_blocks slots"
+                " alibi_slopes collect_stats sums outputs tiles tokens sequences q_heads kv_heads max_blocks slots"
                 " most_tokens parts stage parameters window causal scale softcap alpha entropy_threshold"
                 " t0 t1 t2 t3 t4 t5 t6 t7",
                 {"MOST_PARTS": MOST_PARTS},
@@ -368,8 +397,6 @@ def kernels(
         needed=split,
         stage=max(0, len(passes) - 1),
     )
-    if options.normalizer == "entmax":
-        return store, *decoding, merging, prompts
     return store, *decoding, merging, prompts, *passes, merging_prompts
 
 

@@ -165,7 +165,7 @@ def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
         assert all(end <= start for (_, end), (start, _) in pairwise(regions))
 
 
-@pytest.mark.parametrize(("normalizer", "tokens"), [("entmax", 64), ("adaptive_softmax", 64), ("ssa", 2048)])
+@pytest.mark.parametrize(("normalizer", "tokens"), [("entmax", 64), ("adaptive_softmax", 64), ("entmax", 2048)])
 def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch, normalizer, tokens):
     largest = Call(normalizer, tokens=tokens, sequences=64, max_blocks=5000, only="workspace")
     smaller = [

@@ -1,5 +1,6 @@
 """Prompts whose keys are split over programs where weights are known only after all keys have been seen."""
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sharp.plugins.ops.reference import AttentionOutput
+from tests.full.triton import interpreted
 from tests.full.triton.interpreted import CACHES, DATA, Run
 from tests.full.triton.test_kernels import DTYPES, assert_close, assert_int8_agrees, cases, rounded
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, int8_case, make_case, run_reference
 from tests.plugins.conformance.test_kernel_edges import with_key
 
-SOLVED = ("adaptive_softmax",)
+SOLVED = ("adaptive_softmax", "entmax")
 QUESTION = Shape(sequences=((470, 9),), kv_heads=1, group=3, head_dim=16, value_dim=16)
 # Beside sequences that decode, one without a token, and a prompt as long as a part.
 BESIDE = replace(QUESTION, sequences=((470, 9), (90, 1), (0, 0), (50, 14)))
@@ -120,3 +122,42 @@ def test_contiguous_keys(run_attention: Run, normalizer: str, form: Any) -> None
     case = attention_cases.make_case(normalizer, shape, seed=4, alibi=True, sinks=True)
     expected = attention_cases.run_reference(case)
     attention_cases.assert_agrees(run_attention(case, part_keys=64), expected, case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("counts", [1, 2, 9])
+@pytest.mark.parametrize(("alpha", "dtype"), [(1.5, "float32"), (1.5, "bfloat16"), (1.2, "float16"), (2.0, "float32")])
+def test_steps_that_launches_are_too_few_for(
+    interpreter: ProcessPoolExecutor, run: Run, alpha: float, dtype: str, counts: int
+) -> None:
+    # One program goes on, or launches find nothing left to do: the thresholds are those of any number of launches.
+    case = make_case("entmax", BESIDE, seed=4, sinks=True, alpha=alpha)
+    if dtype != "float32":
+        case = rounded(case, (*DATA, *CACHES), dtype)
+    found = interpreter.submit(interpreted.run_counts, case, dtype, 64, counts).result()
+    usual = run(case, dtype, dtype, part_keys=64)
+    np.testing.assert_allclose(found["output"], usual.output, rtol=2e-5, atol=2e-5 if dtype == "float32" else 2.0**-9)
+    np.testing.assert_allclose(found["stats"], usual.stats, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("values", [(0, -0.49, -0.8, -2.12), (0, -1e-4, -0.3, -900.0)])
+def test_thresholds_that_are_far_from_where_the_search_begins(
+    run: Run, values: tuple[float, ...], alpha: float
+) -> None:
+    # Four values of logits, the lower the more keys, and each part of the keys has other ones.
+    context = 640
+    case = make_case(
+        "entmax", Shape(sequences=((context, 5),), kv_heads=1, group=1, head_dim=16), scale=1.0, alpha=alpha
+    )
+    logits = np.sort(np.random.default_rng(1).choice(values, context, p=(0.005, 0.02, 0.2, 0.775)))
+    keys, query = np.zeros_like(case.inputs["key_cache"]), np.zeros_like(case.inputs["query"])
+    query[..., 0] = 1
+    for position, logit in enumerate(logits):
+        keys[case.inputs["block_table"][0, position // 16], 0, 0, position % 16] = logit
+    case = case.with_inputs(query=query, key_cache=keys, key=np.full_like(case.inputs["key"], -9))
+    expected = run_reference(case)
+    found = run(case, part_keys=64)
+    tolerance = 1e-5 if alpha <= 2 else 1e-3
+    np.testing.assert_allclose(found.output, expected.output, atol=tolerance * np.abs(expected.output).max(), rtol=0)
+    if alpha <= 2:
+        np.testing.assert_allclose(found.stats, expected.stats, rtol=1e-4, atol=1e-4)
