@@ -289,6 +289,10 @@ def test_kernels_are_loaded_once_and_before_the_call_when_prepared(launch):
     assert not [event for event in called["events"] + again["events"] if event.startswith("kernel ")]
     [long] = launch([Call(tokens=1, max_blocks=5000, only="prepare")])
     assert [event.split()[1] for event in long["events"] if event.startswith("kernel ")] == [*loaded, "merge_prompts"]
+    # Prompts that are split and those that are not.
+    [entmax] = launch([Call("entmax", tokens=1, max_blocks=5000, only="prepare")])
+    ready = {event.split()[1] for event in entmax["events"] if event.startswith("kernel ")}
+    assert {"prefill", "prefill_observe", "prefill_count", "prefill_settled", "merge_prompts"} <= ready
     assert len(launches(called)) == len(launches(again)) == 4
 
 
