@@ -27,14 +27,15 @@ class Job:
     tile: Tile | None = None
 
     def kernels(self, capability: int) -> list[Kernel]:
-        """The phase's kernels."""
+        """The phase's kernels, each once, however often it is launched."""
         found = kernels(self.options, capability, **{f"{self.phase}_as": self.tile})
         of_prompts = self.phase == "prefill"
-        return [
-            kernel
+        named = {
+            kernel.name: kernel
             for kernel in found
-            if kernel.name.startswith("write") or (kernel.name in ("prefill", "merge_prompts")) == of_prompts
-        ]
+            if kernel.name.startswith("write") or ("prefill" in kernel.name or "prompts" in kernel.name) == of_prompts
+        }
+        return list(named.values())
 
 
 def options_of(call: Call) -> Options:

@@ -38,11 +38,12 @@ int64_t number(const std::string& text, const std::string& path) {
 
 const std::map<std::string, int64_t>& constants() {
   static const std::map<std::string, int64_t> all = {
-      {"kDecodeWaves", kDecodeWaves}, {"kSplitKeys", kSplitKeys},
-      {"kMostSplits", kMostSplits},   {"kMostTokens", kMostTokens},
-      {"kMostRows", kMostRows},       {"kMostParts", kMostParts},
-      {"kPartKeys", kPartKeys},       {"kListedKeys", kListedKeys},
-      {"kSources", kSources},         {"kMostPromptRows", kMostPromptRows}};
+      {"kDecodeWaves", kDecodeWaves},   {"kSplitKeys", kSplitKeys},
+      {"kMostSplits", kMostSplits},     {"kMostTokens", kMostTokens},
+      {"kMostRows", kMostRows},         {"kMostParts", kMostParts},
+      {"kPartKeys", kPartKeys},         {"kListedKeys", kListedKeys},
+      {"kSources", kSources},           {"kMostPromptRows", kMostPromptRows},
+      {"kEntmaxCounts", kEntmaxCounts}, {"kSparsemaxCounts", kSparsemaxCounts}};
   return all;
 }
 

@@ -29,8 +29,8 @@ struct Keys {
 };
 
 struct Workspace {
-  Workspace(const SharpAttention& problem, const Call& call, const Plan& plan, int64_t split_rows, void* base)
-      : buffers(base), scratch(buffers, call, plan, split_rows) {
+  Workspace(const SharpAttention& problem, const Call& call, const Plan& plan, SplitRows rows, void* base)
+      : buffers(base), scratch(buffers, call, plan, rows) {
     query_start = buffers.take(problem.batch + 1, sizeof(int32_t));
     context_lens = buffers.take(problem.batch, sizeof(int32_t));
     counts = buffers.take(problem.batch, sizeof(int32_t));
@@ -118,7 +118,7 @@ SHARP_EXPORT int sharp_cuda_attention_workspace_bytes(const SharpAttention* prob
     check_problem(*problem);
     const Call call = call_of(*problem);
     const Plan planned = plan(call);
-    *bytes = Workspace(*problem, call, planned, planned.most_split_rows, nullptr).buffers.bytes();
+    *bytes = Workspace(*problem, call, planned, planned.most_split, nullptr).buffers.bytes();
   });
 }
 
@@ -127,7 +127,7 @@ SHARP_EXPORT int sharp_cuda_prepare_attention(const SharpAttention* problem) {
     check_problem(*problem);
     SharpAttention some = *problem;
     some.batch = 1;
-    for (const int64_t queries : {int64_t{1}, kMostTokens + 1, kSomePrompt}) {
+    for (const int64_t queries : {int64_t{1}, kMostTokens + 1, kSomePrompt, kLongPrompt}) {
       some.queries = queries;
       for (const Launch& launch : plan(call_of(some)).launches) load_kernel(launch.kernel);
     }

@@ -29,6 +29,9 @@ FIELDS = {
     "merge": "normalizer",
     "merge_prompts": "normalizer",
     "prefill": "normalizer power alibi softcap",
+    "prefill_count": "normalizer power alibi softcap",
+    "prefill_observe": "normalizer power alibi softcap",
+    "prefill_settled": "normalizer power alibi softcap",
 }
 SIZES = "dtype cache_dtype head_dim value_dim block_size"
 
@@ -102,6 +105,8 @@ def plan_constants() -> Mapping[str, int]:
         "kPartKeys": variants.PART_KEYS,
         "kMostPromptRows": tiles.MOST_PROMPT_ROWS,
         "kListedKeys": LISTED_KEYS,
+        "kEntmaxCounts": variants.COUNTS,
+        "kSparsemaxCounts": variants.SPARSEMAX_COUNTS,
         "kSources": _sources(),
     }
 

@@ -30,7 +30,7 @@ extern const size_t kKernelImageCount;
 
 // What grids and scratch memory follow from; plugins/triton's variants.py, tiles.py and options.py say what each is.
 extern const int64_t kDecodeWaves, kSplitKeys, kMostSplits, kMostTokens, kMostRows, kMostParts, kPartKeys,
-    kMostPromptRows, kListedKeys;
+    kMostPromptRows, kListedKeys, kEntmaxCounts, kSparsemaxCounts;
 
 // A hash of the kernels' sources: code of others may take the same arguments in another meaning.
 extern const int64_t kSources;

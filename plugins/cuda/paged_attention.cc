@@ -12,7 +12,7 @@ SHARP_EXPORT int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, 
     const Call call{*problem};
     Buffers buffers(nullptr);
     const Plan planned = plan(call);
-    Scratch(buffers, call, planned, planned.most_split_rows);
+    Scratch(buffers, call, planned, planned.most_split);
     *bytes = buffers.bytes();
   });
 }
@@ -22,9 +22,11 @@ SHARP_EXPORT int sharp_cuda_prepare(const SharpPagedAttention* problem) {
     check_sizes(*problem);
     Call call{*problem};
     const int64_t sequences = std::max<int64_t>(1, problem->sequences);
-    // Decoding alone, beside a prompt, and a prompt so short that its keys may be split.
-    for (const auto& [some, tokens] :
-         {std::pair{sequences, sequences}, {sequences, sequences + kSomePrompt}, {int64_t{1}, kMostTokens + 1}}) {
+    // Decoding alone, beside a prompt, and a prompt so short that its keys may be split, or so long that they are not.
+    for (const auto& [some, tokens] : {std::pair{sequences, sequences},
+                                       {sequences, sequences + kSomePrompt},
+                                       {int64_t{1}, kMostTokens + 1},
+                                       {int64_t{1}, kLongPrompt}}) {
       call.problem.sequences = some;
       call.problem.tokens = tokens;
       for (const Launch& launch : plan(call).launches) load_kernel(launch.kernel);

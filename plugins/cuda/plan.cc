@@ -48,9 +48,14 @@ class Names {
   std::string decode_settled() const { return "decode_settled" + sizes_ + normalizer_ + power_; }
   std::string merge() const { return "merge" + sizes_ + normalizer_; }
   std::string merge_prompts() const { return "merge_prompts" + sizes_ + normalizer_; }
-  std::string prefill() const { return "prefill" + sizes_ + normalizer_ + power_ + features_; }
+  std::string prefill() const { return prefill("prefill"); }
+  std::string prefill_observe() const { return prefill("prefill_observe"); }
+  std::string prefill_count() const { return prefill("prefill_count"); }
+  std::string prefill_settled() const { return prefill("prefill_settled"); }
 
  private:
+  std::string prefill(const char* function) const { return function + sizes_ + normalizer_ + power_ + features_; }
+
   std::string first_, sizes_, normalizer_, power_, features_;
 };
 
@@ -103,10 +108,11 @@ Plan plan(const Call& call) {
     }
     launches.push_back({names.merge(), by_row});
   }
-  const int64_t most_parts =
-      solves(problem) ? 1 : std::min(ceil_div(problem.max_blocks * problem.block_size, kPartKeys), kMostParts);
+  const bool entmax = problem.attributes.normalizer == SHARP_ENTMAX;
+  const int64_t most_parts = std::min(ceil_div(problem.max_blocks * problem.block_size, kPartKeys), kMostParts);
+  const int64_t sets_of_sums = entmax ? 3 : solves(problem) ? 2 : 1;
   int64_t parts = 1, listed = 0;
-  if (prompts || problem.attributes.normalizer == SHARP_ENTMAX) {
+  if (prompts || entmax) {
     const Tile tile = tile_of(names.prefill());
     const int64_t tiles = problem.tokens * group / tile.rows + problem.sequences;
     if (prompts && most_parts > 1) {
@@ -115,11 +121,24 @@ Plan plan(const Call& call) {
       const int64_t at_once = alike * ceil_div(tokens * group, tile.rows) * problem.kv_heads;
       parts = std::max<int64_t>(1, std::min(processors / at_once, most_parts));
     }
-    if (prompts) launches.push_back({names.prefill(), {tiles, problem.kv_heads, parts}});
-    if (parts > 1) launches.push_back({names.merge_prompts(), {problem.tokens, problem.q_heads, 1}});
+    const Grid by_part{tiles, problem.kv_heads, parts};
+    int64_t stage = 0;  // of the last pass
+    if (parts > 1 && solves(problem)) {
+      launches.push_back({names.prefill_observe(), by_part});
+      const int64_t counts = !entmax ? 0 : problem.attributes.alpha == 2.0f ? kSparsemaxCounts : kEntmaxCounts;
+      while (stage < counts) launches.push_back({names.prefill_count(), by_part, ++stage});
+      // One program of each tile goes on where they were not enough.
+      if (entmax) launches.push_back({names.prefill_count(), {tiles, problem.kv_heads, 1}, ++stage});
+      launches.push_back({names.prefill_settled(), by_part, ++stage});
+    } else if (prompts) {
+      launches.push_back({names.prefill(), by_part});
+    }
+    if (parts > 1) launches.push_back({names.merge_prompts(), {problem.tokens, problem.q_heads, 1}, stage});
     const int64_t listed_keys = std::max<int64_t>(tile.keys, kListedKeys);
-    const int64_t longest_list = ceil_div(problem.max_blocks * problem.block_size, listed_keys) + 1;
-    if (problem.attributes.normalizer == SHARP_ENTMAX) listed = problem.kv_heads * tiles * longest_list;
+    // The lists of all parts, each with its length and a place that is read behind it; also of any smaller call.
+    const int64_t places =
+        ceil_div(problem.max_blocks * problem.block_size, listed_keys) + 2 * std::max<int64_t>(1, most_parts);
+    if (entmax) listed = problem.kv_heads * tiles * places;
   }
   const int64_t most_rows = std::min(problem.tokens, problem.sequences * room);
   const int64_t most_units = std::min(problem.tokens, problem.sequences);
@@ -137,28 +156,29 @@ Plan plan(const Call& call) {
           parts,
           most_tokens,
           most_rows * problem.q_heads,
-          std::max(most_split_rows, most_part_rows),
+          {std::max(most_split_rows, most_part_rows), std::max(most_split_rows, most_part_rows * sets_of_sums)},
+          sets_of_sums,
           1 + most_units + items_of(most_units, 1),
           listed,
           launches};
 }
 
-int64_t split_rows(const Call& call, const Plan& plan) {
+SplitRows split_rows(const Call& call, const Plan& plan) {
   const SharpPagedAttention& problem = call.problem;
+  const int64_t of_items = plan.items * std::max<int64_t>(1, plan.most_tokens) * problem.q_heads;
   const int64_t of_prompts = plan.parts > 1 ? problem.tokens * problem.q_heads * plan.parts : 0;
-  return std::max(plan.items * std::max<int64_t>(1, plan.most_tokens) * problem.q_heads, of_prompts);
+  return {std::max(of_items, of_prompts), std::max(of_items, of_prompts * plan.sets_of_sums)};
 }
 
-Scratch::Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows) {
+Scratch::Scratch(Buffers& buffers, const Call& call, const Plan& plan, SplitRows rows) {
   const SharpPagedAttention& problem = call.problem;
   never = buffers.take(1, 1);
   this->plan = buffers.take(plan.most_planned, sizeof(int32_t));
-  sums = buffers.take(split_rows * 8, sizeof(float));
-  outputs = buffers.take(split_rows * problem.value_dim, sizeof(float));
-  const bool stored = solves(problem);
-  const int64_t rows = stored ? plan.most_rows : 0;
-  logits = buffers.take(rows * problem.max_blocks * problem.block_size, sizeof(float));
-  solution = buffers.take(rows * 3, sizeof(float));
+  sums = buffers.take(rows.sums * 8, sizeof(float));
+  outputs = buffers.take(rows.outputs * problem.value_dim, sizeof(float));
+  const int64_t stored = solves(problem) ? plan.most_rows : 0;
+  logits = buffers.take(stored * problem.max_blocks * problem.block_size, sizeof(float));
+  solution = buffers.take(stored * 3, sizeof(float));
   tiles = buffers.take(plan.listed, sizeof(int32_t));
 }
 
@@ -281,10 +301,13 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
 }  // namespace
 
 void launch(const Call& call, const Plan& plan, const Scratch& scratch, SharpStream stream) {
-  const Arguments arguments = arguments_of(call, scratch, plan);
+  Arguments arguments = arguments_of(call, scratch, plan);
   if (call.problem.collect_stats == nullptr)
     check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(scratch.never), 0, 1, stream), "clearing a flag");
-  for (const Launch& launch : plan.launches) launch_kernel(launch.kernel, launch.grid, arguments, stream);
+  for (const Launch& launch : plan.launches) {
+    arguments.set(Argument::stage, launch.stage);
+    launch_kernel(launch.kernel, launch.grid, arguments, stream);
+  }
 }
 
 std::string& last_error() {

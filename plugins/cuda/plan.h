@@ -10,8 +10,9 @@
 
 namespace sharp::cuda {
 
-constexpr int64_t kSomePrompt = 64;  // tokens; more than decoding takes of any sequence
-constexpr size_t kAlignment = 256;   // bytes, of the buffers in a workspace
+constexpr int64_t kSomePrompt = 64;       // tokens; more than decoding takes of any sequence
+constexpr int64_t kLongPrompt = 1 << 20;  // so many that its keys are never split
+constexpr size_t kAlignment = 256;        // bytes, of the buffers in a workspace
 
 // A call of either op. Attention's batch is sequences of equally many tokens, and its keys lie one behind the other in
 // key_cache and value_cache; query_start, context_lens and block_table are then scratch memory that a kernel fills.
@@ -33,26 +34,33 @@ struct Call {
 struct Launch {
   std::string kernel;
   Grid grid;
+  int64_t stage = 0;  // which of a split prompt's passes it is
+};
+
+// The rows of all items, or all rows times parts, in the scratch memory of sums and of outputs.
+struct SplitRows {
+  int64_t outputs, sums;
 };
 
 struct Plan {
-  int64_t units;            // what decoding takes together: sequences, or tokens where most_tokens is 0
-  int64_t workers;          // programs that their keys are split over, for each tile of heads
-  int64_t items;            // most splits of the keys of all units
-  int64_t parts;            // of the keys of a prompt's tiles
-  int64_t most_tokens;      // of a sequence that decoding takes; 0: it takes tokens, of whatever sequence
-  int64_t most_rows;        // of scratch memory, of this call and of any smaller one
-  int64_t most_split_rows;  // the rows of all items, or the same times parts; also of any smaller call
-  int64_t most_planned;     // numbers of the plan of a decode step; also of any smaller call
-  int64_t listed;           // numbers of tiles that entmax keeps
+  int64_t units;         // what decoding takes together: sequences, or tokens where most_tokens is 0
+  int64_t workers;       // programs that their keys are split over, for each tile of heads
+  int64_t items;         // most splits of the keys of all units
+  int64_t parts;         // of the keys of a prompt's tiles
+  int64_t most_tokens;   // of a sequence that decoding takes; 0: it takes tokens, of whatever sequence
+  int64_t most_rows;     // of scratch memory, of this call and of any smaller one
+  SplitRows most_split;  // of this call and of any smaller one
+  int64_t sets_of_sums;  // that a split prompt has
+  int64_t most_planned;  // numbers of the plan of a decode step; also of any smaller call
+  int64_t listed;        // numbers of tiles that entmax keeps
   std::vector<Launch> launches;
 };
 
 // Throws Error.
 Plan plan(const Call& call);
 
-// The rows of all items, or all rows times parts, of this very call.
-int64_t split_rows(const Call& call, const Plan& plan);
+// Of this very call.
+SplitRows split_rows(const Call& call, const Plan& plan);
 
 // Buffers one behind the other; `base` may be null to learn the size.
 class Buffers {
@@ -72,7 +80,7 @@ class Buffers {
 
 // What every call needs of a workspace.
 struct Scratch {
-  Scratch(Buffers& buffers, const Call& call, const Plan& plan, int64_t split_rows);
+  Scratch(Buffers& buffers, const Call& call, const Plan& plan, SplitRows rows);
 
   void* never;  // one byte: collect_stats where there is none
   void *plan, *sums, *outputs, *logits, *solution, *tiles;

@@ -107,6 +107,26 @@ def entmax_aim(logits, factor, state, alpha, OPTIONS: tl.constexpr):
 
 
 @triton.jit
+def entmax_joined(peak, parts, rate, alpha, OPTIONS: tl.constexpr):
+    """A tau close to the root for all keys of rows [rows], whose largest logit is `peak`, from those of their parts.
+
+    `parts` are what `entmax_aim` has found for each, [parts, rows], and the sums are taken to follow their tails from
+    there, too. The root is right of every part's own, as all sums grow with more keys.
+    """
+    peaks, distances, totals, slopes, supports = parts
+    own = tl.where(totals > 0, (peaks - peak[None, :]) * rate - distances, -float("inf"))
+    tau = tl.max(own, 0)
+    reach, order, _ = entmax_tail(distances, (totals, slopes, supports), alpha, OPTIONS)
+    left = 1.0 - (tau[None, :] - own) * reciprocal(reach)
+    remains = (left > 0) & (totals > 0)
+    log = log2(left)
+    total = tl.sum(tl.where(remains, totals * tl.exp2(log * order), 0.0), 0)
+    slope = tl.sum(tl.where(remains, slopes * tl.exp2(log * (order - 1.0)), 0.0), 0)
+    support = tl.sum(tl.where(remains, supports * tl.exp2(log * (order - 2.0)), 0.0), 0)
+    return tau + tl.where(total > 1, entmax_near(-tau, (total, slope, support), alpha, OPTIONS), 0.0)
+
+
+@triton.jit
 def entmax_sink(sink, peak, alpha):
     """The s of a row's sink, counted as tau from the largest s of its keys; -infinity for none.
 

@@ -6,18 +6,18 @@ import triton.language as tl
 from sharp.plugins.triton.loads import row_numbers, sink_of
 from sharp.plugins.triton.normalizers import divided, row_statistics, sink_weight
 from sharp.plugins.triton.plan import splits_of
-from sharp.plugins.triton.rows import is_prompts_token, scratch_row, split_row, unit_of
+from sharp.plugins.triton.rows import is_prompts_token, scratch_row, split_row, sums_of_launch, unit_of
 from sharp.plugins.triton.solve import merged_sums
 
-PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts", "parameters")
+PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts", "stage", "parameters")
 INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "parameters", "window", "causal")
 
 
 @triton.jit
-def weight_of_sink(head_params, solution, row, head, exists, peak, parameters, OPTIONS: tl.constexpr):
+def weight_of_sink(head_params, solution, head, exists, peak, parameters, OPTIONS: tl.constexpr):
     """The weight of one row's sink beside those of its keys; `peak` is that of all parts."""
     if OPTIONS.solves:
-        of_sink = tl.load(solution + row * 3 + 2)
+        of_sink = tl.load(solution + 2)
     elif OPTIONS.pointwise:
         of_sink = peak * 0.0
     else:
@@ -38,7 +38,7 @@ def merge_row(
     collect_stats,
     output,
     stats,
-    row,
+    head,
     own,
     first,
     stride,
@@ -47,10 +47,10 @@ def merge_row(
     OPTIONS: tl.constexpr,
     MOST_PARTS: tl.constexpr,
 ):
-    """Put the `active` parts of a row together: `own` among outputs and statistics, `row` among solutions.
+    """Put the `active` parts of a row of a query head together: `own` among outputs and statistics.
 
-    Its parts lie from `first` on in scratch memory, `stride` apart. The sink joins them here, once for all. Programs
-    are numbered by the query head along axis 1.
+    Its parts lie from `first` on in scratch memory, `stride` apart; its inverse temperature and the weight of its sink
+    lie behind `solution`, if they are solved for. The sink joins the parts here, once for all.
     """
     part = tl.arange(0, MOST_PARTS)
     used = part < active
@@ -61,7 +61,7 @@ def merge_row(
     visible = tl.sum(tl.load(place + 5, mask=used, other=0.0), 0)
     peak = tl.max(peaks, 0)
     total, weighted_log = merged_sums(peaks, peak, totals, weighted_logs)
-    of_sink = weight_of_sink(head_params, solution, row, tl.program_id(1), active > 0, peak, parameters, OPTIONS)
+    of_sink = weight_of_sink(head_params, solution, head, active > 0, peak, parameters, OPTIONS)
 
     shift = tl.where(peak == -float("inf"), 0.0, peak)
     opposed = 0.0
@@ -88,7 +88,7 @@ def merge_row(
             support = tl.sum(tl.load(place + 6, mask=used, other=0.0), 0)
             beta = 1.0
             if OPTIONS.normalizer == "adaptive_softmax":
-                beta = tl.load(solution + row * 3 + 1)
+                beta = tl.load(solution + 1)
             entropy, keys, beta, spread = row_statistics(
                 total, weighted_log, highest, lowest, visible, support, beta, of_sink, OPTIONS
             )
@@ -112,26 +112,34 @@ def merge_prompts(
     q_heads,
     most_tokens,
     parts,
+    stage,
     parameters,
     MOST_PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: tokens, query heads. `sums` and `outputs` are `prefill.py`'s, whose rows are those of the output.
+    """Grid: tokens, query heads. `sums` and `outputs` have the rows of the output.
 
-    Contiguous rows are numbered by sequence and head first, but then all sequences are prompts, if any is.
+    They are those of `prefill.py`, or of launch `stage` of `split_prefill.py`.
+
+    Contiguous rows are numbered by sequence and head first, so that a program may have another token's row; but then
+    all sequences are prompts, if any is.
     """
     if not is_prompts_token(query_start, sequences, most_tokens, tl.program_id(0)):
         return
     row = tl.program_id(0).to(tl.int64) * q_heads + tl.program_id(1)
+    head = tl.program_id(1)
+    if OPTIONS.contiguous:
+        head = (row // (tl.num_programs(0) // sequences) % q_heads).to(tl.int32)
+    sums = sums_of_launch(sums, stage, tl.num_programs(0) * q_heads, parts)
     merge_row(
         head_params,
         sums,
         outputs,
-        sums,
+        sums + row * parts * 8 + 5,
         collect_stats,
         output,
         stats,
-        row,
+        head,
         row,
         row * parts,
         1,
@@ -179,11 +187,11 @@ def merge(
         head_params,
         sums,
         outputs,
-        solution,
+        solution + row * 3,
         collect_stats,
         output,
         stats,
-        row,
+        tl.program_id(1),
         own,
         split_row(item, token, most_tokens, q_heads, tl.program_id(1)),
         split_row(1, 0, most_tokens, q_heads, 0),

@@ -157,6 +157,11 @@ class Options:
         return self.power == "two" and self.dtype == "bfloat16"
 
     @property
+    def sets_of_sums(self) -> int:
+        """How many sets of sums a split prompt has: a pass reads those of the pass before and of the first."""
+        return {"adaptive_softmax": 2, "entmax": 3}.get(self.normalizer, 1)
+
+    @property
     def sparse(self) -> bool:
         """Weights may be 0; `support` counts those that are not."""
         return self.normalizer in ("entmax", "relu", "relu2", "softpick")

@@ -9,8 +9,8 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
                              they leave out tiles whose keys no row can give a weight. At alpha 1.5 in bfloat16 the
                              output follows after one step, and both are repeated where its weights' sum is off
 Where a step has so few tiles that most of the device would idle, as a question about a long text that is in the cache
-already, the keys are split over programs as in decoding, for all that takes one pass; `merge.py` puts the parts
-together.
+already, the keys are split over programs as in decoding, and `merge.py` puts the parts together: here for all that
+takes one pass, for adaptive softmax and entmax in `split_prefill.py`.
 """
 
 import triton
@@ -95,7 +95,7 @@ def entmax_thresholds(bounds, source, listed, peak, sink_s, tau, estimate, visib
 @triton.jit
 def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The state of the rows of a tile behind all keys under entmax, and the weight of their sinks."""
-    state, count = aim(bounds, source, tiles, exists, OPTIONS, STATISTICS)
+    state, count = aim(bounds, source, tiles, exists, 0.0, OPTIONS, STATISTICS, False)
     peak, total, slope, _, lowest, distance, support, output, opposed = state
     nearer = entmax_near(distance, (total, slope, support), source[3][2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance
@@ -195,6 +195,84 @@ def store_found(
         store_output(outputs, index, exists, state[7], OPTIONS)
 
 
+@triton.jit
+def tile_of_program(query_start, sequences, group, OPTIONS: tl.constexpr):
+    """A program's tile: its sequence, the sequence's first token and how many it has, and the first of the tile's rows.
+
+    Of a tile behind the last one the first row is none of the sequence's.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys: they start first
+    sequence = sequence_of_tile(query_start, sequences, tile, group, OPTIONS)
+    first_token = tl.load(query_start + sequence)
+    count = tl.load(query_start + sequence + 1) - first_token
+    return sequence, first_token, count, (tile - (first_token * group // OPTIONS.rows + sequence)) * OPTIONS.rows
+
+
+@triton.jit
+def rows_of_tile(
+    tile,
+    context_lens,
+    block_table,
+    head_params,
+    alibi_slopes,
+    q_heads,
+    kv_heads,
+    max_blocks,
+    parameters,
+    window,
+    causal,
+    OPTIONS: tl.constexpr,
+):
+    """The rows of a tile: their numbers, whether they exist, their heads, and a walk's `row` with all keys."""
+    sequence, first_token, count, first = tile
+    group = q_heads // kv_heads
+    member = first + tl.arange(0, OPTIONS.rows)
+    exists = member < count * group
+    member = tl.minimum(member, count * group - 1)
+    heads = tl.program_id(1) * group + member % group
+    rows = row_numbers(first_token, count, member // group, heads, q_heads, OPTIONS)
+    context = context_of(context_lens, sequence, max_blocks, OPTIONS)
+    total = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
+    position = context + member // group
+    begin, end = row_bounds(position, total, window, causal)
+    slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
+    return rows, exists, heads, (position, begin, end, slope, b, n)
+
+
+@triton.jit
+def part_of_tile(
+    row,
+    caches,
+    block_table,
+    sequence,
+    max_blocks,
+    slots,
+    kv_heads,
+    part,
+    parts,
+    OPTIONS: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Of one of the `parts` of a tile's keys: `bounds`, `row` and `cache` of a walk, and whether all have a block."""
+    position, begin, end, slope, b, n = row
+    if SPLIT:
+        begin, end = rows_of_part(begin, end, part, parts, OPTIONS)
+    low = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
+    high = tl.max(end)
+    EACH: tl.constexpr = OPTIONS.listed_keys if OPTIONS.normalizer == "entmax" else OPTIONS.keys
+    full_low = (tl.max(begin) + EACH - 1) // EACH * EACH
+    full_high = tl.min(end) // EACH * EACH
+    row = (position, begin, end, slope, b, n)
+    kv_head = tl.program_id(1)
+    cache = cache_of(caches, block_table, sequence, max_blocks, slots, tl.min(begin), high, kv_head, kv_heads, OPTIONS)
+    mapped = every_block_mapped(tl.min(begin), high, cache, OPTIONS)
+    full_high = tl.where(mapped, full_high, 0)
+    none_full = full_low >= full_high
+    full_low = tl.where(none_full, low, full_low)
+    full_high = tl.where(none_full, low, full_high)
+    return (low, full_low, full_high, high), row, cache, mapped
+
+
 @triton.jit(do_not_specialize=INTEGERS)
 def prefill(
     query,
@@ -243,50 +321,41 @@ def prefill(
     there are several parts, `sums` and `outputs` as in `decode.py` for all rows: [tokens * query heads, parts, ...].
     """
     group = q_heads // kv_heads
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys: they start first
-    kv_head = tl.program_id(1)
-    sequence = sequence_of_tile(query_start, sequences, tile, group, OPTIONS)
-    first_token = tl.load(query_start + sequence)
-    count = tl.load(query_start + sequence + 1) - first_token
-    first = (tile - (first_token * group // OPTIONS.rows + sequence)) * OPTIONS.rows
+    tile = tile_of_program(query_start, sequences, group, OPTIONS)
+    sequence, _, count, first = tile
     if count <= most_tokens:
         return
     if first >= count * group:
         return
-    member = first + tl.arange(0, OPTIONS.rows)
-    exists = member < count * group
-    member = tl.minimum(member, count * group - 1)
-    heads = kv_head * group + member % group
-    rows = row_numbers(first_token, count, member // group, heads, q_heads, OPTIONS)
-    context = context_of(context_lens, sequence, max_blocks, OPTIONS)
-    total = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
-    position = context + member // group
-    begin, end = row_bounds(position, total, window, causal)
+    rows, exists, heads, row = rows_of_tile(
+        tile,
+        context_lens,
+        block_table,
+        head_params,
+        alibi_slopes,
+        q_heads,
+        kv_heads,
+        max_blocks,
+        parameters,
+        window,
+        causal,
+        OPTIONS,
+    )
     caches = (key_cache, value_cache, key_scale, value_scale)
-    slope, b, n = head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS)
     if OPTIONS.pointwise:
+        position, begin, end, slope, _, n = row
         low, high = tl.min(begin), tl.max(end)
-        cache = cache_of(caches, block_table, sequence, max_blocks, slots, low, high, kv_head, kv_heads, OPTIONS)
-        b = length_term((position, begin, end, slope, b, n), cache, parameters, OPTIONS)
-    if not OPTIONS.solves:
-        begin, end = rows_of_part(begin, end, tl.program_id(2), parts, OPTIONS)
-    low = tl.min(begin) // OPTIONS.keys * OPTIONS.keys
-    high = tl.max(end)
-    EACH: tl.constexpr = OPTIONS.listed_keys if OPTIONS.normalizer == "entmax" else OPTIONS.keys
-    full_low = (tl.max(begin) + EACH - 1) // EACH * EACH
-    full_high = tl.min(end) // EACH * EACH
+        cache = cache_of(
+            caches, block_table, sequence, max_blocks, slots, low, high, tl.program_id(1), kv_heads, OPTIONS
+        )
+        row = (position, begin, end, slope, length_term(row, cache, parameters, OPTIONS), n)
+    part = tl.program_id(2)
+    bounds, row, cache, mapped = part_of_tile(
+        row, caches, block_table, sequence, max_blocks, slots, kv_heads, part, parts, OPTIONS, not OPTIONS.solves
+    )
     sink = sink_of(head_params, heads, exists, parameters, OPTIONS)
-    row = (position, begin, end, slope, b, n)
-    cache = cache_of(caches, block_table, sequence, max_blocks, slots, tl.min(begin), high, kv_head, kv_heads, OPTIONS)
-    mapped = every_block_mapped(tl.min(begin), high, cache, OPTIONS)
-    full_high = tl.where(mapped, full_high, 0)
-    none_full = full_low >= full_high
-    full_low = tl.where(none_full, low, full_low)
-    full_high = tl.where(none_full, low, full_high)
-
     loaded = load_query(query, rows, exists, OPTIONS)
-    visible = visible_keys(low, high, mapped, row, cache, OPTIONS)
-    bounds = (low, full_low, full_high, high)
+    visible = visible_keys(bounds[0], bounds[3], mapped, row, cache, OPTIONS)
     source = (loaded, row, cache, (scale, softcap, alpha))
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)

@@ -141,6 +141,13 @@ def rows_of_part(begin, end, part, parts, OPTIONS: tl.constexpr):
 
 
 @triton.jit
+def sums_of_launch(sums, stage, rows, parts):
+    """What the parts of prompts have come to in a launch (`split_prefill.py`); `rows` are those of all tokens."""
+    which = tl.where(stage == 0, 0, 2 - stage % 2)
+    return sums + which.to(tl.int64) * rows * parts * 8
+
+
+@triton.jit
 def is_prompts_token(query_start, sequences, most_tokens, token):
     """Whether a token is of a sequence that `prefill.py` takes."""
     sequence = sequence_of_token(query_start, sequences, token)

@@ -11,6 +11,7 @@ buffers, and
     most_tokens, units, workers, items  the functions of these names
     slots       blocks * block_size, the slots of the caches
     shifted     whether there is a key_shift
+    stage       which of a split prompt's launches it is (`split_prefill.py`); `Kernel` has it
 An optional input that is absent is a null pointer; `Options` says so, `parameters` of head_params, and no kernel reads
 it. `stats` is always written.
 
@@ -41,6 +42,7 @@ from sharp.plugins.triton.present import write_present
 from sharp.plugins.triton.screen import decode_screen, decode_survivors
 from sharp.plugins.triton.screen_write import write_screened_cache
 from sharp.plugins.triton.solve import decode_solve
+from sharp.plugins.triton.split_prefill import prefill_count, prefill_observe, prefill_settled
 from sharp.plugins.triton.tiles import Tile, decode_tile, prefill_tile
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -56,6 +58,9 @@ FUNCTIONS = (
     merge,
     merge_prompts,
     prefill,
+    prefill_count,
+    prefill_observe,
+    prefill_settled,
     write_cache,
     write_int8_cache,
     write_present,
@@ -65,6 +70,8 @@ DECODE_WAVES = 4  # programs per multiprocessor that decoding aims at; more of t
 MOST_ROWS = 64  # of a sequence and a KV head that is decoded; tiles of so many and more are prefill's
 MOST_TOKENS = 4  # of a sequence that is decoded; scratch memory grows with them
 MOST_PARTS = 16  # of the keys of a prompt's tile
+COUNTS = 3  # launches for the steps of a split prompt under entmax; mostly they are enough
+SPARSEMAX_COUNTS = 5  # at alpha 2
 PART_KEYS = 4096  # fewest keys of a part, as far as the block table's room tells
 
 
@@ -91,7 +98,10 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch. `signature` has every argument in order with its Triton type; the constants are "constexpr" there."""
+    """One launch. `signature` has every argument in order with its Triton type; the constants are "constexpr" there.
+
+    `stage` is the one argument that differs between launches of a call.
+    """
 
     function: Any
     signature: dict[str, str]
@@ -100,6 +110,7 @@ class Kernel:
     stages: int
     grid: Callable[[Shapes], Grid]
     needed: Callable[[Shapes], bool] = field(default=lambda shapes: shapes.tokens > 0)
+    stage: int = 0
 
     @property
     def name(self) -> str:
@@ -157,7 +168,7 @@ def prompt_parts(prompt: Options, shapes: Shapes) -> int:
 
     As few as they are where one sequence has all tokens that the others need not have.
     """
-    if prompt.solves or not prompts_needed(prompt, shapes):
+    if not prompts_needed(prompt, shapes):
         return 1
     alike = shapes.sequences if prompt.contiguous else 1
     tokens = shapes.tokens // alike if prompt.contiguous else shapes.tokens - shapes.sequences + 1
@@ -174,18 +185,19 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
     tokens = min(shapes.tokens, units(shapes) * max(1, most_tokens(shapes)))
     rows, keys = tokens * shapes.q_heads, shapes.max_blocks * options.block_size
     parts = items(options, shapes) * max(1, most_tokens(shapes)) * shapes.q_heads
-    if (of_prompts := prompt_parts(prompt, shapes)) > 1:
-        parts = max(parts, shapes.tokens * shapes.q_heads * of_prompts)
+    of_prompts = prompt_parts(prompt, shapes)
+    split = shapes.tokens * shapes.q_heads * of_prompts if of_prompts > 1 else 0
     sizes = {
         "plan": 1 + units(shapes) + items(options, shapes),
-        "sums": parts * 8,
-        "outputs": parts * options.value_dim,
+        "sums": max(parts, split * options.sets_of_sums) * 8,
+        "outputs": max(parts, split) * options.value_dim,
     }
     stored = rows if options.solves else 0
     sizes |= {"logits": stored * keys, "solution": stored * 3, "tiles": 0}
     if options.normalizer == "entmax":
         tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
-        sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.listed_keys) + 1)
+        beside = 2 * of_prompts if of_prompts > 1 else 1
+        sizes["tiles"] = shapes.kv_heads * tiles * (_ceil(keys, prompt.listed_keys) + beside)
     return sizes
 
 
@@ -331,29 +343,87 @@ def kernels(
         {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
         needed=decoding_needed,
     )
-    prompts = kernel(
+
+    def whole_tiles(shapes: Shapes) -> Grid:
+        return *tiles_of_prompts(shapes)[:2], 1
+
+    def split(shapes: Shapes) -> bool:
+        return prompt_parts(prompt, shapes) > 1
+
+    def of_prompts(
+        function: Any,
+        arguments: str,
+        constants: dict[str, Any] | None = None,
+        grid: Callable[[Shapes], Grid] = tiles_of_prompts,
+        **rest: Any,
+    ) -> Kernel:
+        return kernel(
+            function,
+            arguments,
+            grid,
+            (constants or {}) | {"OPTIONS": prompt},
+            warps=prompt_tile.warps,
+            stages=prompt_tile.stages,
+            **rest,
+        )
+
+    prompts = of_prompts(
         prefill,
         "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
         " alibi_slopes collect_stats output stats sums outputs tiles"
         " sequences q_heads kv_heads max_blocks slots most_tokens parts parameters window causal"
         " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
-        tiles_of_prompts,
-        {"OPTIONS": prompt},
-        warps=prompt_tile.warps,
-        stages=prompt_tile.stages,
-        needed=lambda shapes: prompts_needed(options, shapes),
+        needed=lambda shapes: prompts_needed(options, shapes) and not (options.solves and split(shapes)),
     )
+    passes: list[Kernel] = []
     if options.solves:
-        return store, *decoding, merging, prompts
+        passes.append(
+            of_prompts(
+                prefill_observe,
+                "query key_cache key_scale block_table query_start context_lens alibi_slopes collect_stats sums tiles"
+                " tokens sequences q_heads kv_heads max_blocks slots most_tokens parts stage window causal"
+                " scale softcap alpha",
+                needed=split,
+            )
+        )
+        steps = 0
+        if options.normalizer == "entmax":  # the last one is for tiles that have not settled by then
+            steps = 1 + (SPARSEMAX_COUNTS if options.power == "one" else COUNTS)
+        passes += [
+            of_prompts(
+                prefill_count,
+                "query key_cache key_scale block_table query_start context_lens head_params alibi_slopes sums tiles"
+                " tokens sequences q_heads kv_heads max_blocks slots most_tokens parts stage parameters window causal"
+                " scale softcap alpha",
+                {"MOST_PARTS": MOST_PARTS},
+                needed=split,
+                stage=stage,
+                grid=tiles_of_prompts if stage < steps else whole_tiles,
+            )
+            for stage in range(1, steps + 1)
+        ]
+        passes.append(
+            of_prompts(
+                prefill_settled,
+                "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
+                " alibi_slopes collect_stats sums outputs tiles tokens sequences q_heads kv_heads max_blocks slots"
+                " most_tokens parts stage parameters window causal scale softcap alpha entropy_threshold"
+                " t0 t1 t2 t3 t4 t5 t6 t7",
+                {"MOST_PARTS": MOST_PARTS},
+                needed=split,
+                stage=len(passes),
+            )
+        )
     merging_prompts = kernel(
         merge_prompts,
         "query_start head_params sums outputs collect_stats output stats sequences q_heads most_tokens parts"
-        " parameters",
+        " stage parameters",
         lambda shapes: (shapes.tokens, shapes.q_heads, 1),
         {"MOST_PARTS": MOST_PARTS, "OPTIONS": decode},
-        needed=lambda shapes: prompt_parts(prompt, shapes) > 1,
+        needed=split,
+        stage=max(0, len(passes) - 1),
     )
-    return store, *decoding, merging, prompts, merging_prompts
+    return store, *decoding, merging, prompts, *passes, merging_prompts
 
 
 def prompt_options(launches: Sequence[Kernel]) -> Options:
@@ -380,7 +450,7 @@ def _types(options: Options) -> dict[str, str]:
         ("*i32", "key_screen slot_mapping block_table query_start context_lens past_lens total_lens plan tiles"),
         ("*fp32", "key_scale value_scale key_shift head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
-        ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads parts parameters"),
+        ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads parts stage parameters"),
         ("i32", "units workers items shifted window causal"),
         ("i32", "new_keys past counted stored"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),

@@ -148,14 +148,19 @@ def walk(
     FULL: tl.constexpr,
     STATISTICS: tl.constexpr,
     STORE: tl.constexpr = False,
+    SEEDED: tl.constexpr = False,
 ):
     """The state of rows that have seen the tiles of [low, high).
 
     In [full_low, full_high) every row sees every key; all have a block. All four bounds but `high` are multiples of the
     tile, and of `listed_keys` those of full tiles that are listed. FULL says which full tiles are visited: "all" of
-    them, those "listed" in `stored`, or "none". STORE keeps the logits in `stored`.
+    them, those "listed" in `stored`, or "none". STORE keeps the logits in `stored`. SEEDED: in the mode "aim" the peak
+    starts from the solution's.
     """
     state = empty_state(OPTIONS, STORE)
+    if SEEDED:
+        none = state[1]
+        state = (solution[0], none, none, state[3], state[4], none + float("inf"), none, state[7], none)
     low, full_low, full_high, high = bounds
     left = (full_low - low) // OPTIONS.keys
     masked = left + (high - full_high + OPTIONS.keys - 1) // OPTIONS.keys
@@ -179,10 +184,13 @@ def walk(
 
 
 @triton.jit
-def aim(bounds, source, listed, exists, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """The state after a walk of mode "aim" over all tiles; full ones are listed where their keys may get a weight."""
+def aim(bounds, source, listed, exists, seed, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr, SEEDED: tl.constexpr):
+    """The state after a walk of mode "aim" over all tiles; full ones are listed where their keys may get a weight.
+
+    SEEDED: with a peak to start from, that of some keys of the rows.
+    """
     unused = (0.0, 0.0)
-    state = walk(bounds, source, unused, unused, OPTIONS, "aim", "none", STATISTICS)
+    state = walk(bounds, source, (seed, 0.0), unused, OPTIONS, "aim", "none", STATISTICS, False, SEEDED)
     _, full_low, full_high, _ = bounds
     first = full_low // OPTIONS.listed_keys
     count = full_high // OPTIONS.listed_keys - first

@@ -76,6 +76,10 @@ def test_a_model_says_which_kernels_it_needs(tmp_path):
         f"decode_settled {sizes} entmax two",
         f"merge {sizes} entmax",
         f"prefill {sizes} entmax two alibi",
+        f"prefill_observe {sizes} entmax two alibi",
+        f"prefill_count {sizes} entmax two alibi",
+        f"prefill_settled {sizes} entmax two alibi",
+        f"merge_prompts {sizes} entmax",
     ]
     assert result.output == listed("--model", folder, "--target", "90").output
     said = listed("--model", folder, "--head-dim", "64")

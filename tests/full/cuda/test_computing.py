@@ -21,6 +21,10 @@ from tests.full.cuda.native import ROOT
 # Decoding over several splits and over no context, a chunk behind a context, a prompt.
 SEQUENCES = [[150, 1], [0, 1], [37, 5], [0, 40]]
 QUESTION = [[4200, 9]]  # whose keys are split
+PASSES = {
+    "adaptive_softmax": ("prefill_observe", "prefill_settled"),
+    "entmax": ("prefill_observe", "prefill_count", "prefill_settled"),
+}
 
 
 def paged(normalizer, dtype="float32", sequences=SEQUENCES, **options):
@@ -48,7 +52,8 @@ for name in NORMALIZERS:  # with sinks, or the columns of those that have none
     CASES[name] += [paged(name, sinks=True), attention(name, "shared", 20, 20, sinks=True)]
 CASES["softmax"] += [attention("softmax", "none", 4, 120), attention("softmax", "shared", 1, 1)]
 CASES["softmax"] += [paged("softmax", "float16", [[20, 1], [20, 5]], cache_dtype="int8")]
-CASES["ssa"] += [paged("ssa", "float16", QUESTION, q_heads=2, kv_heads=1, statistics=None)]
+for name in ("ssa", *PASSES):
+    CASES[name] += [paged(name, "float16", QUESTION, q_heads=2, kv_heads=1, statistics=None)]
 CASES["entmax"] += [paged("entmax", alpha=alpha, sequences=[[30, 1], [0, 20]]) for alpha in (1.25, 2.0)]
 
 
@@ -80,7 +85,7 @@ def test_library_and_plugins_agree_with_float64(libraries, normalizer):
     decoding = {"decode_stream"}
     if normalizer in ("adaptive_softmax", "entmax"):
         decoding = {"decode_observe", "decode_solve", "decode_settled"}
-    question = {"merge_prompts"} if normalizer == "ssa" else set()
+    question = {"merge_prompts", *PASSES.get(normalizer, ())} if normalizer in ("ssa", *PASSES) else set()
     assert launched == {"write_cache", "write_int8_cache", "write_present", "prefill", "merge", *decoding, *question}
 
 

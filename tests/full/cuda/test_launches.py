@@ -124,6 +124,7 @@ def test_every_call_launches_what_the_variants_say(launch, capability):
             assert values["threads"] == str(32 * kernel.warps)
             assert values["shared"] == str(PREFILL_SHARED if kernel.name == "prefill" else OTHER_SHARED)
             assert values["stream"] == "77"
+            assert values.get("stage", "0") == str(kernel.stage)
 
 
 def test_arguments_are_those_of_the_problem(launch):
@@ -193,7 +194,7 @@ def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
         assert all(end <= start for (_, end), (start, _) in pairwise(regions))
 
 
-@pytest.mark.parametrize(("normalizer", "tokens"), [("entmax", 64), ("softmax", 64), ("ssa", 2048)])
+@pytest.mark.parametrize(("normalizer", "tokens"), [("entmax", 64), ("adaptive_softmax", 64), ("entmax", 2048)])
 def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch, normalizer, tokens):
     largest = Call(normalizer, tokens=tokens, sequences=64, max_blocks=5000, only="workspace")
     smaller = [
@@ -317,6 +318,10 @@ def test_kernels_are_loaded_once_and_before_the_call_when_prepared(launch):
     assert not [event for event in called["events"] + again["events"] if event.startswith("kernel ")]
     [long] = launch([Call(tokens=1, max_blocks=5000, only="prepare")])
     assert [event.split()[1] for event in long["events"] if event.startswith("kernel ")] == [*loaded, "merge_prompts"]
+    # Prompts that are split and those that are not.
+    [entmax] = launch([Call("entmax", tokens=1, max_blocks=5000, only="prepare")])
+    ready = {event.split()[1] for event in entmax["events"] if event.startswith("kernel ")}
+    assert {"prefill", "prefill_observe", "prefill_count", "prefill_settled", "merge_prompts"} <= ready
     assert len(launches(called)) == len(launches(again)) == 4
 
 

@@ -120,6 +120,20 @@ def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
         solve.MOST_STEPS = prefill.MOST_STEPS = before
 
 
+def run_counts(case: Case, dtype: str, part_keys: int, counts: int) -> dict[str, np.ndarray]:
+    """As `run` over parts, where entmax's search has so many launches before one program of a tile goes on."""
+    from sharp.plugins.triton import launching, variants
+
+    before = variants.COUNTS, variants.SPARSEMAX_COUNTS
+    variants.COUNTS = variants.SPARSEMAX_COUNTS = counts
+    launching._kernels.cache_clear()  # what is launched follows from these, too
+    try:
+        return run(case, dtype, dtype, part_keys)
+    finally:
+        variants.COUNTS, variants.SPARSEMAX_COUNTS = before
+        launching._kernels.cache_clear()
+
+
 def plan(lengths: list[tuple[int, int]], multiprocessors: int, window: int = -1) -> tuple[int, list[int], list[int]]:
     """The plan of a step of 32 heads in groups of 4: most keys of a split, every unit's first item, every item's unit.
 

@@ -42,7 +42,7 @@ def test_one_query_over_many_keys_is_split_and_merged(run_attention: Run, normal
 
 
 @pytest.mark.parametrize(("causal", "collect"), [(0, False), (1, False), (1, True)])
-@pytest.mark.parametrize("normalizer", ["softmax", "ssa", "relu"])
+@pytest.mark.parametrize("normalizer", ["softmax", "ssa", "relu", "adaptive_softmax", "entmax"])
 def test_the_keys_of_few_prompts_are_split(run_attention: Run, normalizer: str, causal: int, collect: bool) -> None:
     shape = Shape(batch=2, queries=9, new_keys=301, kv_heads=2, group=2, head_dim=16, value_dim=16, padded=True)
     case = make_case(normalizer, shape, causal=causal).with_inputs(collect_stats=np.array(collect))

@@ -15,14 +15,13 @@ from tests.full.triton import interpreted
 from tests.full.triton.interpreted import CACHES, DATA, Run
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, make_case, run_reference
 
-STREAMED = tuple(name for name in NORMALIZERS if name not in ("adaptive_softmax", "entmax"))
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Decode, few tokens that are decoded too, a chunk behind a context, a prompt, and a sequence without a token.
 MIXED = Shape(sequences=((70, 1), (20, 3), (33, 6), (3, 0), (0, 7)), kv_heads=1, head_dim=16, value_dim=24)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
     """Calls of every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
     lengths = st.tuples(st.integers(0, 150), st.sampled_from((0, 1, 1, 2, 5, 20)))
     shape = Shape(
@@ -46,7 +45,7 @@ def cases(draw: st.DrawFn) -> Case:
     }
     if shape.integers:
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
-    normalizer = draw(st.sampled_from(NORMALIZERS))
+    normalizer = draw(st.sampled_from(normalizers))
     sinks = draw(st.booleans())
     return make_case(normalizer, shape, draw(st.integers(0, 2**20)), draw(st.booleans()), sinks, **attributes)
 
@@ -73,10 +72,10 @@ def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
 
 @pytest.mark.parametrize(
     ("normalizer", "changes", "collect"),
-    [(name, {}, True) for name in STREAMED]
+    [(name, {}, True) for name in NORMALIZERS]
     + [
         (name, changes, collect)
-        for name in ("softmax", "ssa", "relu")
+        for name in ("softmax", "ssa", "relu", "adaptive_softmax", "entmax")
         for changes, collect in (({}, False), ({"window": 150}, False), ({"causal": 0}, True))
     ],
     ids=str,
@@ -90,7 +89,7 @@ def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalizer", STREAMED)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_parts_in_16_bits(run: Run, normalizer: str, dtype: str) -> None:
     shape = Shape(sequences=((300, 1), (470, 9)), kv_heads=1, group=3, head_dim=16, value_dim=16)
     case = rounded(make_case(normalizer, shape, seed=5), (*DATA, *CACHES), dtype)

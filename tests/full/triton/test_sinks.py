@@ -42,7 +42,7 @@ def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "collect"), [({}, True), ({"window": 150}, False)])
-@pytest.mark.parametrize("normalizer", ["softmax", "ssa"])
+@pytest.mark.parametrize("normalizer", ["softmax", "ssa", "adaptive_softmax", "entmax"])
 def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: dict[str, Any], collect: bool) -> None:
     lengths = ((200, 1), (470, 9), (0, 0), (31, 3), (90, 1))
     shape = Shape(sequences=lengths, kv_heads=1, group=5, head_dim=16, value_dim=24, holes=True)
@@ -78,3 +78,12 @@ def test_attention(run_attention: Run, form: Any, normalizer: str) -> None:
     case = with_sinks(attention_cases.make_case(normalizer, shape, sinks=True), SINKS[1:])
     expected = attention_cases.run_reference(case)
     attention_cases.assert_agrees(run_attention(case), expected, case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("normalizer", COMPETING)
+def test_the_keys_of_few_queries_are_split(run_attention: Run, normalizer: str) -> None:
+    # Rows are numbered by the head before the query: every row has the sink of its own head.
+    shape = attention_cases.Shape(batch=2, queries=9, new_keys=301, kv_heads=2, group=2, head_dim=16, value_dim=16)
+    case = with_sinks(attention_cases.make_case(normalizer, shape, sinks=True), SINKS[1:])
+    expected = attention_cases.run_reference(case)
+    attention_cases.assert_agrees(run_attention(case, part_keys=64), expected, case, tolerance=2e-5)

@@ -33,6 +33,7 @@ from tests.plugins.conformance.cases import Case, Shape, make_case
 SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
 SHAPE = Shape(sequences=((70, 1), (33, 9)), kv_heads=1, head_dim=64, value_dim=64)
 
+ENTMAX_LOOPS = {"prefill_observe": 6, "prefill_count": 2, "prefill_settled": 4}
 VARIANTS = {
     "entmax for sm_90": (
         Options("entmax", "bfloat16", "bfloat16", 64, 64, 16, statistics=True, alibi=True, softcap=True, power="two"),
@@ -76,9 +77,13 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
     ("normalizer", "loops", "contiguous"),
     [
         ("softmax", {"decode_stream": 2, "prefill": 4}, False),
-        ("adaptive_softmax", {"decode_observe": 2, "decode_settled": 2, "prefill": 8}, True),
-        ("entmax", {"decode_observe": 2, "prefill": 12}, False),
-        ("entmax", {"decode_observe": 2, "prefill": 12}, True),
+        (
+            "adaptive_softmax",
+            {"decode_observe": 2, "decode_settled": 2, "prefill": 8, "prefill_observe": 4, "prefill_settled": 4},
+            True,
+        ),
+        ("entmax", {"decode_observe": 2, "prefill": 12} | ENTMAX_LOOPS, False),
+        ("entmax", {"decode_observe": 2, "prefill": 12} | ENTMAX_LOOPS, True),
     ],
 )
 def test_keys_and_values_are_loaded_ahead(normalizer: str, loops: dict[str, int], contiguous: bool) -> None:
@@ -204,7 +209,7 @@ def test_work_items_and_scratch_memory() -> None:
     assert scratch(options, checked, prompt)["sums"] == (66 + 1) * 4 * 32 * 8
     mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
     assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 3  # beside a prompt one token of each
-    assert prompt_parts(prompt, mixed) == 1  # entmax reads its keys several times
+    assert prompt_parts(prompt, mixed) == 1  # as many tiles as multiprocessors
     wide = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=64, kv_heads=8, multiprocessors=132)
     assert items(options, wide) == 33 + 1  # 4 tokens of 8 heads are two tiles
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
@@ -224,14 +229,22 @@ def test_work_items_and_scratch_memory() -> None:
         (8, 8, 8192, 1),
     ],
 )
-def test_the_keys_of_few_prompts_are_split(tokens: int, sequences: int, blocks: int, expected: int) -> None:
-    options = Options("softmax", "bfloat16", "bfloat16", 128, 128, 16)
+@pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax"])
+def test_the_keys_of_few_prompts_are_split(
+    normalizer: str, tokens: int, sequences: int, blocks: int, expected: int
+) -> None:
+    options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16, power="two" if normalizer == "entmax" else "")
     shapes = Shapes(tokens, sequences, blocks, q_heads=32, kv_heads=8, multiprocessors=132)
     launches = kernels(options, 90)
     assert prompt_parts(prompt_options(launches), shapes) == expected
-    assert ("merge_prompts" in [kernel.name for kernel in launches if kernel.needed(shapes)]) == (expected > 1)
-    rows = scratch(options, shapes, prompt_options(launches))["sums"] // 8
-    assert rows >= tokens * 32 * expected if expected > 1 else rows > 0
+    launched = [kernel.name for kernel in launches if kernel.needed(shapes)]
+    counts = ["prefill_count"] * 4 if normalizer == "entmax" else []
+    split = normalizer != "softmax" and expected > 1
+    passes = ["prefill_observe", *counts, "prefill_settled"] if split else ["prefill"]
+    prompts = [] if tokens in (4, 8) else passes + ["merge_prompts"] * (expected > 1)
+    assert [name for name in launched if "pr" in name] == prompts
+    sizes, rows = scratch(options, shapes, prompt_options(launches)), tokens * 32 * expected * (expected > 1)
+    assert sizes["sums"] // 8 >= rows * options.sets_of_sums and sizes["outputs"] // 128 >= max(rows, 1)
 
 
 @pytest.mark.parametrize(
