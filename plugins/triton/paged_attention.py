@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
+from sharp.plugins.ops.attributes import (
+    DEFAULT_ALPHA,
+    DEFAULT_ENTROPY_THRESHOLD,
+    DEFAULT_STATS_COLUMNS,
+    ICML2025_COEFFICIENTS,
+)
 from sharp.plugins.triton.launching import Attributes, check_shapes, device_of, run_kernels
 from sharp.plugins.triton.variants import Shapes
 
@@ -35,6 +40,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = -1,
     causal: bool = True,
+    stats_columns: int = DEFAULT_STATS_COLUMNS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The whole op, with the caches and the scales of int8 ones updated in place, as in `sharp.plugins.ops.schema`.
 
@@ -43,7 +49,7 @@ def paged_attention(
     and on one device, the block size a power of two of at least 16.
 
     Returns:
-        output [tokens, q_heads, value_dim], the two caches, and stats float32 [tokens, q_heads, 4].
+        output [tokens, q_heads, value_dim], the two caches, and stats float32 [tokens, q_heads, stats_columns].
 
     Raises:
         InputError: an attribute, dtype or size that the kernels lack.
@@ -53,7 +59,7 @@ def paged_attention(
     if q_heads % kv_heads:
         raise InputError(f"query has {q_heads} heads and key {kv_heads}; the first must be a multiple of the second")
     attributes = Attributes(
-        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
+        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal, stats_columns
     )
     options = attributes.options(
         query,
@@ -83,7 +89,7 @@ def paged_attention(
         value_scale=(value_scale, (key_cache.shape[0], kv_heads)),
     )
     output = query.new_empty(tokens, q_heads, value_dim)
-    stats = torch.empty(tokens, q_heads, 4, dtype=torch.float32, device=query.device)
+    stats = torch.empty(tokens, q_heads, stats_columns, dtype=torch.float32, device=query.device)
     # What is absent is never read; a null pointer would make another variant.
     arguments = attributes.arguments() | {
         "query": query,

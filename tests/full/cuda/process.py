@@ -42,6 +42,7 @@ class Call:
     kv_heads: int = 2
     head_dim: int = 64
     parameters: int = 0
+    columns: int = 4
     # Of op SharpAttention: each of `sequences` has `tokens` queries, and `past` places.
     contiguous: bool = False
     new_keys: int = 5
@@ -62,6 +63,7 @@ class Call:
             softcap=self.softcap,
             window=self.window,
             causal=1,
+            stats_columns=self.columns,
         )
         unused = PAGED + SCALES if self.contiguous else CONTIGUOUS + SCALES * (self.cache_dtype != "int8")
         given = [name for name in BUFFERS if name not in self.absent and name not in unused]
