@@ -70,12 +70,13 @@ def test_names_types_units_and_labels(started):
     for family in scrape(started, OPENMETRICS).values():
         labels = {frozenset(name for name in sample.labels if name != "le") for sample in family.samples}
         found[family.name] = (family.type, family.unit, *labels)
-    # Nothing is said of contexts that are so short, and without an adaptive temperature, so these have no series yet.
+    # Nothing is said of contexts that are so short, nor without an adaptive temperature or sinks: these have no series.
     for name in (
         "sharp_attention_smoothed_normalized_entropy",
         "sharp_attention_dispersion_context_tokens",
         "sharp_attention_drift_psi",
         "sharp_attention_unsharpened_ratio",
+        "sharp_attention_sink_mass",
     ):
         found[name] += (frozenset(HEAD),)
     assert found == {name: (kind, unit, frozenset(labels)) for name, (kind, unit, labels) in FAMILIES.items()}
