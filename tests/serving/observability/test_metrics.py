@@ -271,6 +271,19 @@ def test_gauges_are_over_the_last_steps(metrics):
     assert [sample.value for sample in families()["sharp_attention_logit_spread"].samples] == [2, 2]
 
 
+def test_the_sinks_mass_has_series_where_a_model_has_sinks(metrics):
+    families, heads = metrics
+    heads.put(AttentionRows(np.ones((1, 1, 2, 4), np.float32), np.array([7])))
+    assert not families()["sharp_attention_sink_mass"].samples
+    for mass in (0.2, 0.4, 0.8):
+        stats = np.ones((1, 2, 2, 5), np.float32)
+        stats[..., 4] = mass, mass / 2
+        heads.put(AttentionRows(stats, np.array([7, 8])))
+    found = families()["sharp_attention_sink_mass"].samples
+    assert [sample.value for sample in found] == pytest.approx([0.6, 0.3])
+    assert [sample.labels["head"] for sample in found] == ["0", "1"]
+
+
 def test_a_row_that_is_not_finite_is_left_out_and_counted(metrics):
     families, heads = metrics
     entropy = np.full((1, 3, 2), np.log(8))
