@@ -38,7 +38,7 @@ class HeadStatistics:
         inverse_temperature: the same, the factor of the logits that the norm adapts or has learned, else 1.
         spread: the same, largest logit - smallest logit.
         bound: the same, the largest spread that Prop. 3.1 allows; None where Q and K are not known.
-        sink: the same, the weight that the head's attention sink takes; None where the model has none.
+        sink: the same, what the head's attention sink takes of its weights, 0 without one; None where no head has one.
         length_scale: the same, the factor of a learned length scale; None where there is none or it is not known.
     """
 
@@ -92,7 +92,7 @@ def head_statistics(layers: Sequence[LayerRecord], name: str) -> HeadStatistics:
         inverse_temperature=stats[INVERSE_TEMPERATURE],
         spread=stats[LOGIT_SPREAD],
         bound=np.stack(bounds) if len(bounds) == len(layers) else None,
-        sink=_of_all(layers, sink_mass),
+        sink=sink_masses(layers),
         length_scale=_of_all(
             layers, lambda layer: None if layer.length_scale is None else layer.length_scale.T.astype(np.float64)
         ),
@@ -103,6 +103,15 @@ def _of_all(layers: Sequence[LayerRecord], compute: Callable[[LayerRecord], Doub
     """[layers, q_heads, tokens], where every layer has it."""
     found = [one for one in map(compute, layers) if one is not None]
     return np.stack(found) if len(found) == len(layers) else None
+
+
+def sink_masses(layers: Sequence[LayerRecord]) -> Doubles | None:
+    """Of all layers, 0 of those without sinks; None where none has any."""
+    found = [sink_mass(layer) for layer in layers]
+    if all(mass is None for mass in found):
+        return None
+    none = np.zeros(layers[0].stats.shape[1::-1])
+    return np.stack([none if mass is None else mass for mass in found])
 
 
 def sink_mass(layer: LayerRecord) -> Doubles | None:
