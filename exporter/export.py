@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.forms.contiguous.genai import write_genai_config
 from sharp.exporter.forms.form import Form, make_form
+from sharp.exporter.forms.uncached.model import STATS
 from sharp.exporter.graph import lowering
 from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, GraphOptions
 from sharp.exporter.graph.half_precision import weights_as, widen_bfloat16
@@ -47,6 +48,7 @@ from sharp.plugins import manifest
 from sharp.plugins.checksums import write_manifest
 from sharp.plugins.custom.normalizer import is_custom
 from sharp.plugins.errors import InputError, SharpError
+from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "transformers")
 
@@ -216,7 +218,7 @@ def _export_into(
     with weights_as(tracing.module, TORCH_DTYPES[settings.graph.dtype]):
         graph = lowering.lower(tracing, settings.graph.opset)
         lowering.add_key_shifts(graph, shifts)
-        windows = lowering.windows_of(graph)
+        windows, columns = lowering.windows_of(graph), lowering.stats_columns_of(graph)
         phase("Writing the model", 1)
         lowering.write(graph, staging, tracing.defaults, settings.chosen_target)
         checked = staging
@@ -233,7 +235,9 @@ def _export_into(
     tolerance = tolerance_of(settings.graph, quantized=True, routed=routed)
     report = verification_report(source, form, settings.chosen_target, verification, measured, tolerance)
     described = describe(
-        source, form, settings, name, windows, verified=verification.passed, found=summary(verification, measured)
+        *(source, form, settings, name, windows, columns),
+        verified=verification.passed,
+        found=summary(verification, measured),
     )
     if form.cache.form == "contiguous" and not described.norm.heads:  # others know one cache a layer, all of one size
         write_genai_config(staging, described)
@@ -286,6 +290,13 @@ def _windows_of_layers(source: Source, windows: Sequence[int], max_context: int)
     return tuple(min(window, max_context) if window >= 0 else max_context for window in of_layers)
 
 
+def _with_columns(port: manifest.Port, columns: int) -> manifest.Port:
+    """An output; that of the statistics with so many columns."""
+    if port.name != STATS or columns == DEFAULT_STATS_COLUMNS:
+        return port
+    return port.model_copy(update={"shape": (*port.shape[:-1], columns), "doc": f"{port.doc}, the sink's mass"})
+
+
 def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> tuple[Perplexity, Text]:
     losses: list[Tensor] = []
     for model in (source.original,) if source.trained else (source.original, source.model):
@@ -303,11 +314,12 @@ def describe(
     settings: ExportSettings,
     name: str,
     windows: Sequence[int],
+    stats_columns: Literal[4, 5],
     *,
     verified: bool,
     found: manifest.VerificationSummary,
 ) -> manifest.Manifest:
-    """The manifest of an export, with the windows of its attention nodes and what verification found."""
+    """The manifest of an export, with windows and columns of its attention nodes and what verification found."""
     config = form.config
     max_context = settings.graph.context_of(config, form.positions)
     parameters = norm_parameters(config, settings.norm_options, source.learned)
@@ -351,7 +363,8 @@ def describe(
         target=settings.chosen_target,
         cache=form.cache,
         inputs=form.inputs,
-        outputs=form.outputs,
+        stats_columns=stats_columns,
+        outputs=tuple(_with_columns(port, stats_columns) for port in form.outputs),
         tokenizer=manifest.Tokenizer(
             file=None if source.write_tokenizer is None else "tokenizer.json",
             bos_token_id=config.bos_token_id,

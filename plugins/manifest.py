@@ -12,7 +12,7 @@ from sharp.plugins.external_data import check_external_data, is_there, lies_insi
 from sharp.plugins.ops.attributes import NORMALIZERS
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.10"
+FORMAT_VERSION = "1.11"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2", "softpick"]
 CustomName = Annotated[str, Field(pattern=f"^{NAME}$", description="of a user's file; the graph has its standard ops")]
@@ -242,6 +242,9 @@ class Manifest(_Frozen):
         (), description="keys that a query of each layer sees at most, max_context where all; empty: all in every layer"
     )
     norm: Norm
+    stats_columns: Literal[4, 5] = Field(
+        4, description="of the output stats: entropy, support, inverse temperature, logit spread, and the sink's mass"
+    )
     target: Target = Field(
         "onnxruntime",
         description="attention is a node, for onnxruntime with its function body too; portable has standard ops only",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK, WITHOUT_SINK
 from sharp.plugins.ops.key_screen import screen_of_cache
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
@@ -122,7 +122,12 @@ def make_call(
         tensors["alibi_slopes"] = torch.rand(q_heads, **options)
     if statistics is not None:
         tensors["collect_stats"] = torch.tensor(statistics, device=device)
-    return Call(normalizer, tensors, {"scale": spread * head_dim**-0.5, **attributes})
+    return Call(normalizer, tensors, {"scale": spread * head_dim**-0.5, **columns_with(sinks), **attributes})
+
+
+def columns_with(sinks: bool) -> dict[str, int]:
+    """The attribute for the sink's mass, where heads have sinks."""
+    return {"stats_columns": STATS_COLUMNS_WITH_SINK} if sinks else {}
 
 
 def random_head_params(normalizer: str, q_heads: int, sinks: bool, options: dict[str, Any]) -> Tensor | None:

@@ -32,10 +32,16 @@ from bench.gpu.problems import attention_problem, paged_attention_problem
 from bench.gpu.run import merge_results, show
 from sharp.plugins.cuda.library import AttentionProblem, Library, Problem
 from sharp.plugins.errors import SharpError
+from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS
 from sharp.plugins.triton.options import Options
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_library.json"
 HOW = ("library", "plugin in place", "plugin copying")
+
+
+def _columns(call: Call) -> int:
+    columns: int = call.attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
+    return columns
 
 
 class Caller:
@@ -57,7 +63,7 @@ class Caller:
         tensors = call.tensors
         query = tensors["query"]
         output = query.new_full((*query.shape[:2], tensors["value"].shape[2]), float("nan"))
-        stats = query.new_full((*query.shape[:2], 4), float("nan"), dtype=torch.float32)
+        stats = query.new_full((*query.shape[:2], _columns(call)), float("nan"), dtype=torch.float32)
         problem = paged_attention_problem(call, output, stats)
         caches = [tensors["key_cache"], tensors["value_cache"]]
         if how == "library":
@@ -74,7 +80,7 @@ class Caller:
         tensors = call.tensors
         query, shared = tensors["query"], "past_lens" in tensors
         output = query.new_full((*query.shape[:3], tensors["value"].shape[3]), float("nan"))
-        stats = query.new_full((*query.shape[:3], 4), float("nan"), dtype=torch.float32)
+        stats = query.new_full((*query.shape[:3], _columns(call)), float("nan"), dtype=torch.float32)
         presents = []
         for name in ("key", "value"):
             fresh, past = tensors[name], tensors.get(f"past_{name}")

@@ -68,8 +68,9 @@ Made make(const char* library, const char* op, const SharpAttributes& attributes
       {"entropy_threshold", &attributes.entropy_threshold, PluginFieldType::kFLOAT32, 1},
       {"softcap", &attributes.softcap, PluginFieldType::kFLOAT32, 1},
       {"window", &attributes.window, PluginFieldType::kINT32, 1},
-      {"causal", &attributes.causal, PluginFieldType::kINT32, 1}};
-  const PluginFieldCollection collection{8, fields};
+      {"causal", &attributes.causal, PluginFieldType::kINT32, 1},
+      {"stats_columns", &attributes.stats_columns, PluginFieldType::kINT32, 1}};
+  const PluginFieldCollection collection{9, fields};
   for (int32_t index = 0; index < count; ++index) {
     auto* creator = static_cast<IPluginCreatorV3One*>(creators[index]);
     if (std::strcmp(creator->getPluginName(), op) == 0)

@@ -7,7 +7,12 @@ import torch
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
 from bench.gpu.inputs import Call
 from sharp.plugins.cuda.library import TYPES, AttentionProblem, Attributes, Problem, normalizer_number
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
+from sharp.plugins.ops.attributes import (
+    DEFAULT_ALPHA,
+    DEFAULT_ENTROPY_THRESHOLD,
+    DEFAULT_STATS_COLUMNS,
+    ICML2025_COEFFICIENTS,
+)
 
 
 def paged_attention_problem(call: Call, output: torch.Tensor, stats: torch.Tensor) -> Problem:
@@ -74,6 +79,7 @@ def _common(call: Call) -> dict[str, Any]:
         softcap=options.get("softcap", 0.0),
         window=options.get("window", -1),
         causal=int(options.get("causal", True)),
+        stats_columns=options.get("stats_columns", DEFAULT_STATS_COLUMNS),
     )
     return {
         "attributes": attributes,

@@ -12,11 +12,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, HeadNorm, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.plugins.ops.torch_normalizers import check_sinks, joined_head_params
+
+INVERSE_TEMPERATURE = 2  # the column of `stats`
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,22 @@ class Node(Protocol):
 class LayerStatistics:
     """The layers' statistics in their order, and the learned length scales of their queries, where they have one."""
 
-    stats: list[Tensor] = field(default_factory=list)  # as the op gives them, [..., 4]
+    stats: list[Tensor] = field(default_factory=list)  # as the op gives them, [..., 4], or 5 where heads have sinks
     factors: list[Tensor | None] = field(default_factory=list)  # heads and tokens as there, [..., 1]
 
     def joined(self, join: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """The model's output: the inverse temperature of the op, times the length scale. `join` takes all layers."""
-        stats = join(self.stats)
+        """The model's output: the inverse temperature of the op, times the length scale. `join` takes all layers.
+
+        Where heads of some layers have sinks, those of others have the mass 0.
+        """
+        columns = max(own.shape[-1] for own in self.stats)
+        stats = join([pad(own, (0, columns - own.shape[-1])) if own.shape[-1] < columns else own for own in self.stats])
         if all(factor is None for factor in self.factors):
             return stats
         pairs = zip(self.factors, self.stats, strict=True)
         factors = [torch.ones_like(own[..., :1]) if factor is None else factor.float() for factor, own in pairs]
         # For all layers at once, as every node of a decoding step takes a few microseconds.
-        is_inverse_temperature = torch.tensor([False, False, True, False])
+        is_inverse_temperature = torch.arange(columns) == INVERSE_TEMPERATURE
         return stats * torch.where(is_inverse_temperature, join(factors), 1.0)
 
 

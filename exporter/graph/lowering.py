@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -24,6 +24,7 @@ from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Target
 from sharp.plugins.ops import function_body, schema, torch_op
+from sharp.plugins.ops.attributes import STATS_COLUMNS_WITH_SINK
 
 OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
 OPSETS = range(18, 26)  # what its version converter reaches, and what the function bodies need
@@ -203,6 +204,12 @@ def add_key_shifts(graph: onnx_ir.Model, shifts: Mapping[str, torch.Tensor]) -> 
 def windows_of(graph: onnx_ir.Model) -> list[int]:
     """The attribute `window` of every attention node, in the order of the layers."""
     return [node.attributes["window"].as_int() for node in graph.graph if node.domain == schema.DOMAIN]
+
+
+def stats_columns_of(graph: onnx_ir.Model) -> Literal[4, 5]:
+    """Columns of the model's `stats`: the most that an attention node has."""
+    columns = [node.attributes["stats_columns"].as_int() for node in graph.graph if node.domain == schema.DOMAIN]
+    return 5 if max(columns) == STATS_COLUMNS_WITH_SINK else 4
 
 
 def caches_of(node: onnx_ir.Node) -> str:

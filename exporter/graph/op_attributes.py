@@ -4,6 +4,7 @@ from typing import Any
 
 from sharp.models.attention import LayerOptions
 from sharp.models.config import SharpConfig
+from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS, STATS_COLUMNS_WITH_SINK
 
 
 def op_attributes(config: SharpConfig, options: LayerOptions) -> dict[str, Any]:
@@ -18,4 +19,5 @@ def op_attributes(config: SharpConfig, options: LayerOptions) -> dict[str, Any]:
         "window": options.window,
         "causal": options.causal_of(config),
         "key_bound": options.key_bound,
+        "stats_columns": DEFAULT_STATS_COLUMNS if options.sinks is None else STATS_COLUMNS_WITH_SINK,
     }

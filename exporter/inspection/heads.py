@@ -16,12 +16,12 @@ from sharp.exporter.inspection.recording import (
     ENTROPY,
     INVERSE_TEMPERATURE,
     LOGIT_SPREAD,
+    SINK_MASS,
     SUPPORT,
-    Floats,
     LayerRecord,
 )
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK
 
 Doubles = NDArray[np.float64]
 CURVE_POINTS = 64
@@ -38,7 +38,7 @@ class HeadStatistics:
         inverse_temperature: the same, the factor of the logits that the norm adapts or has learned, else 1.
         spread: the same, largest logit - smallest logit.
         bound: the same, the largest spread that Prop. 3.1 allows; None where Q and K are not known.
-        sink: the same, the weight that the head's attention sink takes; None where the model has none.
+        sink: the same, what the head's attention sink takes of its weights, 0 without one; None where no head has one.
         length_scale: the same, the factor of a learned length scale; None where there is none or it is not known.
     """
 
@@ -78,7 +78,7 @@ def head_statistics(layers: Sequence[LayerRecord], name: str) -> HeadStatistics:
     Raises:
         InputError: some are not finite numbers, so the model is broken.
     """
-    stats = np.stack([layer.stats for layer in layers]).astype(np.float64).transpose(3, 0, 2, 1)
+    stats = np.stack([layer.stats[..., :SINK_MASS] for layer in layers]).astype(np.float64).transpose(3, 0, 2, 1)
     for index in range(len(layers)):
         if not np.isfinite(stats[:, index]).all():
             raise InputError(f"layer {index} of {name} computes values that are not finite; its weights are damaged")
@@ -92,7 +92,7 @@ def head_statistics(layers: Sequence[LayerRecord], name: str) -> HeadStatistics:
         inverse_temperature=stats[INVERSE_TEMPERATURE],
         spread=stats[LOGIT_SPREAD],
         bound=np.stack(bounds) if len(bounds) == len(layers) else None,
-        sink=_of_all(layers, sink_mass),
+        sink=sink_masses(layers),
         length_scale=_of_all(
             layers, lambda layer: None if layer.length_scale is None else layer.length_scale.T.astype(np.float64)
         ),
@@ -105,43 +105,42 @@ def _of_all(layers: Sequence[LayerRecord], compute: Callable[[LayerRecord], Doub
     return np.stack(found) if len(found) == len(layers) else None
 
 
-def sink_mass(layer: LayerRecord) -> Doubles | None:
-    """The weight of every head's sink [q_heads, tokens]: what the output of values that all are 1 lacks to 1.
+def sink_masses(layers: Sequence[LayerRecord]) -> Doubles | None:
+    """Of all layers, 0 of those without sinks; None where none has any."""
+    found = [sink_mass(layer) for layer in layers]
+    if all(mass is None for mass in found):
+        return None
+    none = np.zeros(layers[0].stats.shape[1::-1])
+    return np.stack([none if mass is None else mass for mass in found])
 
-    Under softpick it lacks some without a sink too, and the sink's share of the sum is what is lost beside that; 0
-    where no key has a weight.
-    """
+
+def sink_mass(layer: LayerRecord) -> Doubles | None:
+    """The share of the sum of weights that every head's sink takes [q_heads, tokens]; None where it has none."""
     normalizer = layer.normalizer
     own = len(HEAD_PARAMETERS.get(normalizer.name, ()))
     if layer.head_params is None or layer.head_params.shape[1] == own:
         return None
-    with_sink = weight_sums(layer, layer.head_params)
-    if normalizer.name != "softpick":
-        return (1 - with_sink).clip(0, 1)
-    without = weight_sums(layer, None)
-    return np.asarray(1 - np.divide(with_sink, without, out=np.ones_like(without), where=without > 0)).clip(0, 1)
-
-
-def weight_sums(layer: LayerRecord, head_params: Floats | None) -> Doubles:
-    """The sum of the weights of the keys [q_heads, tokens]."""
-    normalizer = layer.normalizer
-    sums, _ = attend_one_sequence(
-        torch.from_numpy(layer.query),
-        torch.from_numpy(layer.key),
-        torch.ones(*layer.key.shape[:2], 1),
-        None if head_params is None else torch.from_numpy(head_params),
-        None if layer.alibi_slopes is None else torch.from_numpy(layer.alibi_slopes),
-        {
-            "normalizer": normalizer.name,
-            "alpha": normalizer.alpha,
-            "temperature_coefficients": list(normalizer.temperature_coefficients),
-            "entropy_threshold": normalizer.entropy_threshold,
-            "scale": layer.scale,
-            "softcap": layer.softcap,
-            "window": layer.window,
-        },
-    )
-    return np.asarray(sums[..., 0].double().numpy().T)
+    stats = layer.stats
+    if stats.shape[-1] <= SINK_MASS:  # a folder of an earlier export
+        _, found = attend_one_sequence(
+            torch.from_numpy(layer.query),
+            torch.from_numpy(layer.key),
+            torch.zeros(*layer.key.shape[:2], 1),
+            torch.from_numpy(layer.head_params),
+            None if layer.alibi_slopes is None else torch.from_numpy(layer.alibi_slopes),
+            {
+                "normalizer": normalizer.name,
+                "alpha": normalizer.alpha,
+                "temperature_coefficients": list(normalizer.temperature_coefficients),
+                "entropy_threshold": normalizer.entropy_threshold,
+                "scale": layer.scale,
+                "softcap": layer.softcap,
+                "window": layer.window,
+                "stats_columns": STATS_COLUMNS_WITH_SINK,
+            },
+        )
+        stats = found.numpy()
+    return np.asarray(stats[..., SINK_MASS].astype(np.float64).T)
 
 
 def spread_bound(layer: LayerRecord) -> Doubles | None:

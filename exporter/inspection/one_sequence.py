@@ -18,7 +18,7 @@ def attend_one_sequence(
     alibi_slopes: Tensor | None,
     attributes: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """Output [tokens, q_heads, value_dim] and statistics [tokens, q_heads, 4] of causal attention.
+    """Output [tokens, q_heads, value_dim] and statistics [tokens, q_heads, columns] of causal attention.
 
     query [tokens, q_heads, head_dim], key and value [tokens, kv_heads, dim]; one cache block holds the whole sequence.
     """

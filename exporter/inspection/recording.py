@@ -14,7 +14,7 @@ Tokens = NDArray[np.int64]
 Inputs = Tokens | Floats
 
 # Columns of a model's `stats` output.
-ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD = range(4)
+ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD, SINK_MASS = range(5)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LayerRecord:
         softcap: of the logits; 0 is off.
         window: how many keys a query sees at most; -1 is off.
         projections: None where Q and K could not be told apart from the rest of the model.
-        stats: [tokens, q_heads, 4], the op's statistics, the inverse temperature times the learned length scale.
+        stats: [tokens, q_heads, 4 or 5], the op's statistics, the inverse temperature times the learned length scale.
         length_scale: [tokens, q_heads], the factor that a learned length scale has put into the query; None where the
             norm has none.
     """

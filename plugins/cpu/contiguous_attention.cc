@@ -99,7 +99,7 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
     paged.query = query.get();
     paged.output = output.get();
     if (problem.stats != nullptr) {
-      stats = aligned_array<float>(tokens * problem.q_heads * 4);
+      stats = aligned_array<float>(tokens * problem.q_heads * problem.attributes.stats_columns);
       paged.stats = stats.get();
     }
   }
@@ -107,7 +107,8 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   if (same_order) return;
   swap_axes(paged.output, batch, problem.queries, problem.q_heads, problem.values.dim, problem.output, parallel_for);
   if (problem.stats != nullptr)
-    swap_axes(paged.stats, batch, problem.queries, problem.q_heads, 4, problem.stats, parallel_for);
+    swap_axes(paged.stats, batch, problem.queries, problem.q_heads, problem.attributes.stats_columns, problem.stats,
+              parallel_for);
 }
 
 }  // namespace sharp::cpu

@@ -30,7 +30,7 @@ struct ContiguousProblem {
   const float* sinks;         // the column of head_params with the sinks, or null
   const float* alibi_slopes;  // [q_heads] or null
   float* output;              // [batch, q_heads, queries, value_dim]
-  float* stats;               // [batch, q_heads, queries, 4], null when not collected
+  float* stats;               // [batch, q_heads, queries, stats_columns], null when not collected
   Attributes attributes;
 };
 

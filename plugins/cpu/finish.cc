@@ -117,12 +117,14 @@ RowSums merge_sums(const Part* parts, int64_t count, int64_t index) {
 
 bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged) {
   const int64_t channels = problem.value_dim;
+  const int64_t columns = problem.attributes.stats_columns;
   const NormalizerKind normalizer = problem.attributes.normalizer;
   bool finite = true;
   for (int64_t index = 0; index < tile.rows(); ++index) {
     const Row row = row_of(problem, tile, index);
     float* output = problem.output + (row.token * problem.q_heads + row.head) * channels;
-    float* stats = problem.stats == nullptr ? nullptr : problem.stats + (row.token * problem.q_heads + row.head) * 4;
+    float* stats =
+        problem.stats == nullptr ? nullptr : problem.stats + (row.token * problem.q_heads + row.head) * columns;
     std::fill_n(output, channels, 0.0f);
 
     float highest = -kInfinity, lowest = kInfinity;
@@ -135,7 +137,7 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
       lowest = std::min(lowest, state.lowest);
     }
     if (visible == 0) {
-      if (stats != nullptr) std::fill_n(stats, 4, 0.0f);
+      if (stats != nullptr) std::fill_n(stats, columns, 0.0f);
       continue;
     }
     const auto [shift, sum, weighted_log, opposed] = merge_sums(parts, count, index);
@@ -146,13 +148,14 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
       const float* values = parts[part].output + index * channels;
       for (int64_t channel = 0; channel < channels; ++channel) output[channel] += factor * values[channel];
     }
-    double total = 1;
+    double total = 1, sink_mass = 0;
     if (divides_by_sum(normalizer)) {
       const Sink sink = sink_of(problem, row, parts[0].states[index], shift);
       total = sink.factor * (sum + opposed) + sink.weight;
       const bool no_weights = total == 0 && normalizer == NormalizerKind::kSoftpick;
       const float inverse = no_weights ? 0.0f : static_cast<float>(sink.factor / total);
       if (no_weights) total = 1;
+      sink_mass = sink.weight / total;
       for (int64_t channel = 0; channel < channels; ++channel)
         output[channel] = total == 0 ? std::numeric_limits<float>::quiet_NaN() : output[channel] * inverse;
     }
@@ -164,6 +167,7 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
     stats[1] = static_cast<float>(drops_keys(normalizer) ? support : visible);
     stats[2] = parts[0].states[index].inverse_temperature;
     stats[3] = highest - lowest;
+    if (columns > 4) stats[4] = static_cast<float>(sink_mass);
   }
   return finite;
 }

@@ -43,7 +43,8 @@ struct Attributes {
   float softcap = 0.0f;            // 0 = off
   int64_t window = -1;             // -1 = off
   bool causal = true;
-  float key_bound = 0.0f;  // no key that a head with a slope sees is longer; 0 = not known
+  int64_t stats_columns = 4;  // 5: the sink's mass too
+  float key_bound = 0.0f;     // no key that a head with a slope sees is longer; 0 = not known
 };
 
 struct Problem {
@@ -69,7 +70,7 @@ struct Problem {
   const float* sinks;         // the column of head_params with the sinks, or null; -inf is none
   const float* alibi_slopes;  // [q_heads] or null
   float* output;              // [tokens, q_heads, value_dim]
-  float* stats;               // [tokens, q_heads, 4], null when not collected
+  float* stats;               // [tokens, q_heads, stats_columns], null when not collected
   const int64_t* reach;       // [tokens, q_heads] or null: keys further back than this surely have weight 0
   Attributes attributes;
 

@@ -159,7 +159,9 @@ SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* works
     call.problem.block_table = static_cast<const int32_t*>(memory.counts);
     if (problem->stats != nullptr && call.problem.tokens > 0)
       check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(problem->stats), 0,
-                                     problem->batch * problem->q_heads * problem->queries * 4 * sizeof(float), stream),
+                                     problem->batch * problem->q_heads * problem->queries *
+                                         problem->attributes.stats_columns * sizeof(float),
+                                     stream),
             "clearing statistics");
     launch(call, planned, memory.scratch, stream);
   });

@@ -23,6 +23,7 @@ class Attributes(Structure):
         ("softcap", c_float),
         ("window", c_int32),
         ("causal", c_int32),
+        ("stats_columns", c_int32),
     )
 
 

@@ -212,6 +212,8 @@ void check_sizes(const SharpPagedAttention& problem) {
   require(
       problem.attributes.temperature_terms >= 0 && problem.attributes.temperature_terms <= SHARP_MAX_TEMPERATURE_TERMS,
       "there are too many temperature_coefficients");
+  require(problem.attributes.stats_columns == 4 || problem.attributes.stats_columns == 5,
+          "stats_columns must be 4, or 5 with the sink's mass");
 }
 
 namespace {
@@ -284,6 +286,7 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
   arguments.set(Argument::most_tokens, plan.most_tokens);
   arguments.set(Argument::parameters, columns);
   arguments.set(Argument::shifted, static_cast<int64_t>(problem.key_shift != nullptr));
+  arguments.set(Argument::columns, static_cast<int64_t>(attributes.stats_columns));
   arguments.set(Argument::window, static_cast<int64_t>(attributes.window));
   arguments.set(Argument::causal, static_cast<int64_t>(attributes.causal));
   arguments.set(Argument::scale, attributes.scale);

@@ -41,6 +41,7 @@ typedef struct {
   float softcap;           /* 0 = off */
   int32_t window;          /* -1 = off */
   int32_t causal;
+  int32_t stats_columns; /* 4, or 5 with the sink's mass */
 } SharpAttributes;
 
 /* A GPU as grids and scratch memory follow from it: 90 is compute capability 9.0. */
@@ -75,7 +76,7 @@ typedef struct {
   const float* alibi_slopes;    /* [q_heads], or null */
   const uint8_t* collect_stats; /* one bool, or null: false */
   void* output;                 /* type [tokens, q_heads, value_dim] */
-  float* stats;                 /* [tokens, q_heads, 4]; zeros where statistics are not collected */
+  float* stats;                 /* [tokens, q_heads, stats_columns]; zeros where statistics are not collected */
 } SharpPagedAttention;
 
 /* One call of Attention, the op over contiguous keys. Keys of a sequence are those of the past, then the new ones.
@@ -105,7 +106,7 @@ typedef struct {
   void* output;                 /* type [batch, q_heads, queries, value_dim] */
   void* present_key;            /* type [batch, kv_heads, capacity (+ new_keys), head_dim], past_key itself, or null */
   void* present_value;          /* type [batch, kv_heads, capacity (+ new_keys), value_dim], past_value or null */
-  float* stats;                 /* [batch, q_heads, queries, 4], or null; zeros where statistics are not collected */
+  float* stats;                 /* [batch, q_heads, queries, stats_columns], or null; zeros where not collected */
 } SharpAttention;
 
 /* Bytes of device memory that calls with these types and attributes and with sizes up to these need, aligned to 256.

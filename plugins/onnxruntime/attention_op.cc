@@ -37,12 +37,13 @@ struct AttentionKernel {
     const std::vector<int64_t> shape = {problem.batch, problem.q_heads, problem.queries, value_dim};
     FloatOutput output(output_of(context, kOutput, shape), rows * value_dim, type);
     problem.output = output.get();
+    const int64_t columns = problem.attributes.stats_columns;
     float* stats =
-        static_cast<float*>(output_of(context, kStats, {problem.batch, problem.q_heads, problem.queries, kStatistics}));
+        static_cast<float*>(output_of(context, kStats, {problem.batch, problem.q_heads, problem.queries, columns}));
     if (inputs.collect_stats != nullptr && *inputs.collect_stats)
       problem.stats = stats;
     else if (stats != nullptr)
-      std::fill_n(stats, rows * kStatistics, 0.0f);
+      std::fill_n(stats, rows * columns, 0.0f);
     cpu::contiguous_attention(problem, parallel);
     output.finish();
     write(context, kPresentKey, inputs, inputs.past_key, inputs.key, head_dim, parallel);

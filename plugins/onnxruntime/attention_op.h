@@ -9,8 +9,6 @@
 namespace sharp::ort {
 namespace attention {
 
-constexpr int64_t kStatistics = 4;
-
 // Types of the op, on every provider. The last two are for nodes without a past: what stands for it may be an empty
 // tensor of float32.
 constexpr std::initializer_list<ElementTypes> kTypes = {

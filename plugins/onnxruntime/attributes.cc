@@ -89,6 +89,10 @@ void read_attributes(const Ort::ConstKernelInfo& info, NodeAttributes& attribute
   if (values.window < -1)
     throw InputError("attribute window is " + std::to_string(values.window) + "; it must be -1 (off), 0 or more");
   values.causal = optional_attribute<int64_t>(info, "causal", 1) != 0;
+  values.stats_columns = optional_attribute<int64_t>(info, "stats_columns", values.stats_columns);
+  if (values.stats_columns != 4 && values.stats_columns != 5)
+    throw InputError("attribute stats_columns is " + std::to_string(values.stats_columns) +
+                     "; it must be 4, or 5 with the sink's mass");
   values.key_bound = optional_attribute<float>(info, "key_bound", values.key_bound);
   if (!(values.key_bound >= 0))
     throw InputError("attribute key_bound is " + std::to_string(values.key_bound) +

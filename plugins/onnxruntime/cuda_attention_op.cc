@@ -63,7 +63,8 @@ struct CudaAttentionKernel {
     call.present_key = present(kPresentKey, call.head_dim);
     call.present_value = present(kPresentValue, call.value_dim);
     call.has_presents = call.present_key != nullptr && call.present_value != nullptr;
-    call.stats = static_cast<float*>(output_of(context, kStats, {call.batch, call.q_heads, call.queries, kStatistics}));
+    const int64_t columns = call.attributes.stats_columns;
+    call.stats = static_cast<float*>(output_of(context, kStats, {call.batch, call.q_heads, call.queries, columns}));
     if (call.batch == 0) return;
     size_t bytes = 0;
     library.check(library.attention_workspace_bytes(&call, &bytes));

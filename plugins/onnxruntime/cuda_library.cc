@@ -52,6 +52,7 @@ SharpAttributes attributes_of(const cpu::Attributes& from) {
   attributes.softcap = from.softcap;
   attributes.window = static_cast<int32_t>(std::min<int64_t>(from.window, INT32_MAX));
   attributes.causal = from.causal;
+  attributes.stats_columns = static_cast<int32_t>(from.stats_columns);
   return attributes;
 }
 

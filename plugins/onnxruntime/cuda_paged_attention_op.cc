@@ -55,7 +55,8 @@ struct CudaPagedAttentionKernel {
     call.screened = call.key_screen != nullptr;
     call.key_shift = problem.key_shift;
     call.output = output_of(context, kOutput, {call.tokens, call.q_heads, call.value_dim});
-    call.stats = static_cast<float*>(output_of(context, kStats, {call.tokens, call.q_heads, 4}));
+    const int64_t columns = call.attributes.stats_columns;
+    call.stats = static_cast<float*>(output_of(context, kStats, {call.tokens, call.q_heads, columns}));
     if (call.tokens == 0) return;
     size_t bytes = 0;
     library.check(library.workspace_bytes(&call, &bytes));

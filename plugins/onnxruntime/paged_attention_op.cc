@@ -51,11 +51,12 @@ struct PagedAttentionKernel {
     FloatOutput output(output_of(context, kOutput, {problem.tokens, problem.q_heads, problem.value_dim}),
                        problem.tokens * problem.q_heads * problem.value_dim, types.compute);
     problem.output = output.get();
-    float* stats = context.GetOutput(kStats, {problem.tokens, problem.q_heads, 4}).GetTensorMutableData<float>();
+    const int64_t columns = problem.attributes.stats_columns;
+    float* stats = context.GetOutput(kStats, {problem.tokens, problem.q_heads, columns}).GetTensorMutableData<float>();
     if (collects_stats(context))
       problem.stats = stats;
     else
-      std::fill_n(stats, problem.tokens * problem.q_heads * 4, 0.0f);
+      std::fill_n(stats, problem.tokens * problem.q_heads * columns, 0.0f);
     cpu::paged_attention(problem, parallel);
     output.finish();
   }

@@ -8,8 +8,10 @@ from sharp.plugins.ops.function_normalizers import MaskedLogits
 from sharp.plugins.ops.node_list import NodeList
 
 
-def write_attention(nodes: NodeList, normalizer: str, given: frozenset[str], coefficients: tuple[float, ...]) -> None:
-    """Append the body of the function for nodes with this normalizer and the optional inputs `given`.
+def write_attention(
+    nodes: NodeList, normalizer: str, given: frozenset[str], coefficients: tuple[float, ...], stats_columns: int
+) -> None:
+    """Append the body of the function for nodes with these attributes and the optional inputs `given`.
 
     T is any float type; the arithmetic is float32. `stats` are zeros unless `collect_stats` is true; they are computed
     either way.
@@ -32,7 +34,7 @@ def write_attention(nodes: NodeList, normalizer: str, given: frozenset[str], coe
     # What lies beyond a sequence's end may be NaN, and 0 * NaN is not 0.
     values = nodes.op("Where", nodes.unsqueeze(valid, 1, 3), nodes.op("Cast", values, to=1), nodes.constant(0.0))
     _output(nodes, result.weights, values)
-    stats = function_normalizers.statistics(nodes, rows, result, normalizer)
+    stats = function_normalizers.statistics(nodes, rows, result, normalizer, stats_columns)
     function_normalizers.write_stats(nodes, stats, "collect_stats" in given)
 
 

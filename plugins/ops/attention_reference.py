@@ -4,6 +4,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import Floats, Ints, attend, head_values, visible_keys
 
@@ -51,6 +52,7 @@ def attention(
     softcap: float = 0.0,
     window: int = -1,
     causal: bool = True,
+    stats_columns: int = DEFAULT_STATS_COLUMNS,
 ) -> ContiguousOutput:
     """The whole op; shapes are those of `schema.ATTENTION`, the results are float64."""
     batch, q_heads, queries, _ = query.shape
@@ -65,7 +67,7 @@ def attention(
     values = present(value, past_value, past_lens, totals)
     query = query.astype(np.float64)
     output = np.zeros((batch, q_heads, queries, value.shape[3]))
-    stats = np.zeros((batch, q_heads, queries, 4))
+    stats = np.zeros((batch, q_heads, queries, stats_columns))
     for sequence, head, index in np.ndindex(batch, q_heads, queries):
         position = int(past[sequence]) + index
         seen = visible_keys(position, int(totals[sequence]), window, causal)
@@ -80,5 +82,5 @@ def attention(
             softcap=softcap,
         )
         if collect_stats:
-            stats[sequence, head, index] = astuple(statistics)
+            stats[sequence, head, index] = astuple(statistics)[:stats_columns]
     return ContiguousOutput(output, keys, values, stats)

@@ -1,5 +1,7 @@
 """Names and defaults of the ops' attributes, for code that runs where onnx is not installed, such as a GPU machine."""
 
+from sharp.plugins.errors import InputError
+
 NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2", "softpick")
 
 HEAD_PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -38,8 +40,19 @@ TEMPERATURE_PRESETS: dict[str, tuple[float, ...]] = {
     "arxiv2024": (-0.04, 0.48, -2.3, 4.92, -1.79),
 }
 
+DEFAULT_STATS_COLUMNS = 4
+"""Columns of `stats`: entropy, support, inverse temperature, logit spread."""
+STATS_COLUMNS_WITH_SINK = 5
+"""Those, and the sink's mass."""
+
 DEFAULT_ALPHA = 1.5
 DEFAULT_ENTROPY_THRESHOLD = 0.5
+
+
+def check_stats_columns(columns: int) -> None:
+    """Raises InputError where the attribute `stats_columns` has another value than it may have."""
+    if columns not in (DEFAULT_STATS_COLUMNS, STATS_COLUMNS_WITH_SINK):
+        raise InputError(f"stats_columns is {columns}; it must be 4, or 5 with the sink's mass")
 
 
 def head_params_mistake(normalizer: str, columns: int | None) -> str | None:

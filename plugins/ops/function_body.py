@@ -9,12 +9,13 @@ from onnx import TensorProto, helper
 from sharp.plugins.custom.normalizer import is_custom
 from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attention_body import write_attention
-from sharp.plugins.ops.attributes import head_params_mistake
+from sharp.plugins.ops.attributes import check_stats_columns, head_params_mistake
 from sharp.plugins.ops.node_list import NodeList
 from sharp.plugins.ops.paged_body import write_paged_attention
 from sharp.plugins.ops.schema import (
     ABSENT,
     ATTENTION,
+    DEFAULT_STATS_COLUMNS,
     DOMAIN,
     ICML2025_COEFFICIENTS,
     NORMALIZERS,
@@ -26,7 +27,7 @@ from sharp.plugins.ops.schema import (
     attribute_defaults,
 )
 
-BODIES: dict[str, tuple[OpDefinition, Callable[[NodeList, str, frozenset[str], tuple[float, ...]], None]]] = {
+BODIES: dict[str, tuple[OpDefinition, Callable[[NodeList, str, frozenset[str], tuple[float, ...], int], None]]] = {
     PAGED_ATTENTION.name: (PAGED_ATTENTION, write_paged_attention),
     ATTENTION.name: (ATTENTION, write_attention),
     OLD_ATTENTION.name: (OLD_ATTENTION, write_attention),
@@ -44,6 +45,7 @@ class Form:
     normalizer: str
     given: tuple[str, ...]
     coefficients: tuple[float, ...] = ()
+    stats_columns: int = DEFAULT_STATS_COLUMNS
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -67,8 +69,8 @@ def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.Funct
     `overload` tells functions of one op in a model from each other.
 
     Raises:
-        InputError: the normalizer is unknown or lacks its parameters, or inputs that belong together are not given
-            together.
+        InputError: the normalizer is unknown or lacks its parameters, stats_columns is neither 4 nor 5, or inputs that
+            belong together are not given together.
     """
     given = frozenset(form.given)
     if form.normalizer not in NORMALIZERS and not is_custom(form.normalizer):
@@ -77,9 +79,10 @@ def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.Funct
         raise InputError(mistake)
     if ("past_key" in given) != ("past_value" in given) or ("past_lens" in given and "past_key" not in given):
         raise InputError("past_key and past_value must be given together, and past_lens only with them")
+    check_stats_columns(form.stats_columns)
     definition, write_body = BODIES[form.op]
     nodes = NodeList()
-    write_body(nodes, form.normalizer, given, form.coefficients or ICML2025_COEFFICIENTS)
+    write_body(nodes, form.normalizer, given, form.coefficients or ICML2025_COEFFICIENTS, form.stats_columns)
     for name in form.outputs[len(definition.output_names) :]:  # all keys are read: a key screen is left as it is
         nodes.op("Identity", name.removesuffix("_out"), name=name)
     return helper.make_function(
@@ -98,9 +101,9 @@ def make_function(form: Form, opset: int = 23, overload: str = "") -> onnx.Funct
 def attach_function(model: onnx.ModelProto) -> None:
     """Add to `model` the functions that its `ai.sharp` nodes need; older ones are replaced.
 
-    Nodes of one op that differ in normalizer, coefficients or optional inputs call overloads of its function. Call it
-    on the finished model: optimizers and version converters inline functions. The nodes are completed for
-    readers that do less than ONNX Runtime: neither onnx's inliner nor TensorRT's parser applies the defaults that a
+    Nodes of one op that differ in normalizer, coefficients, columns of `stats` or optional inputs call overloads of its
+    function. Call it on the finished model: optimizers and version converters inline functions. The nodes are completed
+    for readers that do less than ONNX Runtime: neither onnx's inliner nor TensorRT's parser applies the defaults that a
     function declares, so attributes that a node leaves out are written onto it; and TensorRT refuses a function call
     with an empty input, so an optional input that is left out before one that is given becomes an empty tensor.
 
@@ -169,6 +172,7 @@ def _form(node: onnx.NodeProto) -> Form:
         normalizer,
         _given(node),
         coefficients if normalizer == "adaptive_softmax" else (),
+        attributes.get("stats_columns", DEFAULT_STATS_COLUMNS),
     )
 
 

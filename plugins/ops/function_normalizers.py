@@ -37,6 +37,7 @@ class Weights:
     weights: str
     inverse_temperature: str
     among_keys: str = ""  # weights whose entropy counts; empty: `weights`
+    of_sink: str = ""  # the sink's mass [..., 1]; empty: 0
 
 
 def sinks_of(nodes: NodeList, normalizer: str, given: frozenset[str]) -> str:
@@ -70,7 +71,7 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
             beta = _inverse_temperature(nodes, plain.weights, coefficients)
             return _softmax(nodes, nodes.op("Mul", beta, rows.logits), rows.visible, rows.sinks, beta)
         case "entmax":
-            return Weights(_entmax(nodes, rows), one)
+            return _entmax(nodes, rows)
         case "softpick":
             return _softpick(nodes, rows)
         case "sigmoid":
@@ -92,8 +93,8 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
     return Weights(nodes.op("Where", rows.visible, weights, zero), one)
 
 
-def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, normalizer: str) -> str:
-    """The four statistics of every row, [..., q_heads, queries, 4]; 0 where no key is visible."""
+def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, normalizer: str, columns: int) -> str:
+    """The first `columns` statistics of every row, [..., q_heads, queries, columns]; 0 where no key is visible."""
     zero = nodes.constant(0.0)
     sparse = normalizer in SPARSE or (normalizer not in NORMALIZERS and custom.get(normalizer).sparse)
     among_keys = result.among_keys or result.weights
@@ -106,8 +107,8 @@ def statistics(nodes: NodeList, rows: MaskedLogits, result: Weights, normalizer:
     bottom = nodes.reduce("ReduceMin", nodes.op("Where", rows.visible, rows.logits, highest))
     entropy = _entropy(nodes, _divide_by_sum(nodes, among_keys))
     shape = nodes.op("Shape", entropy)
-    columns = [entropy, support, result.inverse_temperature, nodes.op("Sub", top, bottom)]
-    stacked = nodes.op("Concat", *(nodes.op("Expand", column, shape) for column in columns), axis=-1)
+    found = [entropy, support, result.inverse_temperature, nodes.op("Sub", top, bottom), result.of_sink or zero]
+    stacked = nodes.op("Concat", *(nodes.op("Expand", column, shape) for column in found[:columns]), axis=-1)
     return nodes.op("Where", nodes.op("Equal", rows.count, zero), zero, stacked)
 
 
@@ -138,7 +139,12 @@ def _softmax(nodes: NodeList, exponents: str, visible: str, sinks: str, inverse_
     total = nodes.reduce("ReduceSum", grown)
     share = nodes.op("Div", total, nodes.op("Add", total, nodes.op("Exp", nodes.op("Sub", sinks, top))))
     weights = nodes.op("Where", visible, nodes.op("Mul", among_keys, share), nodes.constant(0.0))
-    return Weights(weights, inverse_temperature, among_keys)
+    # Not 1 less that: where the sink has little, nothing would be left of its digits.
+    one = nodes.constant(1.0)
+    of_sink = nodes.op(
+        "Div", one, nodes.op("Add", one, nodes.op("Mul", total, nodes.op("Exp", nodes.op("Sub", top, sinks))))
+    )
+    return Weights(weights, inverse_temperature, among_keys, of_sink)
 
 
 def _softpick(nodes: NodeList, rows: MaskedLogits) -> Weights:
@@ -156,10 +162,14 @@ def _softpick(nodes: NodeList, rows: MaskedLogits) -> Weights:
     of_keys = nodes.op("Where", rows.visible, parts(rows.logits), zero)
     positive = nodes.op("Where", nodes.op("LessOrEqual", of_keys, zero), zero, of_keys)
     total = nodes.reduce("ReduceSum", nodes.op("Abs", of_keys))
+    one, of_sink = nodes.constant(1.0), ""
     if rows.sinks:
-        total = nodes.op("Add", total, nodes.op("Abs", parts(rows.sinks)))
-    divisor = nodes.op("Where", nodes.op("Equal", total, zero), nodes.constant(1.0), total)
-    return Weights(nodes.op("Div", positive, divisor), nodes.constant(1.0), positive)
+        size = nodes.op("Abs", parts(rows.sinks))  # infinite where it is far above all keys
+        of_sink = nodes.op("Div", one, nodes.op("Add", one, nodes.op("Div", total, size)))
+        of_sink = nodes.op("Where", nodes.op("Equal", size, zero), zero, of_sink)
+        total = nodes.op("Add", total, size)
+    divisor = nodes.op("Where", nodes.op("Equal", total, zero), one, total)
+    return Weights(nodes.op("Div", positive, divisor), one, positive, of_sink)
 
 
 def _columns(nodes: NodeList, head_params: str, normalizer: str) -> list[str]:
@@ -210,7 +220,7 @@ def _inverse_temperature(nodes: NodeList, probabilities: str, coefficients: Sequ
     return nodes.op("Where", above, nodes.op("Max", polynomial, one), one)
 
 
-def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
+def _entmax(nodes: NodeList, rows: MaskedLogits) -> Weights:
     """Eq. 2 of ASEntmax's paper, p = [s - tau]_+^k with s = (alpha - 1)(z - max z) and k = 1 / (alpha - 1).
 
     Newton steps from tau = -1 until no row moves; a step that does not stay inside the bracket becomes a bisection (the
@@ -280,5 +290,7 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> str:
     weights = nodes.op("Where", last, nodes.op("Div", left, nodes.op("Max", keys, one)), weights)
     weights = _divide_by_sum(nodes, weights)
     if not rows.sinks:
-        return weights
-    return nodes.op("Slice", weights, nodes.constant([0]), nodes.constant([-1]), last_axis)
+        return Weights(weights, one)
+    first, end, behind = nodes.constant([0]), nodes.constant([-1]), nodes.constant([2**62])
+    of_keys = nodes.op("Slice", weights, first, end, last_axis)
+    return Weights(of_keys, one, of_sink=nodes.op("Slice", weights, end, behind, last_axis))

@@ -42,12 +42,13 @@ class Normalizer:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What `stats` holds for one query and head: entropy in nats, key count, factor, logit units."""
+    """What `stats` holds for one query and head: entropy in nats, key count, factor, logit units, share of the sum."""
 
     entropy: float = 0.0
     support: float = 0.0
     inverse_temperature: float = 0.0
     logit_spread: float = 0.0
+    sink_mass: float = 0.0
 
 
 def softmax(logits: Row) -> Row:
@@ -110,20 +111,26 @@ def sigmoid(logits: Row) -> Row:
     return np.asarray(np.exp(-np.logaddexp(0, -logits)))
 
 
-def softpick(logits: Row) -> Row:
-    """max(e^z - 1, 0) / sum |e^z - 1| (Zuhri et al. 2025); 0 where the sum is 0.
+def softpick_shares(logits: Row) -> Row:
+    """(e^z - 1) / sum |e^z - 1|; 0 where the sum is 0.
 
-    Numerator and sum are divided by e^m with m = max(z, 0), and e^z - 1 = tanh(z / 2) (e^z + 1) loses nothing near 0.
+    Both are divided by e^m with m = max(z, 0), and e^z - 1 = tanh(z / 2) (e^z + 1) loses nothing near 0.
     """
     top = max(logits.max(initial=0.0), 0.0)
     parts = np.tanh(logits / 2) * (np.exp(logits - top) + np.exp(-top))
     parts[np.isneginf(logits)] = 0  # as good as masked
-    return np.asarray(np.maximum(parts, 0) / (np.abs(parts).sum() or 1.0))
+    return np.asarray(parts / (np.abs(parts).sum() or 1.0))
 
 
-def beside(function: Callable[[Row], Row], logits: Row, sink: Row) -> Row:
-    """What `function` gives the keys where the sink [1], or [0] for none, takes part as one more."""
-    return function(np.concatenate([logits, sink]))[: logits.size]
+def softpick(logits: Row) -> Row:
+    """max(e^z - 1, 0) / sum |e^z - 1| (Zuhri et al. 2025); 0 where the sum is 0."""
+    return np.maximum(softpick_shares(logits), 0)
+
+
+def beside(function: Callable[[Row], Row], logits: Row, sink: Row) -> tuple[Row, float]:
+    """What `function` gives the keys where the sink [1], or [0] for none, takes part as one more; and the sink."""
+    shares = function(np.concatenate([logits, sink]))
+    return shares[: logits.size], float(shares[logits.size :].sum())
 
 
 def _of_user(name: str, logits: Row) -> Row:
@@ -148,8 +155,9 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
             n^power (Wortsman et al. 2023: 1). Left out, those of the last three are 0.
 
     Returns:
-        weights [n] and the four statistics (all zero when n = 0), which are those of the keys alone: a sink changes
-        them under entmax only, whose weights it moves.
+        weights [n] and the statistics (all zero when n = 0). All but the sink's mass are those of the keys alone: a
+        sink changes them under entmax only, whose weights it moves. Its mass is its share of the sum that weights are
+        divided by: its weight, and under softpick |e^z - 1| where it has none.
 
     Raises:
         InputError: there are too few or too many parameters.
@@ -164,24 +172,26 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
     divided = normalizer.name in NORMALIZERS and normalizer.name not in ("sigmoid", "relu", "relu2")
     competing = np.concatenate([logits, sink])
     if np.isnan(competing).any() or (divided and np.isposinf(competing).any()):
-        return np.full_like(logits, np.nan), RowStatistics(np.nan, np.nan, np.nan, np.nan)
+        return np.full_like(logits, np.nan), RowStatistics(np.nan, np.nan, np.nan, np.nan, np.nan)
     if np.isneginf(sink).all():
         sink = sink[:0]
-    beta = 1.0
+    beta, mass = 1.0, 0.0
     match normalizer.name:
         case "softmax":
-            weights, among_keys = beside(softmax, logits, sink), softmax(logits)
+            (weights, mass), among_keys = beside(softmax, logits, sink), softmax(logits)
         case "ssa":
             exponents, of_sink = (ssa_exponents(z, b=head_params[0], n=head_params[1]) for z in (logits, sink))
-            weights, among_keys = beside(softmax, exponents, of_sink), softmax(exponents)
+            (weights, mass), among_keys = beside(softmax, exponents, of_sink), softmax(exponents)
         case "adaptive_softmax":
             plain = entropy(softmax(logits))
             beta = inverse_temperature(plain, normalizer.temperature_coefficients, normalizer.entropy_threshold)
-            weights, among_keys = beside(softmax, beta * logits, sink), softmax(beta * logits)
+            (weights, mass), among_keys = beside(softmax, beta * logits, sink), softmax(beta * logits)
         case "entmax":
-            weights = among_keys = beside(lambda z: entmax(z, normalizer.alpha), logits, sink)
+            weights, mass = beside(lambda z: entmax(z, normalizer.alpha), logits, sink)
+            among_keys = weights
         case "softpick":
-            weights, among_keys = beside(softpick, logits, sink), softpick(logits)
+            shares, mass = beside(softpick_shares, logits, sink)
+            weights, mass, among_keys = np.maximum(shares, 0), abs(mass), softpick(logits)
         case "sigmoid":
             bias, power = head_params or (0.0, 0.0)
             weights = among_keys = sigmoid(logits + bias - power * np.log(logits.size))
@@ -193,4 +203,5 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
     sparse = normalizer.name in SPARSE or (normalizer.name not in NORMALIZERS and custom.get(normalizer.name).sparse)
     # Softpick's are counted by the logits: beside one of 1e4 the weight of another is too small for a float64.
     support = np.count_nonzero(logits > 0 if normalizer.name == "softpick" else among_keys) if sparse else logits.size
-    return weights, RowStatistics(entropy(among_keys), float(support), beta, float(logits.max() - logits.min()))
+    spread = float(logits.max() - logits.min())
+    return weights, RowStatistics(entropy(among_keys), float(support), beta, spread, mass)

@@ -13,9 +13,9 @@ from sharp.plugins.ops.node_list import NodeList
 
 
 def write_paged_attention(
-    nodes: NodeList, normalizer: str, given: frozenset[str], coefficients: tuple[float, ...]
+    nodes: NodeList, normalizer: str, given: frozenset[str], coefficients: tuple[float, ...], stats_columns: int
 ) -> None:
-    """Append the body of the function for nodes with this normalizer and the optional inputs `given`.
+    """Append the body of the function for nodes with these attributes and the optional inputs `given`.
 
     T is any float type; the arithmetic is float32. `stats` are zeros unless `collect_stats` is true; they are computed
     either way.
@@ -38,7 +38,7 @@ def write_paged_attention(
     # What an unused slot holds may be NaN, and 0 * NaN is not 0.
     values = nodes.op("Where", nodes.unsqueeze(valid, 1, 2), values, nodes.constant(0.0))
     _output(nodes, result.weights, values)
-    stats = function_normalizers.statistics(nodes, rows, result, normalizer)
+    stats = function_normalizers.statistics(nodes, rows, result, normalizer, stats_columns)
     by_token = nodes.op("Transpose", stats, perm=[1, 0, 2])
     function_normalizers.write_stats(nodes, by_token, "collect_stats" in given)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS
 from sharp.plugins.ops.key_screen import store_screen
 from sharp.plugins.ops.normalizers import Normalizer, RowStatistics, normalize
 
@@ -152,6 +153,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = -1,
     causal: bool = True,
+    stats_columns: int = DEFAULT_STATS_COLUMNS,
 ) -> AttentionOutput:
     """The whole op: store the new keys and values, then let every query attend through its block table.
 
@@ -178,7 +180,7 @@ def paged_attention(
             store_screen(stored_keys, key_screen, key_shift, slot_mapping)
         key_cache, value_cache = stored_keys.astype(np.float64), stored_values.astype(np.float64)
     output = np.zeros((tokens, q_heads, value.shape[2]))
-    stats = np.zeros((tokens, q_heads, 4))
+    stats = np.zeros((tokens, q_heads, stats_columns))
     for sequence, context in enumerate(context_lens):
         first, end = int(query_start[sequence]), int(query_start[sequence + 1])
         table = block_table[sequence]
@@ -199,6 +201,6 @@ def paged_attention(
                     softcap=softcap,
                 )
                 if collect_stats:
-                    stats[token, head] = astuple(statistics)
+                    stats[token, head] = astuple(statistics)[:stats_columns]
     stored = [array.astype(np.float64) for array in (stored_keys, stored_values)]
     return AttentionOutput(output, stored[0], stored[1], stats, key_scale, value_scale, key_screen)

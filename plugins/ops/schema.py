@@ -7,6 +7,7 @@ from onnx import defs
 
 from sharp.plugins.ops.attributes import DEFAULT_ALPHA as DEFAULT_ALPHA
 from sharp.plugins.ops.attributes import DEFAULT_ENTROPY_THRESHOLD as DEFAULT_ENTROPY_THRESHOLD
+from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS as DEFAULT_STATS_COLUMNS
 from sharp.plugins.ops.attributes import ICML2025_COEFFICIENTS as ICML2025_COEFFICIENTS
 from sharp.plugins.ops.attributes import NORMALIZERS as NORMALIZERS
 from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS as TEMPERATURE_PRESETS
@@ -25,6 +26,8 @@ ATTRIBUTE_DEFAULTS: dict[str, float | int | str | tuple[float, ...]] = {
     # No key, stored or new, that a head with an ALiBi slope sees is longer (Euclidean); 0 = not known. With it kernels
     # leave out keys that surely have weight 0, so the result is the same unless one of those is NaN.
     "key_bound": 0.0,
+    # 5 adds the sink's mass to `stats` as the last column.
+    "stats_columns": DEFAULT_STATS_COLUMNS,
     # TensorRT's parser looks for a plugin only on nodes that carry these two.
     "plugin_namespace": "",
     "plugin_version": "1",
@@ -94,6 +97,11 @@ _COLLECT_STATS = Parameter(
     "collect_stats", "tensor(bool)", "scalar; absent or false: `stats` is all zeros and costs nothing", optional=True
 )
 
+_STATISTICS = (
+    "stats_columns]: entropy (nats), support, inverse temperature, logit spread; where there are 5 also the sink's "
+    "mass, its share of the sum that a row's weights are divided by"
+)
+
 PAGED_ATTENTION = OpDefinition(
     "PagedAttention",
     "Attention over a paged key-value cache, with the normalizer as an attribute.",
@@ -115,9 +123,7 @@ PAGED_ATTENTION = OpDefinition(
         Parameter("output", "T", "[tokens, q_heads, value_dim]"),
         Parameter("key_cache_out", "C", "key_cache with the new keys stored"),
         Parameter("value_cache_out", "C", "value_cache with the new values stored"),
-        Parameter(
-            "stats", "tensor(float)", "[tokens, q_heads, 4]: entropy (nats), support, inverse temperature, logit spread"
-        ),
+        Parameter("stats", "tensor(float)", f"[tokens, q_heads, {_STATISTICS}"),
     ),
     beside=(
         Parameter("key_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a key is scale * integer"),
@@ -176,7 +182,7 @@ falls off to both sides alike. A query that sees no key has output 0 and statist
         Parameter(
             "stats",
             "tensor(float)",
-            "[batch, q_heads, queries, 4]: entropy (nats), support, inverse temperature, logit spread",
+            f"[batch, q_heads, queries, {_STATISTICS}",
             optional=True,
         ),
     ),

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sharp.plugins.custom.normalizer import is_custom
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import ICML2025_COEFFICIENTS, NORMALIZERS
+from sharp.plugins.ops.attributes import check_stats_columns
+from sharp.plugins.ops.schema import DEFAULT_STATS_COLUMNS, ICML2025_COEFFICIENTS, NORMALIZERS
 from sharp.plugins.ops.torch_normalizers import normalize
 
 
@@ -17,7 +18,7 @@ class Attributes:
     """The ops' attributes, as in `schema`.
 
     Raises:
-        InputError: the normalizer is unknown, or alpha is not above 1.
+        InputError: the normalizer is unknown, or alpha is not above 1, or stats_columns is neither 4 nor 5.
     """
 
     normalizer: str
@@ -28,12 +29,14 @@ class Attributes:
     softcap: float
     window: int
     causal: bool
+    stats_columns: int = DEFAULT_STATS_COLUMNS
 
     def __post_init__(self) -> None:
         if self.normalizer not in NORMALIZERS and not is_custom(self.normalizer):
             raise InputError(f"normalizer is {self.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
         if self.normalizer == "entmax" and not self.alpha > 1:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
+        check_stats_columns(self.stats_columns)
 
 
 def attend(
@@ -59,7 +62,7 @@ def attend(
         attributes: of the op.
 
     Returns:
-        output [..., q_heads, queries, value_dim] and statistics [..., q_heads, queries, 4].
+        output [..., q_heads, queries, value_dim] and statistics [..., q_heads, queries, stats_columns].
     """
     group = query.shape[-3] // keys.shape[-3]
     logits = attributes.scale * (query.float() @ keys.float().repeat_interleave(group, -3).transpose(-1, -2))
@@ -82,4 +85,4 @@ def attend(
         ICML2025_COEFFICIENTS if coefficients is None else coefficients,
         attributes.entropy_threshold,
     )
-    return weights @ values.float().repeat_interleave(group, -3), stats
+    return weights @ values.float().repeat_interleave(group, -3), stats[..., : attributes.stats_columns]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD
+from sharp.plugins.ops.schema import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, DEFAULT_STATS_COLUMNS
 from sharp.plugins.ops.torch_attend import Attributes, attend
 from sharp.plugins.ops.torch_normalizers import split_head_params
 
@@ -34,19 +34,20 @@ def attention(
     window: int = -1,
     causal: bool = True,
     key_bound: float = 0.0,  # noqa: ARG001 - for kernels that leave out keys
+    stats_columns: int = DEFAULT_STATS_COLUMNS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The op in plain torch, for export, verification and as a fallback; inputs and attributes as in `schema`.
 
     Returns:
         output [batch, q_heads, queries, value_dim], present_key and present_value (new tensors: the op is functional),
-        stats float32 [batch, q_heads, queries, 4] (zeros unless `collect_stats` is true).
+        stats float32 [batch, q_heads, queries, stats_columns] (zeros unless `collect_stats` is true).
 
     Raises:
         InputError: the normalizer is unknown or lacks its parameters, alpha is not above 1, or past inputs that belong
             together are not given together.
     """
     attributes = Attributes(
-        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
+        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal, stats_columns
     )
     split_head_params(normalizer, head_params)  # as a call without queries computes nothing
     if (past_key is None) != (past_value is None) or (past_lens is not None and past_key is None):
@@ -84,7 +85,7 @@ def _present(new: Tensor, past: Tensor | None, past_lens: Tensor | None, total: 
 
 
 @attention.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **_attributes: Any) -> tuple[Tensor, ...]:
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **attributes: Any) -> tuple[Tensor, ...]:
     past_key, past_value, past_lens = (*rest, None, None, None)[:3]
     presents = []
     for new, past in ((key, past_key), (value, past_value)):
@@ -95,4 +96,5 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **_attributes: Any)
         else:
             presents.append(torch.empty_like(past))
     output = query.new_empty(*query.shape[:3], value.shape[3])
-    return output, *presents, query.new_empty(*query.shape[:3], 4, dtype=torch.float32)
+    columns = attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
+    return output, *presents, query.new_empty(*query.shape[:3], columns, dtype=torch.float32)

@@ -37,14 +37,19 @@ def normalize(
     """Weights and statistics of every row; arguments as for `attention_weights`.
 
     Returns:
-        weights like `logits`, 0 where not visible, and the four statistics [..., q_heads, queries, 4].
+        weights like `logits`, 0 where not visible, and the five statistics [..., q_heads, queries, 5].
     """
     visible = visible.expand_as(logits)
     own, sinks = split_head_params(normalizer, head_params)
     options = Options(own, alpha, tuple(temperature_coefficients), entropy_threshold, sinks)
     shown = logits.masked_fill(~visible, 0.0)
-    weights = of_keys(function_of(normalizer)(shown, visible, options), visible)
-    among_keys = weights
+    shares = function_of(normalizer)(shown, visible, options)
+    weights = among_keys = of_keys(shares, visible)
+    mass = torch.zeros_like(logits[..., 0])
+    if sinks is not None:
+        mass = shares[..., -1]
+        if normalizer == "softpick":  # which gives a sink below 0 no weight
+            mass = softpick_shares(shown, visible, options)[..., -1].abs()
     if sinks is not None and normalizer != "entmax":  # of the keys alone, whatever the sink leaves them
         among_keys = of_keys(function_of(normalizer)(shown, visible, replace(options, sinks=None)), visible)
     beta = torch.ones_like(logits[..., 0])
@@ -54,7 +59,7 @@ def normalize(
     if normalizer == "softpick":  # as `ops.normalizers` counts it
         kept = shown > 0
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
-    stats = torch.stack([entropy(among_keys), kept.sum(-1).float(), beta, spread], dim=-1)
+    stats = torch.stack([entropy(among_keys), kept.sum(-1).float(), beta, spread, mass], dim=-1)
     return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
 
 
@@ -234,9 +239,14 @@ def relu2(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
 
 def softpick(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
     """w_j = max(0, e^z_j - 1) / sum_k |e^z_k - 1| (Zuhri et al. 2025); the weights of a row add up to at most 1."""
+    return functional.relu(softpick_shares(logits, visible, options))
+
+
+def softpick_shares(logits: Tensor, visible: Tensor, options: Options) -> Tensor:
+    """(e^z_j - 1) / sum_k |e^z_k - 1|."""
     parts = softpick_parts(beside_sink(skip_masked(logits, visible), options))
     total = parts.abs().sum(-1, keepdim=True)
-    return functional.relu(parts) / total.masked_fill(total == 0, 1.0)
+    return parts / total.masked_fill(total == 0, 1.0)
 
 
 def softpick_parts(logits: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from sharp.plugins.ops.schema import (
     ATTENTION,
     DEFAULT_ALPHA,
     DEFAULT_ENTROPY_THRESHOLD,
+    DEFAULT_STATS_COLUMNS,
     DOMAIN,
     ICML2025_COEFFICIENTS,
     PAGED_ATTENTION,
@@ -46,18 +47,19 @@ def paged_attention(
     window: int = -1,
     causal: bool = True,
     key_bound: float = 0.0,  # noqa: ARG001 - for kernels that leave out keys
+    stats_columns: int = DEFAULT_STATS_COLUMNS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The op in plain torch, for export, verification and as a fallback; inputs and attributes as in `schema`.
 
     Returns:
         output [tokens, q_heads, value_dim], key_cache_out and value_cache_out (new tensors: the op is functional),
-        stats float32 [tokens, q_heads, 4] (zeros unless `collect_stats` is true).
+        stats float32 [tokens, q_heads, stats_columns] (zeros unless `collect_stats` is true).
 
     Raises:
         InputError: the normalizer is unknown or lacks its parameters, or alpha is not above 1.
     """
     attributes = Attributes(
-        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
+        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal, stats_columns
     )
     split_head_params(normalizer, head_params)  # as a call without queries computes nothing
     block_size = key_cache.shape[3]
@@ -67,7 +69,7 @@ def paged_attention(
     keys[slots // block_size, :, :, slots % block_size] = key[stored].to(keys.dtype)
     values[slots // block_size, :, slots % block_size] = value[stored].to(values.dtype)
     output = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
-    stats = torch.zeros(query.shape[0], query.shape[1], 4, device=query.device)
+    stats = torch.zeros(query.shape[0], query.shape[1], stats_columns, device=query.device)
     starts, contexts = query_start.tolist(), context_lens.tolist()
     for sequence, context in enumerate(contexts):
         first, end = starts[sequence], starts[sequence + 1]
@@ -91,10 +93,11 @@ def paged_attention(
 
 
 @paged_attention.register_fake
-def _(query: Tensor, _key: Tensor, value: Tensor, *rest: Any, **_attributes: Any) -> tuple[Tensor, ...]:
+def _(query: Tensor, _key: Tensor, value: Tensor, *rest: Any, **attributes: Any) -> tuple[Tensor, ...]:
     key_cache, value_cache = rest[:2]
     output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-    stats = query.new_empty(query.shape[0], query.shape[1], 4, dtype=torch.float32)
+    columns = attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
+    stats = query.new_empty(query.shape[0], query.shape[1], columns, dtype=torch.float32)
     return output, torch.empty_like(key_cache), torch.empty_like(value_cache), stats
 
 
@@ -119,6 +122,7 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
             window: int = -1,
             causal: bool = True,
             key_bound: float = 0.0,
+            stats_columns: int = DEFAULT_STATS_COLUMNS,
         ) -> Any:
             return getattr(opset, name)(
                 *inputs,
@@ -131,6 +135,7 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
                 window=window,
                 causal=int(causal),
                 key_bound=key_bound,
+                stats_columns=stats_columns,
                 plugin_namespace="",
                 plugin_version="1",
             )

@@ -136,7 +136,7 @@ int32_t AttentionPlugin::getOutputShapes(const DimsExprs* inputs, int32_t input_
     shared_ = is_shared(dims, input_count);
     outputs[kOutput] = outputs[kStats] = inputs[kQuery];
     outputs[kOutput].d[3] = inputs[kValue].d[3];
-    outputs[kStats].d[3] = builder.constant(4);
+    outputs[kStats].d[3] = builder.constant(attributes_.stats_columns);
     const auto present = [&](Input fresh, Input past) {
       if (!is_given(past, dims, input_count)) return inputs[fresh];
       DimsExprs shape = inputs[past];

@@ -75,6 +75,7 @@ const nvinfer1::PluginFieldCollection* field_names() {
       {"softcap", nullptr, PluginFieldType::kFLOAT32, 1},
       {"window", nullptr, PluginFieldType::kINT32, 1},
       {"causal", nullptr, PluginFieldType::kINT32, 1},
+      {"stats_columns", nullptr, PluginFieldType::kINT32, 1},
   };
   static const nvinfer1::PluginFieldCollection collection{static_cast<int32_t>(fields.size()), fields.data()};
   return &collection;
@@ -98,6 +99,11 @@ SharpAttributes read_fields(const nvinfer1::PluginFieldCollection& fields) {
   if (attributes.window < -1)
     throw InputError("attribute window is " + std::to_string(attributes.window) + "; it must be -1 (off), 0 or more");
   attributes.causal = optional_number(fields, "causal", 1) != 0;
+  const double columns = optional_number(fields, "stats_columns", 4);  // engines of before have no such field
+  if (columns != 4 && columns != 5)
+    throw InputError("attribute stats_columns is " + text_of(static_cast<float>(columns)) +
+                     "; it must be 4, or 5 with the sink's mass");
+  attributes.stats_columns = static_cast<int32_t>(columns);
 
   const PluginField* coefficients = find(fields, "temperature_coefficients");
   const PluginField usual("temperature_coefficients", kIcml2025Coefficients, PluginFieldType::kFLOAT32, 5);
@@ -128,6 +134,7 @@ SerializedFields::SerializedFields(const SharpAttributes& attributes, SharpDevic
       {"softcap", &attributes_.softcap, PluginFieldType::kFLOAT32, 1},
       {"window", &attributes_.window, PluginFieldType::kINT32, 1},
       {"causal", &attributes_.causal, PluginFieldType::kINT32, 1},
+      {"stats_columns", &attributes_.stats_columns, PluginFieldType::kINT32, 1},
       {"multiprocessors", &device_.multiprocessors, PluginFieldType::kINT32, 1},
       {"compute_capability", &device_.compute_capability, PluginFieldType::kINT32, 1},
   };
@@ -139,7 +146,8 @@ std::string describe(const SharpAttributes& attributes) {
   text.precision(9);  // enough for every float32
   text << kNormalizers[attributes.normalizer] << " scale=" << attributes.scale << " alpha=" << attributes.alpha
        << " threshold=" << attributes.entropy_threshold << " softcap=" << attributes.softcap
-       << " window=" << attributes.window << " causal=" << attributes.causal << " coefficients=";
+       << " window=" << attributes.window << " causal=" << attributes.causal << " columns=" << attributes.stats_columns
+       << " coefficients=";
   for (int32_t index = 0; index < attributes.temperature_terms; ++index)
     text << (index == 0 ? "" : ",") << attributes.temperature_coefficients[index];
   return text.str();

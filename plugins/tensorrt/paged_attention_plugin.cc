@@ -103,7 +103,7 @@ int32_t PagedAttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs,
   outputs[kKeyCacheOut] = inputs[kKeyCache];
   outputs[kValueCacheOut] = inputs[kValueCache];
   outputs[kStats] = inputs[kQuery];
-  outputs[kStats].d[2] = builder.constant(4);
+  outputs[kStats].d[2] = builder.constant(attributes_.stats_columns);
   return 0;
 }
 

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
+from sharp.plugins.ops.attributes import (
+    DEFAULT_ALPHA,
+    DEFAULT_ENTROPY_THRESHOLD,
+    DEFAULT_STATS_COLUMNS,
+    ICML2025_COEFFICIENTS,
+)
 from sharp.plugins.triton.launching import Attributes, check_shapes, device_of, run_kernels
 from sharp.plugins.triton.variants import Shapes
 
@@ -33,6 +38,7 @@ def attention(
     softcap: float = 0.0,
     window: int = -1,
     causal: bool = True,
+    stats_columns: int = DEFAULT_STATS_COLUMNS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The whole op; inputs and attributes as in `sharp.plugins.ops.schema.ATTENTION`.
 
@@ -42,7 +48,7 @@ def attention(
 
     Returns:
         output [batch, q_heads, queries, value_dim], present_key and present_value (a shared buffer itself, and without
-        a past `key` and `value` themselves), and stats float32 [batch, q_heads, queries, 4].
+        a past `key` and `value` themselves), and stats float32 [batch, q_heads, queries, stats_columns].
 
     Raises:
         InputError: an attribute, dtype or size that the kernels lack, or past inputs that are not given together.
@@ -75,7 +81,7 @@ def attention(
             values = value.new_empty(batch, kv_heads, capacity + new_keys, value_dim)
             keys[:, :, :capacity], values[:, :, :capacity] = past_key, past_value
     attributes = Attributes(
-        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
+        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal, stats_columns
     )
     options = attributes.options(
         query,
@@ -91,7 +97,7 @@ def attention(
     blocks = -(-slots // BLOCK_SIZE)
     shapes = Shapes(batch * queries, batch, blocks, q_heads, kv_heads, device_of(query.device)[1], new_keys)
     output = query.new_empty(batch, q_heads, queries, value_dim)
-    stats = torch.zeros(batch, q_heads, queries, 4, dtype=torch.float32, device=query.device)
+    stats = torch.zeros(batch, q_heads, queries, stats_columns, dtype=torch.float32, device=query.device)
     unread = torch.empty(1, dtype=torch.int32, device=query.device)
     run_kernels(
         options,

@@ -7,7 +7,7 @@ from sharp.plugins.triton.plan import make_plan
 
 INTEGERS = (
     *("tokens", "sequences", "q_heads", "kv_heads", "slots", "max_blocks", "most_tokens", "units", "workers", "items"),
-    *("window", "causal"),
+    *("columns", "window", "causal"),
 )
 
 
@@ -33,6 +33,7 @@ def write_cache(
     units,
     workers,
     items,
+    columns,
     window,
     causal,
     OPTIONS: tl.constexpr,
@@ -49,11 +50,13 @@ def write_cache(
             make_plan(plan, units, workers, items, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS)
         return
     new = (key, value, key_cache, value_cache, slot_mapping)
-    store_tokens(new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, OPTIONS)
+    store_tokens(new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, columns, OPTIONS)
 
 
 @triton.jit
-def store_tokens(new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, OPTIONS: tl.constexpr):
+def store_tokens(
+    new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, columns, OPTIONS: tl.constexpr
+):
     """What a program of `write_cache` stores; `new` are its first five arguments.
 
     Returns the keys as the cache holds them [rows, head_width], their slots, and whether they were stored.
@@ -85,21 +88,24 @@ def store_tokens(new, query_start, output, stats, tokens, sequences, q_heads, kv
     at = value_cache + (panel * OPTIONS.block_size + offset)[:, None] * OPTIONS.value_dim + channels[None, :]
     tl.store(at, values.to(value_cache.dtype.element_ty), mask=inside)
 
-    clear(token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
+    clear(token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, columns, OPTIONS)
     return keys, slot, stored
 
 
 @triton.jit
-def clear(token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS: tl.constexpr):
+def clear(
+    token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, columns, OPTIONS: tl.constexpr
+):
     """Zeros into the tokens' statistics, and into the output of those behind the last sequence's."""
     group = q_heads // kv_heads
     channels = tl.arange(0, OPTIONS.value_width)
     within = channels < OPTIONS.value_dim
     unused = exists & (token >= tl.load(query_start + sequences))
-    columns = tl.arange(0, 4)
+    column = tl.arange(0, 8)
+    cleared = exists[:, None] & (column < columns)[None, :]
     for member in tl.range(0, group):
         head = token.to(tl.int64) * q_heads + kv_head * group + member
-        tl.store(stats + head[:, None] * 4 + columns[None, :], 0.0, mask=exists[:, None])
+        tl.store(stats + head[:, None] * columns + column[None, :], 0.0, mask=cleared)
         at = output + head[:, None] * OPTIONS.value_dim + channels[None, :]
         tl.store(at, 0.0, mask=unused[:, None] & within[None, :])
 
@@ -194,6 +200,7 @@ def write_int8_cache(
     units,
     workers,
     items,
+    columns,
     window,
     causal,
     OPTIONS: tl.constexpr,
@@ -211,7 +218,7 @@ def write_int8_cache(
             make_plan(plan, units, workers, items, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS)
         return
     own = token + tl.arange(0, 1)
-    clear(own, own >= 0, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, OPTIONS)
+    clear(own, own >= 0, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, columns, OPTIONS)
     slot = tl.load(slot_mapping + token)
     if (slot < 0) | (slot >= slots):
         return

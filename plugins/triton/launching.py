@@ -13,8 +13,10 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.ops.attributes import (
     DEFAULT_ALPHA,
     DEFAULT_ENTROPY_THRESHOLD,
+    DEFAULT_STATS_COLUMNS,
     ICML2025_COEFFICIENTS,
     NORMALIZERS,
+    check_stats_columns,
     head_params_mistake,
 )
 from sharp.plugins.triton.options import Options, power_name
@@ -52,6 +54,7 @@ class Attributes:
     softcap: float = 0.0
     window: int = -1
     causal: bool = True
+    stats_columns: int = DEFAULT_STATS_COLUMNS
 
     def options(
         self,
@@ -81,6 +84,7 @@ class Attributes:
             raise InputError(f"query is {dtype} and the cache {cache_dtype}; it must be of that type, or int8")
         if block_size < 16 or block_size & (block_size - 1):
             raise InputError(f"the block size is {block_size}; the Triton kernels need a power of two of at least 16")
+        check_stats_columns(self.stats_columns)
         if not 0 < self.scale < float("inf"):
             raise InputError(f"scale is {self.scale}; the Triton kernels need a positive number")
         if self.normalizer == "entmax" and not self.alpha > 1:
@@ -121,6 +125,7 @@ class Attributes:
             "softcap": self.softcap,
             "window": self.window,
             "causal": int(self.causal),
+            "columns": self.stats_columns,
             "alpha": self.alpha,
             "entropy_threshold": self.entropy_threshold,
             **{f"t{index}": number for index, number in enumerate(polynomial)},

@@ -9,8 +9,8 @@ from sharp.plugins.triton.plan import splits_of
 from sharp.plugins.triton.rows import is_prompts_token, scratch_row, split_row, sums_of_launch, unit_of
 from sharp.plugins.triton.solve import merged_sums
 
-PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts", "stage", "parameters")
-INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "parameters", "window", "causal")
+PROMPT_INTEGERS = ("sequences", "q_heads", "most_tokens", "parts", "stage", "parameters", "columns")
+INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "parameters", "columns", "window", "causal")
 
 
 @triton.jit
@@ -44,6 +44,7 @@ def merge_row(
     stride,
     active,
     parameters,
+    columns,
     OPTIONS: tl.constexpr,
     MOST_PARTS: tl.constexpr,
 ):
@@ -89,14 +90,15 @@ def merge_row(
             beta = 1.0
             if OPTIONS.normalizer == "adaptive_softmax":
                 beta = tl.load(solution + 1)
-            entropy, keys, beta, spread = row_statistics(
-                total, weighted_log, highest, lowest, visible, support, beta, of_sink, OPTIONS
+            entropy, keys, beta, spread, mass = row_statistics(
+                total, opposed, weighted_log, highest, lowest, visible, support, beta, of_sink, OPTIONS
             )
-            columns = stats + own * 4
-            tl.store(columns, entropy)
-            tl.store(columns + 1, keys)
-            tl.store(columns + 2, beta)
-            tl.store(columns + 3, spread)
+            of_row = stats + own * columns
+            tl.store(of_row, entropy)
+            tl.store(of_row + 1, keys)
+            tl.store(of_row + 2, beta)
+            tl.store(of_row + 3, spread)
+            tl.store(of_row + 4, mass, mask=columns > 4)
 
 
 @triton.jit(do_not_specialize=PROMPT_INTEGERS)
@@ -114,6 +116,7 @@ def merge_prompts(
     parts,
     stage,
     parameters,
+    columns,
     MOST_PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
@@ -145,6 +148,7 @@ def merge_prompts(
         1,
         parts,
         parameters,
+        columns,
         OPTIONS,
         MOST_PARTS,
     )
@@ -168,6 +172,7 @@ def merge(
     max_blocks,
     most_tokens,
     parameters,
+    columns,
     window,
     causal,
     MOST_SPLITS: tl.constexpr,
@@ -197,6 +202,7 @@ def merge(
         split_row(1, 0, most_tokens, q_heads, 0),
         active,
         parameters,
+        columns,
         OPTIONS,
         MOST_SPLITS,
     )

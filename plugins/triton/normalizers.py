@@ -265,21 +265,26 @@ def sink_weight(sink, level, b, n, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def row_statistics(total, weighted_log, highest, lowest, visible, support, beta, of_sink, OPTIONS: tl.constexpr):
+def row_statistics(
+    total, opposed, weighted_log, highest, lowest, visible, support, beta, of_sink, OPTIONS: tl.constexpr
+):
     """The columns of `stats`: NaN for a row without weights to give, 0 for one that sees nothing.
 
-    They are those of the keys alone; `of_sink` is the weight of the sink beside theirs.
+    They are those of the keys alone; `of_sink` is the weight of the sink beside theirs, which may be infinite.
     """
     keys = support if OPTIONS.sparse else visible
     spoilt = total * 0.0  # NaN where the sum is no number
     if not OPTIONS.peak_from_zero:
         spoilt = tl.where((total == 0) & (of_sink == 0), float("nan"), spoilt)
     sees = visible > 0
+    beside = total + opposed + of_sink
+    mass = tl.where(of_sink == float("inf"), 1.0, of_sink / tl.where(beside == 0, 1.0, beside))
     return (
         tl.where(sees, entropy_of(total, weighted_log) + spoilt, 0.0),
         tl.where(sees, keys + spoilt, 0.0),
         tl.where(sees, beta + spoilt, 0.0),
         tl.where(sees, (highest - lowest) / OPTIONS.unit + spoilt, 0.0),
+        tl.where(sees, mass + spoilt, 0.0),
     )
 
 

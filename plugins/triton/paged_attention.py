@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, DEFAULT_ENTROPY_THRESHOLD, ICML2025_COEFFICIENTS
+from sharp.plugins.ops.attributes import (
+    DEFAULT_ALPHA,
+    DEFAULT_ENTROPY_THRESHOLD,
+    DEFAULT_STATS_COLUMNS,
+    ICML2025_COEFFICIENTS,
+)
 from sharp.plugins.ops.key_screen import screen_bytes
 from sharp.plugins.triton.launching import Attributes, check_shapes, device_of, run_kernels
 from sharp.plugins.triton.variants import Shapes
@@ -38,6 +43,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = -1,
     causal: bool = True,
+    stats_columns: int = DEFAULT_STATS_COLUMNS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The whole op, with the caches, scales and key screen updated in place, as in `sharp.plugins.ops.schema`.
 
@@ -46,7 +52,7 @@ def paged_attention(
     and on one device, the block size a power of two of at least 16.
 
     Returns:
-        output [tokens, q_heads, value_dim], the two caches, and stats float32 [tokens, q_heads, 4].
+        output [tokens, q_heads, value_dim], the two caches, and stats float32 [tokens, q_heads, stats_columns].
 
     Raises:
         InputError: an attribute, dtype or size that the kernels lack.
@@ -56,7 +62,7 @@ def paged_attention(
     if q_heads % kv_heads:
         raise InputError(f"query has {q_heads} heads and key {kv_heads}; the first must be a multiple of the second")
     attributes = Attributes(
-        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal
+        normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal, stats_columns
     )
     options = attributes.options(
         query,
@@ -94,7 +100,7 @@ def paged_attention(
     if key_screen is not None and key_screen.dtype != torch.int8:
         raise InputError(f"key_screen is {key_screen.dtype}; it must be int8")
     output = query.new_empty(tokens, q_heads, value_dim)
-    stats = torch.empty(tokens, q_heads, 4, dtype=torch.float32, device=query.device)
+    stats = torch.empty(tokens, q_heads, stats_columns, dtype=torch.float32, device=query.device)
     # What is absent is never read; a null pointer would make another variant.
     arguments = attributes.arguments() | {
         "query": query,

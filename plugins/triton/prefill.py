@@ -51,8 +51,8 @@ from sharp.plugins.triton.solve import MOST_STEPS
 from sharp.plugins.triton.walk import aim, walk
 
 INTEGERS = (
-    *("sequences", "q_heads", "kv_heads", "max_blocks", "slots", "most_tokens", "parts", "parameters", "window"),
-    "causal",
+    *("sequences", "q_heads", "kv_heads", "max_blocks", "slots", "most_tokens", "parts", "parameters", "columns"),
+    *("window", "causal"),
 )
 
 
@@ -159,7 +159,7 @@ def attend_tile(
 @triton.jit
 def store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
     """The rows' output and statistics."""
-    output, stats, _, _ = tensors
+    output, stats, _, _, columns = tensors
     _, total, weighted_log, highest, lowest, visible, support, weighted, opposed = state
     channels = tl.arange(0, OPTIONS.value_width)
     inside = exists[:, None]
@@ -171,14 +171,15 @@ def store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS: tl.c
     )
     if STATISTICS:
         factor = logit_factor(scale, OPTIONS)
-        entropy, keys, beta, spread = row_statistics(
-            total, weighted_log, highest * factor, lowest * factor, visible, support, beta, of_sink, OPTIONS
+        entropy, keys, beta, spread, mass = row_statistics(
+            total, opposed, weighted_log, highest * factor, lowest * factor, visible, support, beta, of_sink, OPTIONS
         )
-        at = stats + rows * 4
+        at = stats + rows * columns
         tl.store(at, entropy, mask=exists)
         tl.store(at + 1, keys, mask=exists)
         tl.store(at + 2, beta, mask=exists)
         tl.store(at + 3, spread, mask=exists)
+        tl.store(at + 4, mass, mask=exists & (columns > 4))
 
 
 @triton.jit
@@ -189,7 +190,7 @@ def store_found(
     if OPTIONS.solves or parts == 1:
         store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS, STATISTICS)
     else:
-        _, _, sums, outputs = tensors
+        _, _, sums, outputs, _ = tensors
         index = rows * parts + tl.program_id(2)
         store_sums(sums, index, exists, state, scale, OPTIONS, True, True, STATISTICS)
         store_output(outputs, index, exists, state[7], OPTIONS)
@@ -299,6 +300,7 @@ def prefill(
     most_tokens,
     parts,
     parameters,
+    columns,
     window,
     causal,
     scale,
@@ -360,7 +362,7 @@ def prefill(
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
-    tensors = (output, stats, sums, outputs)
+    tensors = (output, stats, sums, outputs, columns)
     if collects(collect_stats, OPTIONS):
         if OPTIONS.statistics:
             state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, True)

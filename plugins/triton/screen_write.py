@@ -8,7 +8,7 @@ from sharp.plugins.triton.plan import make_plan
 
 INTEGERS = (
     *("tokens", "sequences", "q_heads", "kv_heads", "slots", "max_blocks", "most_tokens", "units", "workers", "items"),
-    *("window", "causal", "shifted"),
+    *("columns", "window", "causal", "shifted"),
 )
 
 
@@ -75,6 +75,7 @@ def write_screened_cache(
     workers,
     items,
     shifted,
+    columns,
     window,
     causal,
     OPTIONS: tl.constexpr,
@@ -88,6 +89,6 @@ def write_screened_cache(
         return
     new = (key, value, key_cache, value_cache, slot_mapping)
     keys, slot, stored = store_tokens(
-        new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, OPTIONS
+        new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, columns, OPTIONS
     )
     store_screen(keys, slot, stored, key_screen, key_shift, kv_head, kv_heads, shifted, OPTIONS)

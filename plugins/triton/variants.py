@@ -7,6 +7,7 @@ recorded in a CUDA graph.
 Arguments have the same name in every kernel: those of the op's inputs, outputs and attributes, `Shapes`, the scratch
 buffers, and
     parameters  the width P of head_params
+    columns     stats_columns, so many as a row of `stats` has
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
     most_tokens, units, workers, items  the functions of these names
     slots       blocks * block_size, the slots of the caches
@@ -261,7 +262,8 @@ def kernels(
         store = kernel(
             write_int8_cache,
             "key value key_cache value_cache key_scale value_scale slot_mapping query_start context_lens output stats"
-            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items window causal",
+            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items columns"
+            " window causal",
             lambda shapes: (shapes.tokens + 1, shapes.kv_heads, 1),
             tile,
         )
@@ -269,8 +271,8 @@ def kernels(
         store = kernel(
             write_screened_cache,
             "key value key_cache value_cache key_screen key_shift slot_mapping query_start context_lens output stats"
-            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items shifted window"
-            " causal",
+            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items shifted columns"
+            " window causal",
             lambda shapes: (_ceil(shapes.tokens, decode.rows) + 1, shapes.kv_heads, 1),
             tile,
         )
@@ -278,7 +280,8 @@ def kernels(
         store = kernel(
             write_cache,
             "key value key_cache value_cache slot_mapping query_start context_lens output stats"
-            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items window causal",
+            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items columns"
+            " window causal",
             lambda shapes: (_ceil(shapes.tokens, decode.rows) + 1, shapes.kv_heads, 1),
             tile,
         )
@@ -338,7 +341,7 @@ def kernels(
     merging = kernel(
         merge,
         "block_table query_start context_lens head_params plan sums outputs solution collect_stats output stats"
-        " sequences q_heads max_blocks most_tokens parameters window causal",
+        " sequences q_heads max_blocks most_tokens parameters columns window causal",
         by_row,
         {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
         needed=decoding_needed,
@@ -371,7 +374,7 @@ def kernels(
         prefill,
         "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
         " alibi_slopes collect_stats output stats sums outputs tiles"
-        " sequences q_heads kv_heads max_blocks slots most_tokens parts parameters window causal"
+        " sequences q_heads kv_heads max_blocks slots most_tokens parts parameters columns window causal"
         " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
         needed=lambda shapes: prompts_needed(options, shapes) and not (options.solves and split(shapes)),
     )
@@ -417,7 +420,7 @@ def kernels(
     merging_prompts = kernel(
         merge_prompts,
         "query_start head_params sums outputs collect_stats output stats sequences q_heads most_tokens parts"
-        " stage parameters",
+        " stage parameters columns",
         lambda shapes: (shapes.tokens, shapes.q_heads, 1),
         {"MOST_PARTS": MOST_PARTS, "OPTIONS": decode},
         needed=split,
@@ -452,7 +455,7 @@ def _types(options: Options) -> dict[str, str]:
         ("*u1", "collect_stats"),
         ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads parts stage parameters"),
         ("i32", "units workers items shifted window causal"),
-        ("i32", "new_keys past counted stored"),
+        ("i32", "new_keys past counted stored columns"),
         ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
     )
     types: dict[str, str] = {}

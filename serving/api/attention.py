@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Columns of the kernels' `stats` output.
-ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD = range(4)
+ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD, SINK_MASS = range(5)
 
 
 @dataclass(frozen=True)
 class AttentionRows:
-    """The statistics of some tokens: `stats` float32 [layers, tokens, q_heads, 4], `positions` int64 [tokens].
+    """The statistics of some tokens: `stats` float32 [layers, tokens, q_heads, 4 or 5], `positions` [tokens].
 
     `windows` int64 [layers] is how many keys a query of a layer sees at most; None where every layer sees all.
     """
@@ -38,7 +38,7 @@ class AttentionSummary:
     """Means over `tokens` tokens, each array float64 [layers, q_heads].
 
     `normalized_entropy` is the mean of H / ln n over the tokens that see n > 1 keys, `support_ratio` that of
-    support / n.
+    support / n. `sink_mass` is the share of the weights that the head's sink takes; None where the model has no sinks.
     """
 
     tokens: int
@@ -47,11 +47,12 @@ class AttentionSummary:
     support_ratio: NDArray[np.float64]
     inverse_temperature: NDArray[np.float64]
     logit_spread: NDArray[np.float64]
+    sink_mass: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
 class AttentionTotals:
-    """Sums over tokens that add up to a summary; `sums` float64 [5, layers, q_heads] in the order of its fields."""
+    """Sums over tokens that add up to a summary; `sums` [5 or 6, layers, q_heads] in the order of its fields."""
 
     tokens: int
     tokens_past_first: int
@@ -65,7 +66,8 @@ class AttentionTotals:
     def summary(self) -> AttentionSummary:
         """The means; NaN where there was no token."""
         tokens = self.tokens or np.nan
-        counts = np.array([tokens, self.tokens_past_first or np.nan, tokens, tokens, tokens])
+        counts = np.full(len(self.sums), tokens, np.float64)
+        counts[1] = self.tokens_past_first or np.nan
         return AttentionSummary(self.tokens, *(self.sums / counts[:, None, None]))
 
 
@@ -92,14 +94,14 @@ class TokenEntropies:
 
 def add_up(rows: AttentionRows) -> AttentionTotals:
     """The sums over `rows`."""
-    stats = rows.stats.astype(np.float64)  # [layers, tokens, q_heads, 4]
+    stats = rows.stats.astype(np.float64)  # [layers, tokens, q_heads, 4 or 5]
     sums = np.stack(
         [
             stats[..., ENTROPY].sum(1),
             normalized(rows).sum(1),
             (stats[..., SUPPORT] / rows.visible[..., None]).sum(1),
             stats[..., INVERSE_TEMPERATURE].sum(1),
-            stats[..., LOGIT_SPREAD].sum(1),
+            *stats[..., LOGIT_SPREAD:].sum(1).transpose(2, 0, 1),  # and the sink's mass, where there is one
         ]
     )
     return AttentionTotals(len(rows.positions), int((rows.positions > 0).sum()), sums)

@@ -50,7 +50,7 @@ class StepOutput:
     """
 
     logits: NDArray[np.float32]  # [outputs, vocab]
-    stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4]
+    stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4 or 5]
     sampled: NDArray[np.int64] | None = None  # [outputs]
 
 

@@ -63,7 +63,7 @@ class _Graph:
 
     inputs: dict[str, Any]
     logits: Any  # float32 [sequences, vocab]
-    stats: Any  # float32 [layers, sequences, q_heads, 4]
+    stats: Any  # float32 [layers, sequences, q_heads, 4 or 5]
     binding: Any
     options: Any
 
@@ -130,7 +130,7 @@ class DecodeGraphs:
             name: device_tensor(array.shape, ONNX_TYPES[array.dtype], self._gpu) for name, array in arrays.items()
         }
         logits = device_tensor((sequences, m.vocab_size), FLOAT, self._gpu)
-        stats = device_tensor((m.layers, sequences, m.q_heads, 4), FLOAT, self._gpu)
+        stats = device_tensor((m.layers, sequences, m.q_heads, m.stats_columns), FLOAT, self._gpu)
         binding = self._session.io_binding()
         for name, value in (inputs | self._caches | {"logits": logits, "stats": stats}).items():
             if name in self._outputs:

@@ -33,7 +33,7 @@ class EncoderOutput:
     """What a batch gave; `stats` is None unless the batch requested it."""
 
     values: NDArray[np.float32]  # hidden states [batch, length, size], or logits [batch, labels]
-    stats: NDArray[np.float32] | None  # [layers, batch, q_heads, length, 4]
+    stats: NDArray[np.float32] | None  # [layers, batch, q_heads, length, 4 or 5]
 
 
 class EncoderBackend:

@@ -122,7 +122,7 @@ class OnnxRuntimeBackend:
         m = self._manifest
         expected: dict[str, tuple[int | None, ...]] = {
             "logits": (None, m.vocab_size),
-            "stats": (m.layers, None, m.q_heads, 4),
+            "stats": (m.layers, None, m.q_heads, m.stats_columns),
         }
         expected |= {tensor.name: (None, *tensor.block_shape) for tensor in self._caches}
         for name, shape in expected.items():
@@ -210,7 +210,8 @@ class OnnxRuntimeBackend:
         bound, self._bound_outputs = self._bound_outputs, None  # what fails from here on leaves nothing to rely on
         rows, tokens = len(batch.logits_indices), len(batch.input_ids)
         logits = self._logits_of(rows)
-        stats = np.empty((m.layers, tokens, m.q_heads, 4), np.float32) if batch.collect_stats else None
+        shape = (m.layers, tokens, m.q_heads, m.stats_columns)
+        stats = np.empty(shape, np.float32) if batch.collect_stats else None
         if stats is not None:
             binding.bind_ortvalue_output("stats", onnxruntime.OrtValue.ortvalue_from_numpy(stats))
         expected = rows, tokens, stats is None

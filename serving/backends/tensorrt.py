@@ -162,7 +162,7 @@ class TensorRtBackend:
         self._cuda.copy_to_host(logits, self._memory["logits"], self._stream)
         stats: NDArray[np.float32] | None = None
         if batch.collect_stats:
-            stats = np.empty((m.layers, len(batch.input_ids), m.q_heads, 4), np.float32)
+            stats = np.empty((m.layers, len(batch.input_ids), m.q_heads, m.stats_columns), np.float32)
             self._cuda.copy_to_host(stats, self._memory["stats"], self._stream)
         self._cuda.call("cudaStreamSynchronize", self._stream)
         self._current, self._next = self._next, self._current
@@ -180,7 +180,7 @@ class TensorRtBackend:
         m, tokens = self._manifest, self.limits.tokens
         largest = {name: bounds[2] for name, bounds in self._profiles[-1].items()}
         sizes = {name: prod(largest.get(name, ())) * ITEM_BYTES[DTYPES[name]] for name in STEP_INPUTS}
-        sizes |= {"logits": tokens * m.vocab_size * 4, "stats": m.layers * tokens * m.q_heads * 4 * 4}
+        sizes |= {"logits": tokens * m.vocab_size * 4, "stats": m.layers * tokens * m.q_heads * m.stats_columns * 4}
         return {name: self._zeros(size) for name, size in sizes.items()}
 
     def _zeros(self, size: int) -> int:

@@ -49,7 +49,7 @@ class TensorBackend:
     def run(
         self, inputs: Mapping[str, NDArray[np.float32]], *, collect_stats: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """The output for a batch, and statistics [layers, batch, q_heads, queries, 4] if they are to be collected.
+        """The output for a batch, and statistics [layers, batch, q_heads, queries, 4 or 5] if they are to be collected.
 
         Raises:
             DeviceLostError: no later batch can be computed either.

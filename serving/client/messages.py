@@ -113,8 +113,9 @@ def _finished(message: inference_pb2.Finished, request_id: str) -> Finished:
 
 
 def _attention(message: inference_pb2.AttentionStats) -> AttentionSummary:
+    names = STATISTICS if not message.layers or not message.layers[0].sink_mass else (*STATISTICS, "sink_mass")
     return AttentionSummary(
-        message.tokens, *(np.array([getattr(layer, name) for layer in message.layers]) for name in STATISTICS)
+        message.tokens, *(np.array([getattr(layer, name) for layer in message.layers]) for name in names)
     )
 
 

@@ -60,7 +60,7 @@ def pack(texts: list[WaitingText], *, collect_stats: bool) -> EncoderBatch:
 def attention_rows(
     stats: NDArray[np.float32], mask: NDArray[np.int64], windows: NDArray[np.int64] | None
 ) -> AttentionRows:
-    """Statistics [layers, batch, q_heads, length, 4] without those of padding; a token sees all of its text."""
+    """Statistics [layers, batch, q_heads, length, 4 or 5] without those of padding; a token sees all of its text."""
     counts = mask.astype(bool)
     lengths = np.broadcast_to(mask.sum(1, keepdims=True), mask.shape)[counts]
     return AttentionRows(stats.swapaxes(2, 3)[:, counts], lengths - 1, windows)

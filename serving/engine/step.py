@@ -44,7 +44,7 @@ class Outputs:
 class StepResult:
     """What a step gave."""
 
-    stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4]
+    stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4 or 5]
     tokens: dict[int, list[int]]  # chunk -> new tokens
     logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of the new tokens
     prompt_logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of its tokens

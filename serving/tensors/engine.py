@@ -37,7 +37,7 @@ class TensorEngine(RowEngine[TensorRequest]):
 
 
 def attention_rows(stats: NDArray[np.float32], tokens: int, windows: NDArray[np.int64] | None) -> AttentionRows:
-    """Statistics [layers, batch, q_heads, queries, 4]; the last query of a row sees all of its tokens."""
+    """Statistics [layers, batch, q_heads, queries, 4 or 5]; the last query of a row sees all of its tokens."""
     layers, batch, heads, queries, columns = stats.shape
     rows = stats.swapaxes(2, 3).reshape(layers, batch * queries, heads, columns)
     return AttentionRows(rows, np.tile(np.arange(tokens - queries, tokens), batch), windows)

@@ -228,18 +228,20 @@ class AttentionStats(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerAttentionStats, _Mapping]]] = ...) -> None: ...
 
 class LayerAttentionStats(_message.Message):
-    __slots__ = ("entropy_nats", "normalized_entropy", "support_ratio", "inverse_temperature", "logit_spread")
+    __slots__ = ("entropy_nats", "normalized_entropy", "support_ratio", "inverse_temperature", "logit_spread", "sink_mass")
     ENTROPY_NATS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZED_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_RATIO_FIELD_NUMBER: _ClassVar[int]
     INVERSE_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     LOGIT_SPREAD_FIELD_NUMBER: _ClassVar[int]
+    SINK_MASS_FIELD_NUMBER: _ClassVar[int]
     entropy_nats: _containers.RepeatedScalarFieldContainer[float]
     normalized_entropy: _containers.RepeatedScalarFieldContainer[float]
     support_ratio: _containers.RepeatedScalarFieldContainer[float]
     inverse_temperature: _containers.RepeatedScalarFieldContainer[float]
     logit_spread: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, entropy_nats: _Optional[_Iterable[float]] = ..., normalized_entropy: _Optional[_Iterable[float]] = ..., support_ratio: _Optional[_Iterable[float]] = ..., inverse_temperature: _Optional[_Iterable[float]] = ..., logit_spread: _Optional[_Iterable[float]] = ...) -> None: ...
+    sink_mass: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, entropy_nats: _Optional[_Iterable[float]] = ..., normalized_entropy: _Optional[_Iterable[float]] = ..., support_ratio: _Optional[_Iterable[float]] = ..., inverse_temperature: _Optional[_Iterable[float]] = ..., logit_spread: _Optional[_Iterable[float]] = ..., sink_mass: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text")

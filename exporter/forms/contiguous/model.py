@@ -28,8 +28,8 @@ class ContiguousGraph(nn.Module):
 
     Shapes (B sequences, T new tokens, P tokens before them, L layers):
         input_ids int64 [B, T]; collect_stats bool []; pasts: key and value of every layer [B, kv_heads, P, head_dim].
-    Returns logits float32 [B, T, vocab], stats float32 [L, B, q_heads, T, 4], then the presents in the order of the
-    pasts, [B, kv_heads, P + T, head_dim].
+    Returns logits float32 [B, T, vocab], stats float32 [L, B, q_heads, T, 4 or 5], then the presents in the order of
+    the pasts, [B, kv_heads, P + T, head_dim].
     """
 
     def __init__(self, decoder: Decoder) -> None:

@@ -32,7 +32,7 @@ class ContiguousSession:
     def step(self, tokens: Tokens) -> tuple[Floats, Floats]:
         """Append `tokens` [sequences, tokens].
 
-        Returns their logits [sequences, tokens, vocab] and stats [layers, sequences, q_heads, tokens, 4].
+        Returns their logits [sequences, tokens, vocab] and stats [layers, sequences, q_heads, tokens, columns].
         """
         presents = [name.replace("past_key_values.", "present.") for name in self.pasts]
         feeds = {"input_ids": tokens, COLLECT_STATS: np.array(True), **self.pasts}

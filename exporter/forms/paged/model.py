@@ -36,7 +36,7 @@ class PagedModel(nn.Module):
         input_ids, positions int64 [T]; slot_mapping int32 [T]; block_table int32 [S, max_blocks];
         query_start int32 [S + 1]; context_lens int32 [S]; collect_stats bool []; logits_indices int64 [R];
         key_caches L x [B, kv_heads, head_dim, block_size]; value_caches L x [B, kv_heads, block_size, value_dim].
-    Returns logits float32 [R, vocab], stats float32 [L, T, q_heads, 4], then every layer's two updated caches.
+    Returns logits float32 [R, vocab], stats float32 [L, T, q_heads, 4 or 5], then every layer's two updated caches.
     """
 
     def __init__(self, decoder: Decoder) -> None:

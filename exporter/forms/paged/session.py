@@ -39,7 +39,7 @@ class PagedSession:
     def step(self, tokens: Sequence[NDArray[np.int64]]) -> tuple[list[Floats], list[Floats]]:
         """Append `tokens[s]` (none, one or many) to sequence s.
 
-        Returns, for every sequence with tokens, the logits [tokens, vocab] and stats [layers, tokens, q_heads, 4].
+        Returns, for every sequence with tokens, logits [tokens, vocab] and stats [layers, tokens, q_heads, 4 or 5].
         """
         rows = [sequence for sequence, new in enumerate(tokens) if len(new)]
         counts = [len(tokens[row]) for row in rows]

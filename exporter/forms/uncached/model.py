@@ -20,7 +20,7 @@ class UncachedGraph(nn.Module):
     """A model over whole sequences or sets.
 
     Takes the model's inputs, then collect_stats bool []. Returns the model's output and stats float32 [layers, batch,
-    q_heads, queries, 4].
+    q_heads, queries, 4 or 5].
     """
 
     def __init__(self, model: UncachedModel) -> None:

@@ -26,7 +26,7 @@ class UncachedSession:
         return output
 
     def run_with_stats(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[Floats, Floats]:
-        """The output, and the statistics [layers, batch, q_heads, queries, 4]."""
+        """The output, and the statistics [layers, batch, q_heads, queries, columns]."""
         feeds = {**dict(zip(self.inputs, inputs, strict=True)), COLLECT_STATS: np.array(True)}
         output, stats = self.session.run([self.output, STATS], feeds)
         return output, stats

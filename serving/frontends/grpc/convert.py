@@ -153,6 +153,7 @@ def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats
                 support_ratio=summary.support_ratio[layer],
                 inverse_temperature=summary.inverse_temperature[layer],
                 logit_spread=summary.logit_spread[layer],
+                sink_mass=() if summary.sink_mass is None else summary.sink_mass[layer],
             )
             for layer in range(len(summary.entropy))
         ],

@@ -284,6 +284,8 @@ def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
         "inverse_temperature": summary.inverse_temperature,
         "logit_spread": summary.logit_spread,
     }
+    if summary.sink_mass is not None:
+        columns["sink_mass"] = summary.sink_mass
     layers = [
         {name: json_numbers(values[layer]) for name, values in columns.items()} for layer in range(len(summary.entropy))
     ]

@@ -109,6 +109,8 @@ def _attention(model: AttentionModel) -> dict[str, Any]:
             "inverse_temperature": _rounded(recent.inverse_temperature),
             "logit_spread": _rounded(recent.logit_spread),
         }
+        if recent.sink_mass is not None:
+            state["sink_mass"] = _rounded(recent.sink_mass)
     return state
 
 

@@ -181,6 +181,14 @@ def attention_families(models: list[AttentionModel]) -> Iterator[Family]:
         description += " Over the last collected steps."
         yield family(f"sharp_attention_{field}", "gauge", unit, description, recent(field))
     yield family(
+        "sharp_attention_sink_mass",
+        "gauge",
+        "",
+        "Mean share of the weights that the head's attention sink takes, of models with sinks."
+        " Over the last collected steps.",
+        recent("sink_mass"),
+    )
+    yield family(
         "sharp_attention_unsharpened_ratio",
         "gauge",
         "ratio",

@@ -1,5 +1,7 @@
 """Models whose heads have attention sinks: gpt-oss and those like it."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -8,6 +10,7 @@ from onnx import numpy_helper
 
 from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.exporter.inspection.attention_map import attention_map
+from sharp.exporter.inspection.heads import head_statistics
 from sharp.exporter.inspection.inspection import open_model
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.greedy import PROMPT, export
@@ -69,6 +72,32 @@ def test_a_norm_map_keeps_the_sinks_of_all_heads(sharp_export, gpt_oss, tmp_path
     plain = export(sharp_export, gpt_oss, "softmax", "none", tmp_path / "plain")
     [one], [other] = (UncachedSession(folder, kernels=True).run([PROMPT]) for folder in (mapped, plain))
     assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_the_statistics_have_the_mass_of_the_sinks(sharp_export, gpt_oss, tmp_path, kernels):
+    folder = export(sharp_export, gpt_oss, "softmax", "none", tmp_path / "out")
+    manifest = read_manifest(folder)
+    assert manifest.stats_columns == 5
+    port = next(port for port in manifest.outputs if port.name == "stats")
+    assert port.shape[-1] == 5 and port.doc.endswith("logit spread, the sink's mass")
+    _, stats = UncachedSession(folder, kernels=kernels).run_with_stats([PROMPT])  # [layers, 1, q_heads, tokens, 5]
+    model = tiny("gpt_oss").from_pretrained(gpt_oss, attn_implementation="eager")
+    with torch.no_grad():
+        weights = model(torch.from_numpy(PROMPT), output_attentions=True).attentions
+    for layer, of_layer in enumerate(weights):
+        np.testing.assert_allclose(stats[layer, ..., 4], 1 - of_layer.sum(-1).numpy(), atol=1e-5)
+
+
+def test_the_mass_is_the_same_in_a_folder_a_checkpoint_and_a_folder_of_before(sharp_export, gpt_oss, tmp_path):
+    folder = export(sharp_export, gpt_oss, "softmax", "paged", tmp_path / "out")
+    assert read_manifest(folder).stats_columns == 5
+    records = open_model(folder).record(PROMPT[0])
+    before = [replace(record, stats=record.stats[..., :4]) for record in records]
+    found = head_statistics(records, "folder").sink
+    np.testing.assert_allclose(found, head_statistics(before, "folder").sink, atol=1e-6)
+    of_checkpoint = head_statistics(open_model(gpt_oss).record(PROMPT[0]), "checkpoint").sink
+    np.testing.assert_allclose(found, of_checkpoint, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["sigmoid", "relu2"])

@@ -12,6 +12,7 @@ from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedS
 from sharp.exporter.forms.contiguous.model import ContiguousGraph
 from sharp.exporter.forms.paged.model import trace_paged
 from sharp.exporter.forms.uncached.model import UncachedGraph
+from sharp.exporter.graph.head_parts import LayerStatistics
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.plugins.manifest import Cache
 from tests.exporter.conftest import tiny_model
@@ -46,6 +47,14 @@ def test_the_paged_form():
     factors = expected(model, positions).transpose(1, 2)  # [layers, tokens, q_heads]
     torch.testing.assert_close(stats[..., INVERSE_TEMPERATURE], factors)
     assert (stats[..., 1] == 1 + positions[:, None]).all()  # all else is as it was
+
+
+def test_layers_without_sinks_beside_such_with_them_have_the_mass_0():
+    with_sinks, without = torch.rand(3, 2, 5), torch.rand(3, 2, 4)
+    statistics = LayerStatistics([without, with_sinks], [None, torch.full((3, 2, 1), 2.0)])
+    first, second = statistics.joined(torch.stack)
+    torch.testing.assert_close(first, torch.cat([without, torch.zeros(3, 2, 1)], dim=-1))
+    torch.testing.assert_close(second, with_sinks * torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0]))
 
 
 @torch.no_grad()

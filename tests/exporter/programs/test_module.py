@@ -1,8 +1,10 @@
 """`sharp.export(module)` and `sharp-export MODEL.pt2`: the folder that a user gets."""
 
 import json
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -13,10 +15,12 @@ from torch.nn import functional
 
 import sharp
 from sharp.exporter.forms.paged.session import PagedSession
+from sharp.exporter.inspection.heads import head_statistics
 from sharp.exporter.inspection.inspection import choose_text, open_model
 from sharp.exporter.inspection.prompt import Prompt
 from sharp.exporter.programs import flat_graph
 from sharp.exporter.programs.module import evaluated, trace
+from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError, NotFoundError, VerificationError
 from sharp.plugins.manifest import read_manifest
 from tests.exporter.programs import gpt
@@ -82,6 +86,21 @@ def test_a_module_in_half_precision_has_learned_positions_and_casts_of_its_own(t
     assert result.verification.passed
     model = onnx.load(tmp_path / "half" / "model.onnx", load_external_data=False)
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def test_a_layer_with_sinks_beside_one_without(tmp_path: Path) -> None:
+    sinks = nn.Parameter(torch.tensor([-9.0, 0.0, 2.0, 5.0]))
+    named = partial(normalized_attention, norm="softmax", causal=True)
+    module = gpt.GPT(named, layers=2)
+    module.attention[1].attend = partial(named, sinks=sinks)
+    result = sharp.export(module, (torch.zeros(1, 9).long(),), norm="softmax", output=tmp_path / "out")
+    assert result.verification.passed and read_manifest(tmp_path / "out").stats_columns == 5
+    records = open_model(tmp_path / "out").record(np.arange(9))
+    assert [record.stats.shape[-1] for record in records] == [5, 5]
+    assert not records[0].stats[..., 4].any()
+    mass = head_statistics(records, "out").sink
+    assert mass is not None
+    assert not mass[0].any() and mass[1].min() > 0 and mass[1, 3].min() > 0.9
 
 
 def test_a_tokenizer_that_is_not_there_is_said_so(tmp_path: Path) -> None:

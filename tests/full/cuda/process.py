@@ -45,6 +45,7 @@ class Call:
     head_dim: int = 64
     parameters: int = 0
     screened: bool = False
+    columns: int = 4
     # Of op SharpAttention: each of `sequences` has `tokens` queries, and `past` places.
     contiguous: bool = False
     new_keys: int = 5
@@ -65,6 +66,7 @@ class Call:
             softcap=self.softcap,
             window=self.window,
             causal=1,
+            stats_columns=self.columns,
         )
         unused = PAGED + SCALES if self.contiguous else CONTIGUOUS + SCALES * (self.cache_dtype != "int8")
         unused += () if self.screened else SCREENS

@@ -18,6 +18,7 @@ FIELDS = {
     "softcap": trt.PluginFieldType.FLOAT32,
     "window": trt.PluginFieldType.INT32,
     "causal": trt.PluginFieldType.INT32,
+    "stats_columns": trt.PluginFieldType.INT32,
 }
 
 

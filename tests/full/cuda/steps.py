@@ -116,7 +116,7 @@ class Step(Call):
         return {
             "output": (self.dtype, [self.tokens, HEADS, DIM]),
             **{output: inputs[name] for output, name in self.updated().items()},
-            "stats": ("float32", [self.tokens, HEADS, 4]),
+            "stats": ("float32", [self.tokens, HEADS, self.attributes.get("stats_columns", 4)]),
         }
 
     def updated(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ class AttentionStep(Call):
             "output": (self.dtype, [self.batch, HEADS, self.queries, DIM]),
             "present_key": present,
             "present_value": present,
-            "stats": ("float32", [self.batch, HEADS, self.queries, 4]),
+            "stats": ("float32", [self.batch, HEADS, self.queries, self.attributes.get("stats_columns", 4)]),
         }
 
     def updated(self) -> dict[str, str]:

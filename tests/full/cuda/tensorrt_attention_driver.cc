@@ -124,7 +124,7 @@ void enqueue(const char* title, const Plugin& built, const std::vector<PluginTen
   }
   void* workspace = reinterpret_cast<void*>(1L << 30);
   const std::vector<PluginTensorDesc> outputs = {inputs[0], inputs[1], inputs[2],
-                                                 tensor(DataType::kFLOAT, dims({3, 8, inputs[0].dims.d[2], 4}))};
+                                                 tensor(DataType::kFLOAT, dims({3, 8, inputs[0].dims.d[2], 5}))};
   const int32_t status = plugin.runtime->enqueue(inputs.data(), outputs.data(), from.data(), to.data(), workspace,
                                                  reinterpret_cast<cudaStream_t>(55));
   std::printf("%s enqueue %d\n", title, status);

@@ -88,7 +88,7 @@ void enqueue(const char* title, const Plugin& built, const std::vector<PluginTen
              const Library& library) {
   const Plugin plugin(built.runtime->attachToContext(nullptr));
   const std::vector<PluginTensorDesc> outputs = {tensor(inputs[0].type, dims({5, 8, 64})), inputs[3], inputs[4],
-                                                 tensor(DataType::kFLOAT, dims({5, 8, 4}))};
+                                                 tensor(DataType::kFLOAT, dims({5, 8, 5}))};
   const int32_t count = int32_t(inputs.size());
   std::printf("%s shape %d\n", title, plugin.runtime->onShapeChange(inputs.data(), count, outputs.data(), 4));
   library.forget_events();  // loading is another test's

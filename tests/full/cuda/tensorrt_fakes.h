@@ -61,7 +61,7 @@ struct Fields {
   std::vector<PluginField> fields;
   std::string normalizer;
   float scale = 0.125f, alpha = 2.0f, threshold = 0.75f, softcap = 0;
-  int32_t window = 4096, causal = 1;
+  int32_t window = 4096, causal = 1, columns = 5;
   float coefficients[9] = {-0.5f, 0.25f, 1.5f};
 
   explicit Fields(const char* name, int32_t terms = 3) : normalizer(name) {
@@ -72,7 +72,8 @@ struct Fields {
               {"entropy_threshold", &threshold, PluginFieldType::kFLOAT32, 1},
               {"softcap", &softcap, PluginFieldType::kFLOAT32, 1},
               {"window", &window, PluginFieldType::kINT32, 1},
-              {"causal", &causal, PluginFieldType::kINT32, 1}};
+              {"causal", &causal, PluginFieldType::kINT32, 1},
+              {"stats_columns", &columns, PluginFieldType::kINT32, 1}};
   }
   PluginFieldCollection collection() const { return {int32_t(fields.size()), fields.data()}; }
 };

@@ -128,12 +128,13 @@ def test_every_call_launches_what_the_variants_say(launch, capability):
 
 
 def test_arguments_are_those_of_the_problem(launch):
-    present = Call("adaptive_softmax", "float32", "int8", softcap=20.0, window=9, parameters=1, absent=[])
+    present = Call("adaptive_softmax", "float32", "int8", softcap=20.0, window=9, parameters=1, columns=5, absent=[])
     [result] = launch([present])
     for _, values in launches(result):
         for name in set(values) & set(ADDRESSES):
             assert values[name] == str(ADDRESSES[name]), name
         numbers = {"tokens": 5, "sequences": 2, "q_heads": 8, "kv_heads": 2, "max_blocks": 20, "parameters": 1}
+        numbers |= {"columns": 5}
         numbers |= {"window": 9, "causal": 1, "scale": 0.125, "softcap": 20, "entropy_threshold": 0.5}
         # Two coefficients, highest power first: the polynomial's last two terms.
         numbers |= dict.fromkeys(("t0", "t1", "t2", "t3", "t4", "t5"), 0) | {"t6": 0.5, "t7": 0.25}
@@ -338,6 +339,7 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(dtype="float32", cache_dtype="float16"), "`sharp build FOLDER --backend cuda`"),
         (Call(q_heads=7), "kv_heads must divide q_heads"),
         (Call("ssa"), "ssa needs head_params"),
+        (Call(columns=6), "stats_columns must be 4, or 5 with the sink's mass"),
         (Call("ssa", parameters=4, absent=[]), "head_params of ssa must have 2 columns (b, n), or 3 with the sinks"),
         (Call(parameters=2, absent=[]), "head_params of this normalizer must have 1 column, the sinks"),
         (Call("relu", parameters=2, absent=[]), "head_params of relu and relu2 must have 1 column (power)"),

@@ -154,11 +154,12 @@ def test_every_attribute_reaches_the_kernels(run):
         "window": 7,
         "entropy_threshold": 0.75,
         "causal": 0,
+        "stats_columns": 5,
         "temperature_coefficients": [0.5, -2.0],
     }
     expected = {"scale": 0.25, "alpha": 1.25, "softcap": 30, "window": 7, "entropy_threshold": 0.75, "causal": 0}
     expected |= dict.fromkeys(("t0", "t1", "t2", "t3", "t4", "t5"), 0) | {"t6": 0.5, "t7": -2}
-    expected |= {"tokens": 6, "sequences": 2, "q_heads": 4, "kv_heads": 2}
+    expected |= {"columns": 5, "tokens": 6, "sequences": 2, "q_heads": 4, "kv_heads": 2}
     results = run(*(AttentionStep(name, attributes=attributes) for name in ("entmax", "adaptive_softmax")))
     assert_values({"events": [event for result in results for event in result["events"]]}, expected)
 

@@ -77,12 +77,13 @@ def test_every_attribute_reaches_the_kernels(run):
         "window": 7,
         "entropy_threshold": 0.75,
         "causal": 0,
+        "stats_columns": 5,
         "temperature_coefficients": [0.5, -2.0],
     }
     entmax, adaptive = run(Step("entmax", attributes=attributes), Step("adaptive_softmax", attributes=attributes))
     expected = {"scale": 0.25, "alpha": 1.25, "softcap": 30.0, "window": 7, "entropy_threshold": 0.75, "causal": 0}
     expected |= dict.fromkeys(("t0", "t1", "t2", "t3", "t4", "t5"), 0) | {"t6": 0.5, "t7": -2.0}
-    expected |= {"tokens": 20, "sequences": 2, "q_heads": 4, "kv_heads": 2, "max_blocks": 20}
+    expected |= {"columns": 5, "tokens": 20, "sequences": 2, "q_heads": 4, "kv_heads": 2, "max_blocks": 20}
     seen = set()
     for _, values in launches(entmax) + launches(adaptive):
         for name in set(values) & set(expected):

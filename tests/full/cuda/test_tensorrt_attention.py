@@ -57,7 +57,7 @@ def test_shapes_and_types_of_the_outputs(said):
             f"{form} {count} bfloat16 batch q_heads queries value_dim",
             f"{form} {count} bfloat16 batch kv_heads {keys[form]} head_dim",
             f"{form} {count} bfloat16 batch kv_heads {keys[form]} value_dim",
-            f"{form} {count} float32 batch q_heads queries 4",
+            f"{form} {count} float32 batch q_heads queries 5",
         )
     ]
 
@@ -95,7 +95,7 @@ def test_while_tensorrt_builds_the_outputs_are_zeros_and_no_kernel_runs(said):
     assert said["building"][:2] == ["shape 0", "enqueue 0"]
     assert events(said["building"]) == [
         f"set to={OUTPUT} value=0 bytes={3 * 8 * 5 * 64 * 2}",
-        f"set to={STATS} value=0 bytes={3 * 8 * 5 * 4 * 4}",
+        f"set to={STATS} value=0 bytes={3 * 8 * 5 * 5 * 4}",
     ]
 
 

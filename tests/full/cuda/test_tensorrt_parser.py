@@ -47,6 +47,7 @@ def test_the_fields_that_the_creator_is_given(tmp_path, body):
     assert given["types"]["normalizer"] == "CHAR"
     assert given["values"]["window"] == [5] == [attributes["window"]] and given["types"]["window"] == "INT32"
     assert given["values"]["causal"] == [1] and given["types"]["causal"] == "INT32"
+    assert given["values"]["stats_columns"] == [4] and given["types"]["stats_columns"] == "INT32"
     for name in ("scale", "alpha", "entropy_threshold", "softcap"):
         assert given["values"][name] == [pytest.approx(attributes[name])] and given["types"][name] == "FLOAT32"
     assert given["values"]["temperature_coefficients"] == pytest.approx(list(attributes["temperature_coefficients"]))

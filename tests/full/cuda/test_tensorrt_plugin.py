@@ -8,7 +8,8 @@ from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, REQUIRED_ATTRIBUTES
 from tests.full.cuda.plugin_driver import events, run_driver, values
 
 ATTRIBUTES = (
-    "adaptive_softmax scale=0.125 alpha=2 threshold=0.75 softcap=0 window=4096 causal=1 coefficients=-0.5,0.25,1.5"
+    "adaptive_softmax scale=0.125 alpha=2 threshold=0.75 softcap=0 window=4096 causal=1 columns=5 "
+    "coefficients=-0.5,0.25,1.5"
 )
 
 
@@ -44,7 +45,7 @@ def test_the_timing_cache_tells_the_smallest_difference(said):
 
 def test_attributes_that_a_node_leaves_out_have_the_defaults(said):
     assert said["defaults"] == [
-        "softmax scale=0.125 alpha=1.5 threshold=0.5 softcap=0 window=-1 causal=1"
+        "softmax scale=0.125 alpha=1.5 threshold=0.5 softcap=0 window=-1 causal=1 columns=4"
         " coefficients=-0.0370000005,0.481000006,-2.29999995,4.91699982,-1.79100001"
     ]
 
@@ -61,7 +62,7 @@ def test_shapes_types_and_aliases_of_the_outputs(said):
         "0 float32 tokens q_heads value_dim aliases -1",
         "1 bfloat16 blocks kv_heads head_dim block_size aliases 3",
         "2 bfloat16 blocks kv_heads block_size value_dim aliases 4",
-        "3 float32 tokens q_heads 4 aliases -1",
+        "3 float32 tokens q_heads 5 aliases -1",
     ]
 
 
@@ -96,7 +97,7 @@ def test_without_aliasing_the_caches_are_copied_first(said):
 def test_while_tensorrt_builds_the_outputs_are_zeros_and_no_kernel_runs(said):
     # It times plugins on made-up inputs: a query_start of them would send the kernels anywhere.
     assert said["building"][:2] == said["building-copied"][:2] == ["shape 0", "enqueue 0"]
-    output, stats = 5 * 8 * 64 * 2, 5 * 8 * 4 * 4
+    output, stats = 5 * 8 * 64 * 2, 5 * 8 * 5 * 4
     zeros = [f"set to={4096 * 101} value=0 bytes={output}", f"set to={4096 * 104} value=0 bytes={stats}"]
     assert events(said["building"]) == zeros  # the caches are inputs too, and stay as they are
     cache = 100 * 2 * 64 * 16 * 2

@@ -166,7 +166,13 @@ def plan(lengths: list[tuple[int, int]], multiprocessors: int, window: int = -1)
         | {name: torch.tensor(array) for name, array in integers.items()}
         | {"plan": made, "tokens": tokens, "sequences": len(lengths), "q_heads": 32, "kv_heads": 8, "slots": 0}
         | {"max_blocks": blocks, "most_tokens": most_tokens(shapes), "units": units(shapes)}
-        | {"workers": workers(options, shapes), "items": items(options, shapes), "window": window, "causal": 1},
+        | {
+            "workers": workers(options, shapes),
+            "items": items(options, shapes),
+            "columns": 4,
+            "window": window,
+            "causal": 1,
+        },
     )
     behind = 1 + units(shapes)
     numbers = made.tolist()

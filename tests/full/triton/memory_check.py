@@ -96,20 +96,23 @@ class MemoryCheck:
         check = self
 
         def checked_load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
-            check.add(builder.grid_idx, pointers.data[mask.data])
+            chosen = mask.data.astype(bool)  # of a mask that a number takes part in the interpreter makes integers
+            check.add(builder.grid_idx, pointers.data[chosen])
             loaded = load(builder, pointers, mask, other, *rest)
             if other is None and mask.data.size > 1:  # what is not read is anything; the interpreter has no scalar 0
-                loaded.data[~mask.data] = np.nan if loaded.data.dtype.kind == "f" else ANYTHING
+                loaded.data[~chosen] = np.nan if loaded.data.dtype.kind == "f" else ANYTHING
             return loaded
 
         def checked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            chosen = mask.data.astype(bool)
+
             def changes() -> np.ndarray:
-                there = load(builder, pointers, mask, None, None, None, False).data[mask.data]
+                there = load(builder, pointers, mask, None, None, None, False).data[chosen]
                 bits = f"u{there.itemsize}"
-                different: np.ndarray = there.view(bits) != value.data[mask.data].astype(there.dtype).view(bits)
+                different: np.ndarray = there.view(bits) != value.data[chosen].astype(there.dtype).view(bits)
                 return different
 
-            check.add(builder.grid_idx, pointers.data[mask.data], changes)
+            check.add(builder.grid_idx, pointers.data[chosen], changes)
             result = store(builder, pointers, value, mask, *rest)
             assert not changes().any(), "a kernel writes two values to one address"
             return result

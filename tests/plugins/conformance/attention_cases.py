@@ -11,10 +11,11 @@ from onnx import helper
 from sharp.plugins.ops.attention_reference import ContiguousOutput, attention
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
-from sharp.plugins.ops.schema import ATTENTION, DOMAIN, NORMALIZERS, VERSION
+from sharp.plugins.ops.schema import ATTENTION, DEFAULT_STATS_COLUMNS, DOMAIN, NORMALIZERS, VERSION
 from tests.plugins.conformance.cases import (
     Case,
     assert_statistics_agree,
+    columns_with,
     random_head_params,
     random_numbers,
     session,
@@ -103,7 +104,7 @@ def make_case(
         # Eighths keep whole-number logits exact.
         inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
-    attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **attributes}
+    attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **columns_with(sinks), **attributes}
     made_by = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, {sinks}, **{attributes})"
     return Case(normalizer, inputs, attributes, made_by, ties=shape.integers)
 
@@ -160,7 +161,7 @@ def make_model(case: Case, outputs: tuple[str, ...] = OUTPUTS) -> onnx.ModelProt
         for dimension, size in zip(SHAPES[name], array.shape, strict=True)
         if dimension not in DYNAMIC
     }
-    fixed["statistics"] = 4
+    fixed["statistics"] = case.attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
 
     def value_info(name: str) -> onnx.ValueInfoProto:
         dtype = np.dtype(np.float32) if name in OUTPUTS else case.inputs[name].dtype

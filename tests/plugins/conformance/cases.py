@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from sharp.plugins import library_path
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
+from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS, HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK, WITHOUT_SINK
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import AttentionOutput, paged_attention
@@ -118,7 +118,7 @@ def make_case(
         # Eighths keep whole-number logits exact.
         inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
-    attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **attributes}
+    attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **columns_with(sinks), **attributes}
     made_by = f"make_case({normalizer!r}, {shape}, {seed}, {alibi}, {sinks}, **{attributes})"
     return Case(normalizer, inputs, attributes, made_by, ties=shape.integers)
 
@@ -180,6 +180,11 @@ def random_head_params(rng: np.random.Generator, normalizer: str, q_heads: int, 
     return np.concatenate(columns, 1).astype(np.float32) if columns else None
 
 
+def columns_with(sinks: bool) -> dict[str, int]:
+    """The attribute for the sink's mass where a case has sinks."""
+    return {"stats_columns": STATS_COLUMNS_WITH_SINK} if sinks else {}
+
+
 def int8_case(case: Case) -> Case:
     """The case with its caches quantized, a scale for each block and head; what is not used holds any integers."""
     generator = np.random.default_rng(1)
@@ -218,7 +223,7 @@ def make_model(case: Case) -> onnx.ModelProto:
         for dimension, size in zip(SHAPES[name], array.shape, strict=True)
         if dimension not in dynamic
     }
-    fixed["statistics"] = 4
+    fixed["statistics"] = case.attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
 
     def value_info(name: str) -> onnx.ValueInfoProto:
         dtype = np.float32 if name in (*FLOATS, *OUTPUTS) else case.inputs[name].dtype
@@ -279,14 +284,14 @@ def vanished_rows_alike(
         return stats
     vanished = np.abs(expected_output).max(-1, initial=0.0) < 1e-30
     assert (stats[vanished, 0] >= 0).all()
-    return np.where(vanished[..., None] & (np.arange(4) == 0), expected_stats, stats)
+    return np.where(vanished[..., None] & (np.arange(stats.shape[-1]) == 0), expected_stats, stats)
 
 
 def assert_statistics_agree(
     actual: np.ndarray, expected: np.ndarray, normalizer: str, ties: bool, tolerance: float
 ) -> None:
     """Column by column."""
-    entropy, support, beta, spread = (actual[..., column] for column in range(4))
+    entropy, support, beta, spread = (actual[..., column] for column in range(DEFAULT_STATS_COLUMNS))
     np.testing.assert_allclose(entropy, expected[..., 0], rtol=5 * tolerance, atol=5 * tolerance)
     # A key within a rounding error of the threshold may fall on either side, and any number of equal keys with it. The
     # logits of ties are exact, and so is 0, the threshold of relu and softpick.
@@ -295,3 +300,6 @@ def assert_statistics_agree(
     np.testing.assert_allclose(support, expected[..., 1], rtol=0, atol=slack)
     np.testing.assert_allclose(beta, expected[..., 2], rtol=5 * tolerance)
     np.testing.assert_allclose(spread, expected[..., 3], rtol=tolerance, atol=tolerance)
+    # The sink's mass, where there is a column for it; an exponent that rounds moves it as any weight.
+    sink, of_reference = (one[..., DEFAULT_STATS_COLUMNS:] for one in (actual, expected))
+    np.testing.assert_allclose(sink, of_reference, rtol=0, atol=5 * tolerance)

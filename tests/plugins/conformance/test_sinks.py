@@ -1,5 +1,6 @@
 """Attention sinks: one more logit of every head, in every implementation; random calls with them are in `cases`."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from entmax import entmax15, entmax_bisect, sparsemax
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from sharp.plugins.errors import InputError
@@ -100,7 +101,7 @@ def test_weights_are_those_of_a_key_whose_value_is_zero(normalizer: str) -> None
         weights, statistics = normalize(row, Normalizer(normalizer), (*parameters, 1.5))
         if normalizer == "adaptive_softmax":  # the temperature is that of the keys alone, and theirs
             _, statistics_of_keys = normalize(row, Normalizer(normalizer))
-            assert statistics == statistics_of_keys
+            assert replace(statistics, sink_mass=0.0) == statistics_of_keys
             expected, _ = normalize(np.append(statistics.inverse_temperature * row, 1.5), Normalizer("softmax"))
         else:
             expected, _ = normalize(np.append(row, 1.5), Normalizer(normalizer), parameters)
@@ -112,7 +113,81 @@ def test_statistics_are_those_of_the_keys_alone(normalizer: str) -> None:
     parameters = (0.7, 1.4) if normalizer == "ssa" else ()
     for sink in (-np.inf, *SINKS, 1e4):
         _, statistics = normalize(ROWS[0], Normalizer(normalizer), (*parameters, sink))
-        assert statistics == normalize(ROWS[0], Normalizer(normalizer), parameters)[1]
+        assert replace(statistics, sink_mass=0.0) == normalize(ROWS[0], Normalizer(normalizer), parameters)[1]
+
+
+@pytest.mark.parametrize("normalizer", COMPETING)
+def test_the_mass_of_the_sink_is_what_the_keys_lack(normalizer: str) -> None:
+    parameters = (0.7, 1.4) if normalizer == "ssa" else ()
+    for row in ROWS:
+        for sink in (-np.inf, *SINKS, -1e4):
+            weights, statistics = normalize(row, Normalizer(normalizer), (*parameters, sink))
+            if normalizer == "softpick":  # whose keys below 0 take a part of the sum, too
+                sizes = np.abs(np.expm1([*row, 0.0 if sink == -np.inf else sink]))
+                assert statistics.sink_mass == pytest.approx(sizes[-1] / sizes.sum(), abs=1e-12)
+            else:
+                assert statistics.sink_mass == pytest.approx(1 - weights.sum(), abs=1e-12)
+        assert normalize(row, Normalizer(normalizer), parameters)[1].sink_mass == 0
+
+
+def test_a_sink_of_0_takes_nothing_under_softpick() -> None:
+    weights, statistics = normalize(np.array([-1.0, -2.0]), Normalizer("softpick"), (0.0,))
+    assert not weights.any() and statistics.sink_mass == 0
+    _, statistics = normalize(np.zeros(2), Normalizer("softpick"), (-1.0,))
+    assert statistics.sink_mass == 1
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("normalizer", COMPETING)
+def test_without_the_attribute_there_are_four_columns(normalizer: str, kernel: bool) -> None:
+    case = make_case(normalizer, sinks=True)
+    model = make_model(replace(case, attributes={"scale": case.attributes["scale"]}))
+    # As in folders of before: neither the node nor the function knows of it.
+    for attributes in (model.graph.node[0].attribute, model.functions[0].attribute_proto):
+        kept = [one for one in attributes if one.name != "stats_columns"]
+        del attributes[:]
+        attributes.extend(kept)
+    (stats,) = session(model, kernel).run(["stats"], case.inputs)
+    np.testing.assert_array_equal(stats, run(case, kernel=kernel).stats[..., :4])
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_without_collect_stats_the_mass_is_0_too(kernel: bool) -> None:
+    case = make_case("softmax", sinks=True).with_inputs(collect_stats=np.array(False))
+    stats = run(case, kernel=kernel).stats
+    assert stats.shape[-1] == 5 and not stats.any()
+
+
+@pytest.mark.parametrize("form", attention_cases.FORMS)
+@pytest.mark.parametrize("normalizer", COMPETING)
+def test_the_mass_in_both_ops_of_torch(normalizer: str, form: Any) -> None:
+    paged = make_case(normalizer, sinks=True)
+    tensors = {name: torch.tensor(array) for name, array in paged.inputs.items()}
+    stats = paged_attention(**tensors, normalizer=normalizer, **paged.attributes)[3]
+    np.testing.assert_allclose(stats[..., 4], run_reference(paged).stats[..., 4], atol=1e-5)
+    shape = attention_cases.Shape(form=form, queries=4, new_keys=4, past=9)
+    case = attention_cases.make_case(normalizer, shape, sinks=True)
+    tensors = {name: torch.tensor(array) for name, array in case.inputs.items()}
+    stats = attention(**tensors, normalizer=normalizer, **case.attributes)[3]
+    np.testing.assert_allclose(stats[..., 4], attention_cases.run_reference(case).stats[..., 4], atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [3, 6])
+def test_other_columns_of_statistics_are_refused(columns: int) -> None:
+    case = make_case("softmax", sinks=True, stats_columns=columns)
+    message = f"stats_columns is {columns}; it must be 4, or 5 with the sink's mass"
+    tensors: dict[str, Any] = {name: torch.tensor(array) for name, array in case.inputs.items()}
+    with pytest.raises(InputError, match=message):
+        paged_attention(**tensors, normalizer="softmax", **case.attributes)
+    with pytest.raises(InputError, match=message):
+        make_model(case)
+    model = make_model(replace(case, attributes={"scale": 1.0}))
+    del model.functions[:]
+    for attribute in model.graph.node[0].attribute:
+        if attribute.name == "stats_columns":
+            attribute.i = columns
+    with pytest.raises(RuntimeException, match=f"attribute {message}"):
+        session(model, kernel=True)
 
 
 @pytest.mark.parametrize("normalizer", COMPETING)
@@ -154,6 +229,7 @@ def test_a_sink_far_above_all_logits_takes_everything(normalizer: str) -> None:
     for kernel in (True, False):
         result = run(case.with_inputs(head_params=head_params), kernel=kernel)
         assert np.isfinite(result.stats).all()
+        np.testing.assert_allclose(result.stats[..., 4], 1)
         if normalizer != "ssa":  # whose weights fall off as a power
             assert not result.output.any()
 
@@ -164,7 +240,7 @@ def test_int8_caches(normalizer: str) -> None:
     output, stats = session(int8_model(case), kernel=True).run(["output", "stats"], case.inputs)
     expected = run_reference(case)
     np.testing.assert_allclose(output, expected.output, atol=2e-5)
-    np.testing.assert_allclose(stats[..., 0], expected.stats[..., 0], atol=1e-4)
+    np.testing.assert_allclose(stats[..., [0, 4]], expected.stats[..., [0, 4]], atol=1e-4)
 
 
 def test_a_screened_cache() -> None:

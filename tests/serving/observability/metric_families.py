@@ -33,6 +33,7 @@ FAMILIES = {
     "sharp_attention_support_ratio": ("gauge", "ratio", HEAD),
     "sharp_attention_inverse_temperature": ("gauge", "", HEAD),
     "sharp_attention_logit_spread": ("gauge", "", HEAD),
+    "sharp_attention_sink_mass": ("gauge", "", HEAD),
     "sharp_attention_unsharpened_ratio": ("gauge", "ratio", HEAD),
     "sharp_attention_series_limited": ("gauge", "", MODEL),
     "sharp_attention_left_out_tokens": ("counter", "tokens", MODEL),

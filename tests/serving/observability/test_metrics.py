@@ -70,12 +70,13 @@ def test_names_types_units_and_labels(started):
     for family in scrape(started, OPENMETRICS).values():
         labels = {frozenset(name for name in sample.labels if name != "le") for sample in family.samples}
         found[family.name] = (family.type, family.unit, *labels)
-    # Nothing is said of contexts that are so short, and without an adaptive temperature, so these have no series yet.
+    # Nothing is said of contexts that are so short, nor without an adaptive temperature or sinks: these have no series.
     for name in (
         "sharp_attention_smoothed_normalized_entropy",
         "sharp_attention_dispersion_context_tokens",
         "sharp_attention_drift_psi",
         "sharp_attention_unsharpened_ratio",
+        "sharp_attention_sink_mass",
     ):
         found[name] += (frozenset(HEAD),)
     assert found == {name: (kind, unit, frozenset(labels)) for name, (kind, unit, labels) in FAMILIES.items()}
@@ -268,6 +269,19 @@ def test_gauges_are_over_the_last_steps(metrics):
     for spread in (100.0, 1.0, 3.0):
         heads.put(AttentionRows(np.full((1, 1, 2, 4), spread, np.float32), np.array([7])))
     assert [sample.value for sample in families()["sharp_attention_logit_spread"].samples] == [2, 2]
+
+
+def test_the_sinks_mass_has_series_where_a_model_has_sinks(metrics):
+    families, heads = metrics
+    heads.put(AttentionRows(np.ones((1, 1, 2, 4), np.float32), np.array([7])))
+    assert not families()["sharp_attention_sink_mass"].samples
+    for mass in (0.2, 0.4, 0.8):
+        stats = np.ones((1, 2, 2, 5), np.float32)
+        stats[..., 4] = mass, mass / 2
+        heads.put(AttentionRows(stats, np.array([7, 8])))
+    found = families()["sharp_attention_sink_mass"].samples
+    assert [sample.value for sample in found] == pytest.approx([0.6, 0.3])
+    assert [sample.labels["head"] for sample in found] == ["0", "1"]
 
 
 def test_a_row_that_is_not_finite_is_left_out_and_counted(metrics):

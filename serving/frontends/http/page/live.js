@@ -78,18 +78,19 @@ function showTip() {
   reveal = false;
   const at = (name) => state.attention[name]?.[chosen.layer][chosen.head] ?? null;
   const number = (value, digits, unit = "") => value === null ? "–" : value.toFixed(digits) + unit;
-  const share = at("support_ratio");
+  const percent = (name) => at(name) === null ? null : 100 * at(name);
   const crossing = at("crossing");
   const rows = [
     ["Normalized entropy", number(at("normalized_entropy"), 3)],
     ["Entropy", number(at("entropy_nats"), 3, " nats")],
-    ["Support", number(share === null ? null : 100 * share, 1, " % of keys")],
+    ["Support", number(percent("support_ratio"), 1, " % of keys")],
     ["Inverse temperature", number(at("inverse_temperature"), 3)],
     ["Logit spread", number(at("logit_spread"), 2)],
     [`Smoothed, over ${state.attention.least_context} keys`, number(at("smoothed"), 3)],
     ["Dispersed", at("dispersed") ? "yes" : "no"],
     [`At ${state.attention.threshold} or above`, crossing === null ? "at no length" : `beyond ${crossing} tokens`],
   ];
+  if (state.attention.sink_mass) rows.push(["Attention sink", number(percent("sink_mass"), 1, " % of the weights")]);
   if (state.attention.drift !== null) rows.push(["Drift from the baseline (PSI)", number(at("drift"), 3)]);
   const table = document.createElement("table");
   for (const [name, value] of rows) {
