@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from sharp.plugins.cuda.compiler import Kernel
-from sharp.plugins.triton import tiles, variants
+from sharp.plugins.triton import sampling, tiles, variants
 from sharp.plugins.triton.options import LISTED_KEYS, MOST_SPLITS, SPLIT_KEYS, Options
 
 BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what SharpAttention's keys are counted in
@@ -73,6 +73,13 @@ def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
             name = kernel_name(variant.name, option)
             kernels.setdefault(name, _kernel(name, variant))
     return list(kernels.values())
+
+
+def sampling_kernel() -> Kernel:
+    """The kernel that samples tokens, the same for every model."""
+    function = sampling.sample_rows
+    name = str(function.__name__)
+    return Kernel(name, function, sampling.ARGUMENTS, sampling.CONSTANTS, warps=sampling.WARPS)
 
 
 def kernel_name(function: str, options: Options) -> str:
