@@ -27,6 +27,7 @@ FIELDS = {
     "merge_prompts": "normalizer",
     "prefill": "normalizer power alibi softcap",
 }
+SAMPLING = "sample_rows"
 SIZES = "dtype cache_dtype head_dim value_dim block_size"
 
 
@@ -66,20 +67,23 @@ def options_for(
 
 
 def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
-    """Every kernel that calls with these options launch on a GPU of this capability, each once."""
-    kernels: dict[str, Kernel] = {}
+    """Every kernel that calls with these options launch on a GPU of this capability, each once.
+
+    With those of PagedAttention comes the one that samples.
+    """
+    options, kernels = list(options), dict[str, Kernel]()
     for option in options:
         for variant in variants.kernels(option, capability):
             name = kernel_name(variant.name, option)
             kernels.setdefault(name, _kernel(name, variant))
+    if not all(option.contiguous for option in options):
+        kernels[SAMPLING] = sampling_kernel()
     return list(kernels.values())
 
 
 def sampling_kernel() -> Kernel:
     """The kernel that samples tokens, the same for every model."""
-    function = sampling.sample_rows
-    name = str(function.__name__)
-    return Kernel(name, function, sampling.ARGUMENTS, sampling.CONSTANTS, warps=sampling.WARPS)
+    return Kernel(SAMPLING, sampling.sample_rows, sampling.ARGUMENTS, sampling.CONSTANTS, warps=sampling.WARPS)
 
 
 def kernel_name(function: str, options: Options) -> str:

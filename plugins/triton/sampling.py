@@ -5,9 +5,9 @@ device's L2 cache. Weights are at most 1, and as positive float32 numbers they h
 and top-p bisect over bits. They do so in passes over the row until no more than `CANDIDATES` weights are left between
 the bounds, and go on over these, which then lie in registers. Rows without top-k and top-p have no such passes.
 
-Sums: a tile's weights in float32, in the fixed tree of `tl.sum`, and tiles in float64. Numbers in float64 for every
-weight would take longer than the row's reads, on GPUs for graphics 30 times; the tree's error is some 10^-7 of the
-tile. The tile that has the sampled token is summed up in float64.
+Sums: a tile's weights in float32, in the fixed tree of `tl.sum`, and tiles in float64, so a row's token depends on that
+row alone and is the same in every run. Converting every weight to float64 would take longer than all else; the tree is
+off by some 10^-7 of the tile. The tile that has the sampled token is summed up in float64.
 """
 
 from typing import TYPE_CHECKING
