@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sharp.plugins.cuda import sampler
 from sharp.plugins.cuda.kernel_set import sampling_kernel
 from sharp.plugins.sampling import NO_TOKEN, sample
 from sharp.plugins.triton import variants
@@ -149,3 +150,11 @@ def test_the_kernel_keeps_its_registers(capability: int, tmp_path: Path) -> None
     kernel = variants.Kernel(own.function, signature, dict(own.constants), own.warps, own.stages, lambda _: (1, 1, 1))
     said = assembled(variants.compile_kernel(kernel, capability), capability, tmp_path)
     assert "0 bytes spill stores, 0 bytes spill loads" in said
+
+
+def test_scratch_memory_is_what_the_kernel_was_compiled_for() -> None:
+    header = (Path(sampler.__file__).parent / "sharp_cuda.h").read_text()
+    candidates = sampling_kernel().constants["CANDIDATES"]
+    assert candidates == sampler.CANDIDATES
+    assert f"SHARP_SAMPLING_CANDIDATES = {candidates} }}" in header
+    assert sampling_kernel().name == sampler.KERNEL
