@@ -6,7 +6,8 @@ FOLDER gives the vocabulary and the tokenizer; no model is computed. "step_ms" i
 device to the next while all streams decode, and "wait_ms" what such a wait takes in a thread that does nothing else,
 measured beside it. "host_share" is (step_ms - wait_ms) / step_ms. "host_ms" is what is left of it where no other
 process takes the cores: the processor time, between two steps, of the thread that starts them. Where the device does
-not sample, the host does.
+not sample ("logits"), the host does. ONNX Runtime's backend on a GPU samples there unless a row of the step needs
+logits; what its kernel takes is not part of this.
 
 Asynchronous and synchronous scheduling are interleaved; the figures are medians over `--rounds` rounds.
 """

@@ -26,6 +26,7 @@ add_library(sharp_cuda SHARED
   plugins/cuda/added_kernels.cc
   plugins/cuda/kernels.cc
   plugins/cuda/paged_attention.cc
+  plugins/cuda/sampling.cc
   plugins/cuda/plan.cc
   ${SHARP_KERNELS}/kernels.cc)
 set_source_files_properties(${SHARP_KERNELS}/kernels.cc PROPERTIES OBJECT_DEPENDS ${SHARP_KERNELS}/kernels.bin)

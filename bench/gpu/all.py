@@ -78,6 +78,7 @@ RUNS = (
     _bench("shapes", "uneven batches, two to four tokens, heads of 64", 6, "--only", "shapes"),
     _bench("prefill", "prompts of 1k to 128k", 8, "--only", "prefill"),
     _bench("statistics", "what statistics cost", 4, "--only", "statistics"),
+    _bench("sampling", "tokens from logits", 2, "--only", "sampling"),
     _bench("end-to-end", "a whole model beside torch", 6, "--only", "end-to-end"),
     _sanitizer("memcheck"),
     _sanitizer("racecheck"),

@@ -31,6 +31,7 @@ SECTIONS = {
     "shapes": "decode of uneven batches, of two to four tokens, and of heads of 64",
     "prefill": "prompts of 1k to 128k",
     "statistics": "what collect_stats costs",
+    "sampling": "tokens from logits",
     "end-to-end": "a whole model in ONNX Runtime's CUDA provider beside torch, tokens a second",
     "tiles": "other sizes of tiles than the kernels' own",
 }
@@ -79,7 +80,7 @@ def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterator[dict[str, Any]]:
     """The section's results, one row at a time."""
-    from bench.gpu import attention, compilation, correctness, generation, shapes, speed, tiles
+    from bench.gpu import attention, compilation, correctness, generation, sampling, shapes, speed, tiles
 
     quick = chosen.quick
     match section:
@@ -105,6 +106,8 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
         case "statistics":
             compilation.compile_ahead(speed.jobs(section))
             yield from speed.statistics_cost(cases)
+        case "sampling":
+            yield from sampling.sampling(quick, cases)
         case "end-to-end":
             if missing := generation.missing(chosen.model, chosen.libraries):
                 yield {"skipped": missing}

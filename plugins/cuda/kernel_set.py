@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from sharp.plugins.cuda.compiler import Kernel
-from sharp.plugins.triton import tiles, variants
+from sharp.plugins.triton import sampling, tiles, variants
 from sharp.plugins.triton.options import LISTED_KEYS, MOST_SPLITS, SPLIT_KEYS, Options
 
 BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what SharpAttention's keys are counted in
@@ -33,6 +33,7 @@ FIELDS = {
     "prefill_observe": "normalizer power alibi softcap",
     "prefill_settled": "normalizer power alibi softcap",
 }
+SAMPLING = "sample_rows"
 SIZES = "dtype cache_dtype head_dim value_dim block_size"
 
 
@@ -75,13 +76,23 @@ def options_for(
 
 
 def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
-    """Every kernel that calls with these options launch on a GPU of this capability, each once."""
-    kernels: dict[str, Kernel] = {}
+    """Every kernel that calls with these options launch on a GPU of this capability, each once.
+
+    With those of PagedAttention comes the one that samples.
+    """
+    options, kernels = list(options), dict[str, Kernel]()
     for option in options:
         for variant in variants.kernels(option, capability):
             name = kernel_name(variant.name, option)
             kernels.setdefault(name, _kernel(name, variant))
+    if not all(option.contiguous for option in options):
+        kernels[SAMPLING] = sampling_kernel()
     return list(kernels.values())
+
+
+def sampling_kernel() -> Kernel:
+    """The kernel that samples tokens, the same for every model."""
+    return Kernel(SAMPLING, sampling.sample_rows, sampling.ARGUMENTS, sampling.CONSTANTS, warps=sampling.WARPS)
 
 
 def kernel_name(function: str, options: Options) -> str:

@@ -71,6 +71,16 @@ class AttentionProblem(Structure):
     )
 
 
+class Sampling(Structure):
+    """SharpSampling of sharp_cuda.h; pointers are addresses of memory that the device reads and writes."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        *((name, c_void_p) for name in ("logits", "indices", "samplings", "candidates", "sampled")),
+    )
+
+
 def normalizer_number(name: str) -> int:
     """SharpNormalizer's value."""
     return NORMALIZERS.index(name)
@@ -92,6 +102,7 @@ class Library:
         self._library.sharp_cuda_attention_workspace_bytes.argtypes = (POINTER(AttentionProblem), POINTER(c_size_t))
         self._library.sharp_cuda_prepare_attention.argtypes = (POINTER(AttentionProblem),)
         self._library.sharp_cuda_attention.argtypes = (POINTER(AttentionProblem), c_void_p, c_void_p)
+        self._library.sharp_cuda_sample.argtypes = (POINTER(Sampling), c_void_p)
 
     def workspace_bytes(self, problem: Problem | AttentionProblem) -> int:
         """Device memory that calls up to this size need."""
@@ -114,6 +125,14 @@ class Library:
         paged = isinstance(problem, Problem)
         load = self._library.sharp_cuda_prepare if paged else self._library.sharp_cuda_prepare_attention
         self._check(load(byref(problem)))
+
+    def prepare_sampling(self) -> None:
+        """Load the code that samples."""
+        self._check(self._library.sharp_cuda_prepare_sampling())
+
+    def sample(self, sampling: Sampling, stream: int) -> None:
+        """Put a call on a stream."""
+        self._check(self._library.sharp_cuda_sample(byref(sampling), stream))
 
     def attention(self, problem: AttentionProblem, workspace: int, stream: int) -> None:
         """As `paged_attention`, for the op over contiguous keys."""

@@ -30,7 +30,7 @@ class Readback:
     def rows(self, count: int) -> NDArray[np.float32]:
         """Memory for so many rows, float32 [rows, columns]; what it held before is void."""
         if len(self._memory) < count:
-            self._memory = _page_locked(self._driver, count, self._columns)
+            self._memory = _memory(self._driver, count, self._columns)
         return self._memory[:count]
 
     def forget(self) -> None:
@@ -53,15 +53,24 @@ class Readback:
         return found
 
 
-def _page_locked(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
+def _memory(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
     """Page-locked memory, or where the system has none other memory: copies are slower then, and the same."""
-    address, size = ctypes.c_void_p(), rows * columns * FLOAT_BYTES
     try:
-        with driver.context() as call:
-            call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), PORTABLE)
+        return page_locked(driver, rows, columns)
     except SharpError as error:
         logger.warning("logits are copied through memory that is not page-locked, which is slower: %s", error)
         return np.empty((rows, columns), np.float32)
+
+
+def page_locked(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
+    """Page-locked memory, float32 [rows, columns]; a GPU reads and writes it at the same address.
+
+    Raises:
+        SharpError: the system has none.
+    """
+    address, size = ctypes.c_void_p(), rows * columns * FLOAT_BYTES
+    with driver.context() as call:
+        call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), PORTABLE)
     return as_array(address.value or 0, rows, columns, partial(_free, driver))
 
 

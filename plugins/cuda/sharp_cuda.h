@@ -1,4 +1,4 @@
-/* libsharp_cuda.so: PagedAttention and Attention on NVIDIA GPUs, for whoever has a stream and device buffers.
+/* libsharp_cuda.so: PagedAttention, Attention and sampling on NVIDIA GPUs, for whoever has a stream and device buffers.
  *
  * Nothing here synchronizes or allocates on the device, except that a kernel's code is loaded when it is first needed;
  * sharp_cuda_prepare does that beforehand, so that a stream may be captured into a CUDA graph. The caller's context
@@ -109,6 +109,18 @@ typedef struct {
   float* stats;                 /* [batch, q_heads, queries, stats_columns], or null; zeros where not collected */
 } SharpAttention;
 
+/* Tokens from logits, as plugins/sampling.py defines them; pointers are to memory that the device reads and writes. */
+typedef struct {
+  int64_t rows, vocab;
+  const float* logits;     /* [any, vocab] */
+  const int64_t* indices;  /* [rows]: which of the logits */
+  const double* samplings; /* [rows, 5]: sharpness, top_k, top_p, min_p, random */
+  float* candidates;       /* [rows, SHARP_SAMPLING_CANDIDATES], scratch memory */
+  int64_t* sampled;        /* [rows]; -1 where the highest logit is not finite */
+} SharpSampling;
+
+enum { SHARP_SAMPLING_CANDIDATES = 4096 };
+
 /* Bytes of device memory that calls with these types and attributes and with sizes up to these need, aligned to 256.
  * Buffers may be null. */
 int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, size_t* bytes);
@@ -123,6 +135,10 @@ int sharp_cuda_paged_attention(const SharpPagedAttention* problem, void* workspa
 int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* bytes);
 int sharp_cuda_prepare_attention(const SharpAttention* problem);
 int sharp_cuda_attention(const SharpAttention* problem, void* workspace, SharpStream stream);
+
+/* Load the kernel that samples; put its work on the stream. */
+int sharp_cuda_prepare_sampling(void);
+int sharp_cuda_sample(const SharpSampling* sampling, SharpStream stream);
 
 /* Add the kernels of a folder that `sharp build --backend cuda` or `make kernels` wrote to those that are built in, for
  * the rest of the process. Of one that is in both the built-in one is taken. */

@@ -33,6 +33,16 @@ def log2_above_one(x):
 
 
 @triton.jit
+def exp2(x):
+    """2^x to 2^-22 in one instruction: `tl.exp2` takes four, for results that are subnormal, which are 0 here."""
+    if INTERPRETED:
+        result = tl.exp2(x)
+    else:
+        result = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return result
+
+
+@triton.jit
 def reciprocal(x):
     """1 / x in one instruction and to 2^-22; of a subnormal number infinity."""
     if INTERPRETED:

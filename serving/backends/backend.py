@@ -98,5 +98,6 @@ class SamplingBackend(Backend, Protocol):
     def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64]) -> StepOutput:
         """`step`, and a token for each output as `plugins.sampling.sample` samples it: samplings float64 [outputs, 5].
 
-        The engine asks for it where it needs no logits: no row has a logits processor or logprobs.
+        The engine asks for it where it needs no logits: no row has a logits processor or logprobs. Where the backend
+        cannot sample it returns logits, as `step` does.
         """

@@ -11,6 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from sharp.plugins.cuda.readback import Readback
+from sharp.plugins.cuda.sampler import DeviceSampler
 from sharp.plugins.manifest import Manifest
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cuda_provider import device_tensor
@@ -79,16 +80,25 @@ def _powers(first: int, most: int) -> Iterator[int]:
 class DecodeGraphs:
     """A graph for every size that decode steps come in; the first step of a size captures it."""
 
-    def __init__(self, session: Any, manifest: Manifest, caches: dict[str, Any], gpu: int, readback: Readback) -> None:
+    def __init__(
+        self,
+        session: Any,
+        manifest: Manifest,
+        caches: dict[str, Any],
+        gpu: int,
+        readback: Readback,
+        sampler: DeviceSampler | None,
+    ) -> None:
         """`caches` are the tensors on the GPU of that number, by the names of the session's inputs and outputs.
 
-        Logits come to the host through `readback`.
+        Logits come to the host through `readback`, unless `sampler` samples from them.
         """
         self._session = session
         self._manifest = manifest
         self._caches = caches
         self._gpu = gpu
         self._readback = readback
+        self._sampler = sampler
         self._outputs = {value.name for value in session.get_outputs()}
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
@@ -108,8 +118,8 @@ class DecodeGraphs:
                 self.step(decode_step(sequences, pages))
         logger.info("%d CUDA graphs captured in %.1f s", len(self._graphs), time.monotonic() - began)
 
-    def step(self, batch: Batch) -> StepOutput:
-        """Compute a decode step."""
+    def step(self, batch: Batch, samplings: NDArray[np.float64] | None = None) -> StepOutput:
+        """Compute a decode step; with `samplings`, and where it can be, sample as well."""
         size = graph_size(batch)
         whole = padded(batch, *size)
         arrays = {name: np.asarray(getattr(whole, name)) for name in STEP_INPUTS}
@@ -120,8 +130,12 @@ class DecodeGraphs:
             graph.inputs[name].update_inplace(array)
         self._session.run_with_iobinding(graph.binding, graph.options)
         stats = graph.stats.numpy()[:, : len(batch.input_ids)] if batch.collect_stats else None
+        logits = graph.logits.data_ptr()
+        if samplings is not None and self._sampler is not None:
+            sampled = self._sampler.sample(logits, batch.logits_indices, samplings)
+            return StepOutput(self._readback.rows(0), stats, sampled)
         # Not those of padding: they may be half of them.
-        return StepOutput(self._readback.copy(graph.logits.data_ptr(), batch.logits_indices), stats)
+        return StepOutput(self._readback.copy(logits, batch.logits_indices), stats)
 
     def _make(self, arrays: dict[str, NDArray[Any]]) -> _Graph:
         m = self._manifest

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sharp.plugins.cuda.device import check_context, free_memory
 from sharp.plugins.cuda.readback import Readback
+from sharp.plugins.cuda.sampler import DeviceSampler, find_sampler
 from sharp.plugins.manifest import CacheDtype, Manifest
 from sharp.serving.api.errors import InputError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
@@ -62,7 +63,9 @@ class OnnxRuntimeBackend:
         self._inputs: dict[str, NDArray[Any]] = {}  # what is bound, alive while it is
         self._logits = np.empty((0, manifest.vocab_size), np.float32)
         self._readback = Readback(manifest.vocab_size, gpu) if device == "cuda" else None
-        self._bound_outputs: tuple[int, int, bool] | None = None  # rows, tokens, whether statistics are left out
+        self._sampler: DeviceSampler | None = None
+        # Rows, tokens, whether statistics are left out, and whether logits stay on the device.
+        self._bound_outputs: tuple[int, int, bool, bool] | None = None
 
     @property
     def kernels(self) -> bool:
@@ -149,11 +152,13 @@ class OnnxRuntimeBackend:
             InputError: the model does not run on the GPU.
         """
         self._set_cache(blocks)
+        if self._device == "cuda" and self._kernels and self._largest is None:
+            self._sampler = find_sampler(self._manifest.vocab_size, self._gpu)
         if self._captures and self._readback is not None:
             values = list(zip(self._caches, self._current, strict=True))
             caches = {tensor.name: value for tensor, value in values}
             caches |= {tensor.updated_name: value for tensor, value in values}
-            self._graphs = DecodeGraphs(self._session, self._manifest, caches, self._gpu, self._readback)
+            self._graphs = DecodeGraphs(self._session, self._manifest, caches, self._gpu, self._readback, self._sampler)
         if self._device == "cuda":
             self._warm_up()
         if self._graphs is not None and self._largest is not None:
@@ -179,6 +184,9 @@ class OnnxRuntimeBackend:
         """
         self._set_cache(1)
         self._warm_up()
+        self._sampler = find_sampler(self._manifest.vocab_size, self._gpu)
+        if self._sampler is not None:
+            self._sampler.logits(largest.sequences)
         self._largest = largest
         try:
             for batch in largest_steps(largest, self._manifest.cache.block_size):
@@ -201,22 +209,38 @@ class OnnxRuntimeBackend:
         with lost_device(lambda: check_context(self._gpu)) if self._device == "cuda" else contextlib.nullcontext():
             return self._step(batch)
 
-    def _step(self, batch: Batch) -> StepOutput:
+    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64]) -> StepOutput:
+        """Compute one step and sample on the GPU; without a GPU or the kernel logits are returned, as by `step`.
+
+        Raises:
+            DeviceLostError: no later step can be computed either.
+        """
+        if self._sampler is None:
+            return self.step(batch)
+        with lost_device(lambda: check_context(self._gpu)):
+            return self._step(batch, samplings)
+
+    def _step(self, batch: Batch, samplings: NDArray[np.float64] | None = None) -> StepOutput:
         if self._graphs is not None and is_decode(batch):
-            return self._graphs.step(batch)
+            return self._graphs.step(batch, samplings)
         binding, m = self._binding, self._manifest
         for name in STEP_INPUTS:
             self._bind_input(name, np.asarray(getattr(batch, name)))
         bound, self._bound_outputs = self._bound_outputs, None  # what fails from here on leaves nothing to rely on
         rows, tokens = len(batch.logits_indices), len(batch.input_ids)
-        logits = self._logits_of(rows)
-        shape = (m.layers, tokens, m.q_heads, m.stats_columns)
-        stats = np.empty(shape, np.float32) if batch.collect_stats else None
+        sampler = None if samplings is None else self._sampler
+        logits = self._logits_of(rows if sampler is None else 0)
+        of_stats = m.layers, tokens, m.q_heads, m.stats_columns
+        stats = np.empty(of_stats, np.float32) if batch.collect_stats else None
         if stats is not None:
             binding.bind_ortvalue_output("stats", onnxruntime.OrtValue.ortvalue_from_numpy(stats))
-        expected = rows, tokens, stats is None
+        expected = rows, tokens, stats is None, sampler is not None
         if expected != bound:  # binding takes longer than looking
-            binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
+            if sampler is None:
+                binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
+            else:
+                shape = rows, m.vocab_size
+                binding.bind_output("logits", "cuda", self._gpu, np.float32, shape, sampler.logits(rows))
             if stats is None:
                 binding.bind_output("stats", self._device, self._gpu)
         self._bound_outputs = expected
@@ -224,7 +248,9 @@ class OnnxRuntimeBackend:
         if not self._kernels:
             self._current, self._next = self._next, self._current
             self._bind_caches()
-        return StepOutput(logits, stats)
+        if sampler is None or samplings is None:
+            return StepOutput(logits, stats)
+        return StepOutput(logits, stats, sampler.sample(sampler.logits(rows), np.arange(rows), samplings))
 
     def _bind_input(self, name: str, array: NDArray[Any]) -> None:
         """On a CPU into memory that stays bound from step to step: binding takes longer than writing it."""

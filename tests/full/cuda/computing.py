@@ -27,6 +27,8 @@ TYPES = {
     "*bf16": torch.bfloat16,
     "*i8": torch.int8,
     "*i32": torch.int32,
+    "*i64": torch.int64,
+    "*fp64": torch.float64,
     "*u1": torch.bool,
 }
 NUMBERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}

@@ -200,6 +200,28 @@ FAKE cuMemFreeHost(void* memory) {
   return CUDA_SUCCESS;
 }
 
+FAKE cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
+  *memory = reinterpret_cast<CUdeviceptr>(std::calloc(bytes, 1));
+  taken += bytes;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemFree(CUdeviceptr memory) {
+  std::free(reinterpret_cast<void*>(memory));
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  events += "write bytes=" + std::to_string(bytes) + " stream=" + std::to_string(reinterpret_cast<uintptr_t>(stream)) + "\n";
+  if (host_memory()) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuStreamSynchronize(CUstream stream) {
+  events += "wait for stream " + std::to_string(reinterpret_cast<uintptr_t>(stream)) + "\n";
+  return CUDA_SUCCESS;
+}
+
 FAKE cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
   events += "read bytes=" + std::to_string(bytes) + "\n";
   if (host_memory()) std::memcpy(to, reinterpret_cast<void*>(from), bytes);

@@ -1,6 +1,8 @@
 """Generates with `LLM` on ONNX Runtime's CUDA provider over a GPU that computes nothing: every token is the first one.
 
-python -m tests.full.cuda.generate FOLDER GRAPHS: what happened on the GPU as JSON on stdout.
+HOW is words: graphs; logprobs, which need logits; temperature; without-kernel, of sampling, in the library.
+
+python -m tests.full.cuda.generate FOLDER HOW: what happened on the GPU as JSON on stdout.
 """
 
 import ctypes
@@ -8,6 +10,7 @@ import json
 import sys
 
 from sharp import LLM, SamplingParams
+from sharp.plugins.cuda import sampler
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig, EngineConfig
 
@@ -22,8 +25,10 @@ def events(library: str, function: str) -> list[str]:
 
 
 def main() -> None:
-    folder, graphs = sys.argv[1], sys.argv[2] == "graphs"
-    backend = BackendConfig(threads=1, cuda_graphs=graphs)  # device: auto
+    folder, how = sys.argv[1], sys.argv[2].split()
+    if "without-kernel" in how:
+        sampler.KERNEL = "another"
+    backend = BackendConfig(threads=1, cuda_graphs="graphs" in how)  # device: auto
     engine = EngineConfig(cache_tokens=BLOCKS * 16, attention_interval=2)
     free_memory = OnnxRuntimeBackend.free_memory
 
@@ -42,17 +47,23 @@ def main() -> None:
 
     steps = []
 
-    def recorded(batch):
-        output = step(batch)
+    def record(batch, output):
         happened = {"driver": events("libcuda.so.1", "fake_events")}
         happened["runtime"] = events("libcudart.so.13", "fake_runtime_events")
         stats = None if output.stats is None else output.stats.shape
         happened |= {"tokens": len(batch.input_ids), "logits": output.logits.shape, "stats": stats}
+        happened["sampled"] = None if output.sampled is None else output.sampled.tolist()
         steps.append(happened)
         return output
 
-    step, used.step = used.step, recorded
-    completions = llm.generate(["one", "another", "third"], SamplingParams(temperature=0, max_tokens=4))
+    step, step_and_sample = used.step, used.step_and_sample
+    used.step = lambda batch: record(batch, step(batch))
+    if used._sampler is not None:
+        used.step_and_sample = lambda batch, samplings: record(batch, step_and_sample(batch, samplings))
+    sampling = SamplingParams(
+        temperature=0.7 * ("temperature" in how), max_tokens=4, logprobs=1 if "logprobs" in how else None
+    )
+    completions = llm.generate(["one", "another", "third"], sampling)
     said |= {"steps": steps, "completions": [completion.token_ids for completion in completions]}
     json.dump(said, sys.stdout)
 

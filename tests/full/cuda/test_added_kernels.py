@@ -89,17 +89,17 @@ def test_a_first_start_compiles_what_is_missing_and_sharp_build_does_before(tmp_
     monkeypatch.setattr("sharp.plugins.build_kernels.compile_with_progress", compile_with_progress)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model_package.add_kernels(tmp_path / "model", 90)
-    assert compiled == [5] and "merge_prompts float32 float32 16 16 16 softmax" in found
+    assert compiled == [6] and "merge_prompts float32 float32 16 16 16 softmax" in found
     model_package.add_kernels(tmp_path / "model", 90)
-    assert compiled == [5]
+    assert compiled == [6]
     # `sharp build` puts them into the model's folder, where no start has to compile them.
     found.clear()
     built = CliRunner().invoke(
         main, ["build", str(tmp_path / "model"), "--backend", "cuda", "--compute-capability", "90"]
     )
-    assert built.exit_code == 0 and "model/kernels: 5 kernels for compute capability 9.0" in built.output
+    assert built.exit_code == 0 and "model/kernels: 6 kernels for compute capability 9.0" in built.output
     model_package.add_kernels(tmp_path / "model", 90)
-    assert compiled == [5, 5]
+    assert compiled == [6, 6]
     refused = CliRunner().invoke(
         main, ["build", str(tmp_path / "model"), "--backend", "cuda", "--compute-capability", "75"]
     )

@@ -26,7 +26,7 @@ def build(folder, jobs):
 
 def test_kernels_are_compiled_packed_and_built_into_a_library(tmp_path):
     said = build(tmp_path / "kernels", "2")
-    assert ": 10 kernels, " in said and "10 compiled and 0 from the cache" in said
+    assert ": 11 kernels, " in said and "11 compiled and 0 from the cache" in said
     entries = json.loads((tmp_path / "kernels" / "kernels.json").read_text())
     functions = [entry["kernel"].split()[0] for entry in entries]
     assert {name: functions.count(name) for name in functions} == {
@@ -36,6 +36,7 @@ def test_kernels_are_compiled_packed_and_built_into_a_library(tmp_path):
         "merge": 2,
         "merge_prompts": 2,
         "prefill": 2,
+        "sample_rows": 1,  # of every model with a paged cache
     }
     assert {entry["target"] for entry in entries} == {"sm_90a"}
     images = (tmp_path / "kernels" / "kernels.bin").read_bytes()
@@ -43,7 +44,7 @@ def test_kernels_are_compiled_packed_and_built_into_a_library(tmp_path):
         image = images[entry["offset"] :][: entry["bytes"]]
         assert image[:4] == b"\x7fELF" and f".text.{entry['entry']}\0".encode() in image
     # What does not change is not compiled again, whichever process compiled it, and gives the same bytes.
-    assert "0 compiled and 10 from the cache" in build(tmp_path / "kernels", "1")
+    assert "0 compiled and 11 from the cache" in build(tmp_path / "kernels", "1")
     assert (tmp_path / "kernels" / "kernels.bin").read_bytes() == images
 
     build_libraries(tmp_path / "kernels", tmp_path / "build")
@@ -80,6 +81,7 @@ def test_a_model_says_which_kernels_it_needs(tmp_path):
         f"prefill_count {sizes} entmax two alibi",
         f"prefill_settled {sizes} entmax two alibi",
         f"merge_prompts {sizes} entmax",
+        "sample_rows",
     ]
     assert result.output == listed("--model", folder, "--target", "90").output
     said = listed("--model", folder, "--head-dim", "64")
@@ -123,4 +125,5 @@ def test_a_graph_without_a_normalizer_is_refused(tmp_path):
 def test_blocks_of_another_size_are_chosen():
     chosen = ("--normalizer", "softmax", "--feature", "plain", "--head-dim", "64", "--dtype", "bfloat16")
     lines = listed(*chosen, "--block-size", "32", "--block-size", "128", "--op", "PagedAttention").output.splitlines()
+    assert lines.pop() == "sample_rows"
     assert {" ".join(line.split()[1:6]) for line in lines} == {f"bfloat16 bfloat16 64 64 {size}" for size in (32, 128)}

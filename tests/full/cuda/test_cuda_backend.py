@@ -52,13 +52,19 @@ def generate(libraries, cuda_provider, folder):
             text=True,
         )
         assert finished.returncode == 0, finished.stderr
-        return json.loads(finished.stdout)
+        return json.loads(finished.stdout) | {"log": finished.stderr}
 
     return run
 
 
 def launched(events):
     return [dict(word.split("=") for word in e.split()[2:]) for e in events if e.startswith("launch ")]
+
+
+def samplings(step):
+    """The launch of the kernel that samples in a step, and what the driver did after it."""
+    names = [event.split()[1].partition("@")[0] if event.startswith("launch ") else event for event in step["driver"]]
+    return names[names.index("sample_rows") :] if "sample_rows" in names else []
 
 
 def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
@@ -72,7 +78,7 @@ def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
     assert sorted(int(address) for _, address, _ in cleared) == sorted(said["addresses"].values())
     assert said["completions"] == [[0] * 4] * 3
     # Every kernel was loaded at start, by a step that stores nothing.
-    assert {"write_cache", "decode_stream", "merge", "prefill", "merge_prompts"} == {
+    assert {"write_cache", "decode_stream", "merge", "prefill", "merge_prompts", "sample_rows"} == {
         event.split()[1] for event in said["started"] if event.startswith("kernel ")
     }
     assert not [event for step in said["steps"] for event in step["driver"] if event.startswith("kernel ")]
@@ -86,9 +92,11 @@ def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
         to_device = [event for event in step["runtime"] if event.startswith("copy 1 ")]
         to_host = [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")]
         assert len(to_device) == 8  # the inputs of a step
-        # Statistics come to the host in steps that collect them only.
-        statistics = [] if step["stats"] is None else [LAYERS * step["tokens"] * HEADS * 4 * 4]
-        assert sorted(to_host) == sorted([3 * VOCAB * 4, *statistics])
+        # Statistics come to the host in steps that collect them only, and no logits.
+        assert to_host == ([] if step["stats"] is None else [LAYERS * step["tokens"] * HEADS * 4 * 4])
+        assert samplings(step) == ["sample_rows", "wait for stream 0"]
+        assert launched(step["driver"])[-1]["vocab"] == str(VOCAB)
+        assert step["logits"] == [0, VOCAB] and step["sampled"] == [0] * 3
     assert {step["stats"] is None for step in said["steps"]} == {True, False}
 
 
@@ -109,12 +117,40 @@ def test_decode_steps_are_replayed_as_one_graph(generate):
     # Every size was captured at start: of 1, 2, 4, ... 64 sequences.
     grids = {values["grid"].split(",")[0] for values in launched(said["started"]) if values.get("most_tokens") == "0"}
     assert {str(2**power) for power in range(7)} <= grids
-    for step in (first, *others):  # a graph of four sequences for three, whose logits come to the host
-        assert step["driver"] == [f"read bytes={3 * VOCAB * 4}"]
+    for step in (first, *others):  # a graph of four sequences for three, which are sampled
+        assert samplings(step) == ["sample_rows", "wait for stream 0"] and len(step["driver"]) == 3
+        assert launched(step["driver"])[0]["grid"] == "3,1,1"
+        assert step["driver"][0] == "write bytes=3072 stream=0"  # what 64 rows are told
         assert step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
         statistics = [LAYERS * 4 * HEADS * 4 * 4] if step["stats"] else []
         assert [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")] == statistics
-        assert step["logits"] == [3, VOCAB] and step["stats"] in (None, [LAYERS, 3, HEADS, 4])
+        assert step["logits"] == [0, VOCAB] and step["stats"] in (None, [LAYERS, 3, HEADS, 4])
+
+
+@pytest.mark.parametrize("how", ["logprobs", "without-kernel"])
+def test_logits_of_a_graph_travel_where_they_are_needed(generate, how):
+    said = generate(f"graphs {how}")
+    assert said["completions"] == [[0] * 4] * 3
+    prompt, *others = said["steps"]
+    assert 3 * VOCAB * 4 in [int(event.split()[-1]) for event in prompt["runtime"] if event.startswith("copy 2 ")]
+    for step in others:
+        assert step["driver"] == [f"read bytes={3 * VOCAB * 4}"]  # of three of the four sequences
+        assert step["logits"] == [3, VOCAB] and step["sampled"] is None
+    assert ("tokens are sampled on the host" in said["log"]) == (how == "without-kernel")
+
+
+@pytest.mark.parametrize("how", ["temperature", "graphs temperature"])
+def test_rows_with_a_temperature_are_sampled_on_the_gpu_too(generate, how):
+    for step in generate(how)["steps"]:
+        assert samplings(step) == ["sample_rows", "wait for stream 0"]
+        assert step["sampled"] == [0] * 3
+        assert not [event for event in step["driver"] if event.startswith("read ")]
+
+
+def test_logits_of_a_step_without_a_graph_travel_where_they_are_needed(generate):
+    for step in generate("logprobs")["steps"]:
+        to_host = [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")]
+        assert 3 * VOCAB * 4 in to_host and not samplings(step)
 
 
 def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
@@ -136,7 +172,7 @@ def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
             assert used == {str(said["addresses"][f"{name}.{layer}"]) for layer in range(LAYERS)}
         assert not [event for event in step["driver"] if event.startswith("copy ")]
     for step in (first, *others):
-        assert step["driver"] == [f"read bytes={3 * VOCAB * 4}"]
+        assert samplings(step) == ["sample_rows", "wait for stream 0"] and len(step["driver"]) == 3
         assert step["runtime"].count("replay") == 1
 
 

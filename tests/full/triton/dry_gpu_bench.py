@@ -69,7 +69,7 @@ def main() -> None:
         "get_device_capability": lambda: (9, 0),
     }
     from bench.gpu import cases as gpu_cases
-    from bench.gpu import inputs, shapes, speed, tiles
+    from bench.gpu import inputs, sampling, shapes, speed, tiles
     from sharp.plugins.triton import launching, variants
 
     sizes = {
@@ -97,6 +97,7 @@ def main() -> None:
         patches.enter_context(mock.patch.object(variants, "PART_KEYS", 16))
         few = {
             speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
+            sampling: {"VOCABULARIES": (257,), "ROWS": (1, 3)},
             tiles: {"NORMALIZERS": ("entmax",)},
             shapes: {"NORMALIZERS": ("softmax", "entmax"), "BATCHES": dict([*shapes.BATCHES.items()][-2:])},
         }
@@ -122,6 +123,7 @@ def main() -> None:
             ("shapes", shapes.jobs(), shapes.shapes(False, cases)),
             ("prefill", speed.jobs("prefill"), speed.prefill(False, cases)),
             ("statistics", speed.jobs("statistics"), speed.statistics_cost(cases)),
+            ("sampling", [], sampling.sampling(False, cases)),
             ("tiles", tiles.jobs(), tiles.tiles(cases)),
         ):
             ahead = {launched(kernel) for job in jobs for kernel in job.kernels(90)}

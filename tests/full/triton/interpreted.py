@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sharp.plugins.ops.schema import SCALES
-from tests.full.triton.memory_check import MemoryCheck
+from tests.full.triton.memory_check import MemoryCheck, place_of
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Case
 
@@ -272,6 +272,35 @@ def screen_reads(case: Case, dtype: str) -> tuple[float, float, float]:
         MEMORY.read[tensors[name].data_ptr()] / (keys * heads * each) for name, each in numbers.items()
     )
     return key_reads, word_reads, value_reads
+
+
+def sample(logits: np.ndarray, samplings: np.ndarray, indices: np.ndarray | None, sizes: tuple[int, int]) -> np.ndarray:
+    """The tokens of `sampling.sample` with tiles and candidates of these sizes, its memory accesses checked."""
+    import torch
+
+    from sharp.plugins.triton import sampling
+
+    def watched(*tensors: torch.Tensor) -> None:
+        with MEMORY.watched(map(place_of, tensors)):
+            launch(*tensors)
+
+    launch, constants = sampling.launch, dict(sampling.CONSTANTS)
+    sampling.launch = watched
+    sampling.CONSTANTS.update(zip(constants, sizes, strict=True))
+    try:
+        given = None if indices is None else torch.tensor(indices)
+        tokens: np.ndarray = sampling.sample(torch.tensor(logits), torch.tensor(samplings), given).numpy()
+    finally:
+        sampling.launch = launch
+        sampling.CONSTANTS.update(constants)
+    return tokens
+
+
+def sampling_reads(logits: np.ndarray, samplings: np.ndarray, sizes: tuple[int, int]) -> float:
+    """How often `sample` reads its logits."""
+    MEMORY.read.clear()
+    sample(logits, samplings, None, sizes)
+    return max(MEMORY.read.values()) / logits.size
 
 
 def run_attention(

@@ -20,7 +20,16 @@ def test_sections_run_in_their_own_order() -> None:
     from bench.gpu import run
 
     assert run.parse(["--only", "decode,machine"]).only == ["machine", "decode"]
-    assert run.parse([]).only == ["machine", "correctness", "decode", "shapes", "prefill", "statistics", "end-to-end"]
+    assert run.parse([]).only == [
+        "machine",
+        "correctness",
+        "decode",
+        "shapes",
+        "prefill",
+        "statistics",
+        "sampling",
+        "end-to-end",
+    ]
     assert run.parse(["--quick"]).quick
 
 
@@ -214,11 +223,13 @@ def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> No
         "shapes": 8,
         "prefill": 5,
         "statistics": 2,
+        "sampling": 12,
         "tiles": 4,
     }
     # What a CPU cannot run says so, as a peer that fails on a GPU would.
     assert {row["subject"] for row in rows if "error" in row} <= {"torch SDPA (cuDNN)", "torch SDPA (flash)"}
     assert all(row["late"] == [] for row in rows)
+    assert all(row["holds"] for row in rows if row["section"] == "sampling")
     assert any("context" in row and "error" not in row for row in rows if row["section"] == "prefill")
     assert 0 < next(row["support"] for row in rows if row["section"] == "prefill" and "support" in row) < 1
 

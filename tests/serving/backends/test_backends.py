@@ -48,6 +48,11 @@ def test_statistics_only_when_requested(backend):
     np.testing.assert_allclose(stats[0, :, 0, 0], np.log([1, 2]), rtol=1e-6)
 
 
+def test_a_cpu_returns_logits_where_a_gpu_would_sample(backend):
+    output = backend.step_and_sample(decode([1, 2, 3], 0, [0]), np.array([(1.0, 0, 1, 0, 0.5)]))
+    assert output.sampled is None and output.logits.shape == (1, 257)
+
+
 def test_a_failed_step_did_not_happen(backend):
     backend.step(decode([1, 2, 3], 0, [1]))
     with pytest.raises(Exception, match="indices"):

@@ -1,0 +1,31 @@
+"""Samples by the library's kernel on a GPU that is interpreted.
+
+python -m tests.full.cuda.compute_sampling LIBRARY: calls as JSON on stdin, [logits, indices, samplings] each, and on
+stdout the tokens of each by the GPU and by the CPU's sampler, launches and failures.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from sharp.plugins.cuda.library import Library
+from sharp.plugins.cuda.sampler import DeviceSampler
+from sharp.plugins.sampling import sample
+from tests.full.cuda.computing import Device
+
+
+def main() -> None:
+    device, library, found = Device(), Library(Path(sys.argv[1])), []
+    calls = json.load(sys.stdin)
+    sampler = DeviceSampler(library, len(calls[0][0][0]), 0)
+    for given, indices, parameters in calls:
+        logits, rows, samplings = np.array(given, np.float32), np.array(indices), np.array(parameters, float)
+        tokens = sampler.sample(logits.ctypes.data, rows, samplings)
+        found.append({"gpu": tokens.tolist(), "cpu": sample(logits[rows], samplings).tolist()})
+    json.dump({"calls": found, "launches": device.launches, "failures": device.failures}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

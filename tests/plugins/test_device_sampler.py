@@ -1,0 +1,54 @@
+"""Where no sampler of a GPU is found the host samples, and the log says why."""
+
+import logging
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from sharp.plugins.cuda import sampler
+from sharp.plugins.errors import SharpError
+
+
+class Library:
+    """Has the kernel for compute capability 9.0."""
+
+    def __init__(self, path):
+        pass
+
+    def has_kernel(self, name, capability):
+        return (name, capability) == ("sample_rows", 90)
+
+    def prepare_sampling(self):
+        pass
+
+
+class Driver:
+    """Has no page-locked memory."""
+
+    def __init__(self, number):
+        pass
+
+    @contextmanager
+    def context(self):
+        def call(function, *arguments):
+            raise SharpError(f"{function}: out of memory")
+
+        yield call
+
+
+@pytest.mark.parametrize(
+    ("capability", "words"),
+    [
+        (90, "tokens are sampled on the host: cuMemHostAlloc: out of memory"),
+        (75, "tokens are sampled on the host, as there is no kernel sample_rows for compute capability 7.5"),
+    ],
+)
+def test_the_host_samples_instead(monkeypatch, caplog, capability, words):
+    monkeypatch.setattr(sampler, "library_path", lambda runtime: f"/{runtime}")
+    monkeypatch.setattr(sampler, "find_device", lambda number: SimpleNamespace(compute_capability=capability))
+    monkeypatch.setattr(sampler, "Library", Library)
+    monkeypatch.setattr(sampler, "Driver", Driver)
+    with caplog.at_level(logging.WARNING):
+        assert sampler.find_sampler(257, 0) is None
+    assert words in caplog.text and len(caplog.records) == 1
