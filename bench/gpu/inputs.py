@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK, WITHOUT_SINK
+from sharp.plugins.ops.attributes import (
+    DEFAULT_STATS_COLUMNS,
+    HEAD_PARAMETERS,
+    STATS_COLUMNS_WITH_SINK,
+    WITHOUT_SINK,
+)
 from sharp.plugins.ops.key_screen import screen_of_cache
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
@@ -183,7 +188,8 @@ def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndar
         scale=attributes["scale"],
         softcap=attributes.get("softcap", 0.0),
     )
-    return output, np.array(list(vars(statistics).values()))
+    columns = attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
+    return output, np.array(list(vars(statistics).values()))[:columns]
 
 
 def to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:

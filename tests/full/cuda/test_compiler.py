@@ -115,6 +115,7 @@ def test_the_command_names_kernels_and_refuses_what_is_none():
         "merge float16 float16 64 64 16 ssa",
         "prefill float16 float16 64 64 16 ssa alibi",
         "merge_prompts float16 float16 64 64 16 ssa",
+        "sample_rows",
     ]
     listed = runner.invoke(main, [*chosen, "--op", "SharpAttention", "--list"]).output.splitlines()
     assert listed[0] == "write_present float16 float16 64 64 16 contiguous"
