@@ -45,6 +45,9 @@ def whose(path: Path) -> str | None:
         return None
     if (path.parent / LITGPT_FILES[1]).is_file():
         return _sentence(path, "litgpt")
+    if (path.parent / "config.json").is_file():
+        message = f"{path} holds the weights of a Hugging Face model, whose code and tokenizer are named beside it"
+        return f"{message}; give the whole folder, {path.parent}"
     fitting = (owner for parts, owner in NAMES if all(any(part in name for name in names) for part in parts))
     return _sentence(path, next(fitting, None))
 

@@ -135,7 +135,9 @@ def test_hugging_face_folder_without_weights(sharp_export, tmp_path):
 def test_the_weights_of_a_hugging_face_folder_alone(sharp_export, tmp_path):
     file = save(tiny("llama"), tmp_path / "mine") / "model.safetensors"
     result = sharp_export(file, "--norm", "softmax", "-o", tmp_path / "out")
-    assert_refused(result, tmp_path / "out", "give the whole folder of a Hugging Face model")
+    assert_refused(
+        result, tmp_path / "out", "holds the weights of a Hugging Face model", f"give the whole folder, {file.parent}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_types_and_blocks(run: Run, dtype: str, cache: str, block_size: int) -> 
     assert_close(result, case, cache)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 5)), min_size=1, max_size=3),
     group=st.sampled_from((1, 3, 17)),

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ QUESTION = Shape(sequences=((470, 9),), kv_heads=1, group=3, head_dim=16, value_
 BESIDE = replace(QUESTION, sequences=((470, 9), (90, 1), (0, 0), (50, 14)))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(SOLVED), part_keys=st.sampled_from((16, 33, 70)), collect=st.booleans())
 def test_random_calls(run: Run, case: Case, part_keys: int, collect: bool) -> None:
     case = case.with_inputs(collect_stats=np.array(collect))
@@ -63,8 +64,9 @@ def test_equal_logits(run: Run, normalizer: str) -> None:
     assert_agrees(run(case, part_keys=64), run_reference(case), case, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("window", [0, 1, 40, 200])
-@pytest.mark.parametrize("normalizer", SOLVED)
+@pytest.mark.parametrize(
+    ("normalizer", "window"), [*product(SOLVED, [40, 200]), ("adaptive_softmax", 0), ("adaptive_softmax", 1)]
+)
 def test_windows_leave_parts_and_rows_without_keys(run: Run, normalizer: str, window: int) -> None:
     case = make_case(normalizer, replace(BESIDE, holes=window == 200), window=window, sinks=True)
     assert_agrees(run(case, part_keys=16), run_reference(case), case, tolerance=2e-5)
@@ -124,8 +126,10 @@ def test_contiguous_keys(run_attention: Run, normalizer: str, form: Any) -> None
     attention_cases.assert_agrees(run_attention(case, part_keys=64), expected, case, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("counts", [1, 2, 9])
-@pytest.mark.parametrize(("alpha", "dtype"), [(1.5, "float32"), (1.5, "bfloat16"), (1.2, "float16"), (2.0, "float32")])
+@pytest.mark.parametrize(
+    ("alpha", "dtype", "counts"),
+    [(1.5, "float32", 1), (1.5, "float32", 9), (1.5, "bfloat16", 2), (1.2, "float16", 1), (2.0, "float32", 2)],
+)
 def test_steps_that_launches_are_too_few_for(
     interpreter: ProcessPoolExecutor, run: Run, alpha: float, dtype: str, counts: int
 ) -> None:
