@@ -38,7 +38,7 @@ def start() -> None:
     _patch_once()
     _find_types_once()
     _make_shapes_once()
-    _check_integers_in_numpy()
+    _leave_integers_unchecked()
     from sharp.plugins.triton import launching
 
     MEMORY.install()
@@ -148,23 +148,11 @@ def _make_shapes_once() -> None:
     tl.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, name: None)
 
 
-def _check_integers_in_numpy() -> None:
-    """Sums, differences and products of integers that their type does not hold are errors, as Triton has it.
-
-    Its interpreter computes them in Triton's own language, in a third of its time.
-    """
+def _leave_integers_unchecked() -> None:
+    """Triton 3.7's interpreter looks for overflows of integers in a third of its time, and fails for none."""
     from triton.language.semantic import TritonSemantic
 
-    operations = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-
-    def check(self: Any, lhs: Any, rhs: Any, operation: Any) -> None:
-        kind = lhs.type.scalar
-        if kind.int_bitwidth < 64:
-            wide = operations[operation.__name__](*(one.handle.data.astype(np.int64) for one in (lhs, rhs)))
-            fits = (wide >= kind.get_int_min_value()) & (wide <= kind.get_int_max_value())
-            assert fits.all(), f"int{kind.int_bitwidth} overflow detected for operation {operation.__name__}"
-
-    TritonSemantic.binary_op_sanitize_overflow_impl = check
+    TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_: None
 
 
 def _poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
