@@ -2,8 +2,9 @@
 
 Every product with a constant becomes a MatMulNBits node (domain com.microsoft): whole numbers with a scale and a zero
 point per block of weights along the input, rounded to nearest. On a CPU the kernel rounds activations to int8 per
-block. int4-128 has blocks of 128 without zero points, as ONNX Runtime's CUDA kernels for float16 want them. An
-embedding that is tied to the output layer becomes a GatherBlockQuantized node on that layer's very bytes.
+block. int4-128 has blocks of 128 without zero points, as ONNX Runtime's CUDA kernels for float16 want them, and of 64
+where 128 do not divide the input. An embedding that is tied to the output layer becomes a GatherBlockQuantized node on
+that layer's very bytes.
 """
 
 import logging
@@ -35,6 +36,11 @@ class Packing:
     block: int
     symmetric: bool = False
 
+    @property
+    def accuracy_level(self) -> int:
+        """How a CPU multiplies: a symmetric weight, which is for GPUs, with activations that are not rounded either."""
+        return 0 if self.symmetric else ACCURACY_LEVEL
+
     def bytes_of(self, inputs: int, outputs: int, scale_bytes: int = 4) -> int:
         """Size of a weight [inputs, outputs]."""
         blocks = -(-inputs // self.block)
@@ -44,7 +50,7 @@ class Packing:
 
 EIGHT_BITS = Packing(8, 64)
 FOUR_BITS = Packing(4, 32)
-ON_GPUS = (Packing(8, 128, symmetric=True), Packing(4, 128, symmetric=True))
+GPU_BLOCKS = (128, 64)
 
 
 def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> None:
@@ -82,13 +88,16 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization, c
         return [EIGHT_BITS] * len(shapes)
     merged = (config.q_heads + 2 * config.kv_heads) * config.head_dim if config.kv_heads < config.q_heads else None
     end = round(ENDS * len(shapes))
-    eight_bits, four_bits = ON_GPUS if quantization == "int4-128" else (EIGHT_BITS, FOUR_BITS)
-    return [
-        eight_bits
+    packings = [
+        EIGHT_BITS
         if index < end or index >= len(shapes) - 1 - end or inputs >= outputs or outputs == merged
-        else four_bits
+        else FOUR_BITS
         for index, (inputs, outputs) in enumerate(shapes)
     ]
+    if quantization == "int4":
+        return packings
+    blocks = [next((block for block in GPU_BLOCKS if inputs % block == 0), GPU_BLOCKS[-1]) for inputs, _ in shapes]
+    return [Packing(one.bits, block, symmetric=True) for one, block in zip(packings, blocks, strict=True)]
 
 
 def _make_products(graph: onnx.GraphProto) -> None:
@@ -155,7 +164,7 @@ def _run_quantizer(model: onnx.ModelProto, packing: Packing, names: list[str]) -
             bits=packing.bits,
             block_size=packing.block,
             is_symmetric=packing.symmetric,
-            accuracy_level=ACCURACY_LEVEL,
+            accuracy_level=packing.accuracy_level,
             nodes_to_include=names,
             op_types_to_quantize=("none",),
         )

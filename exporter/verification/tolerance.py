@@ -37,7 +37,8 @@ OF_PRECISION = {
     "int8": Tolerance(Difference(0.5, 2.0, cached=0.5, mean_logits=0.03, mean_entropy=0.08), perplexity=1e-2),
     "int4": Tolerance(Difference(0.9, 4.0, cached=0.9, mean_logits=0.12, mean_entropy=0.3), perplexity=0.08),
 }
-OF_PRECISION["int4-128"] = OF_PRECISION["int4"]
+# Fewer scales and no zero points: SmolLM2's perplexity is 8.5 % above that of its own weights, which have 4 bits, too.
+OF_PRECISION["int4-128"] = replace(OF_PRECISION["int4"], perplexity=0.17)
 # Where a token chooses its experts (Mixture of Experts), rounding turns the choice wherever two are nearly as good:
 # then single tokens differ by much, whatever the precision, and so do those that attend to them. Random models of 2 of
 # 4 experts in bfloat16, float16 and int8 (30 exports, 2026-11-27): logits by up to 0.47 of the largest, caches by 0.6,

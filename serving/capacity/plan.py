@@ -16,8 +16,8 @@ MOST_REQUESTS = 1e9  # a second
 # What the engine itself takes in a greedy step of so many streams (bench/results/engine_step.json).
 ENGINE_SECONDS = 1.21e-3
 ENGINE_STREAMS = 16
-# Bytes of a weight; those of quantized models are SmolLM2's whole files (bench/results/precision.json).
-WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.08, "int4": 0.95, "int4-128": 0.9}
+# Bytes of a weight; those of quantized models are SmolLM2's whole files (bench/results/precision*.json).
+WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.08, "int4": 0.95, "int4-128": 0.89}
 
 FORMULA = """\
 W weights' bytes, n weights, c cache bytes of a token, P prompt + A completion = context N, H attention's operations

@@ -18,9 +18,9 @@ from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.chat_request import ConvertedRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
-from sharp.serving.frontends.http.logprobs import ResponseLimit
 from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.request_ids import request_id_of
+from sharp.serving.frontends.http.response_limit import ResponseLimit
 from sharp.serving.frontends.http.sending import completions, send_stream, send_whole, until_disconnected
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin

@@ -1,88 +1,13 @@
 """The field `logprobs` of OpenAI's choices."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-from sharp.serving.api.errors import FieldError
 from sharp.serving.api.events import TokenLogprobs
-from sharp.serving.api.request import GenerateRequest
-from sharp.serving.engine.model_folder import MAX_PROMPT_LOGPROBS
 from sharp.serving.frontends.http.token_texts import TokenTexts
 
 # Of a token that cannot come: JSON has no infinity. vLLM's number.
 LOWEST_LOGPROB = -9999.0
-# Of prompts that a response that is no stream repeats with further completions, in text or as ids: some 12 MB of JSON.
-MOST_REPEATED_TOKENS = 2**20
-# Of all completions of a response that is no stream, which is in memory until it is complete: some 150 MB.
-MOST_WHOLE_TOKENS = 2**20
-
-
-class ResponseLimit:
-    """Holds all logprobs of one response to the limit of one prompt's, and its tokens to limits of their own.
-
-    Every completion repeats those of its prompt, and a response that is no stream (`whole`) is held in memory until it
-    is complete. The new ones of a stream are bounded by what may wait for its reader.
-    """
-
-    def __init__(self, *, whole: bool, prompts: int = 1, repeated_by: str = "") -> None:
-        """`repeated_by` is the field that makes every completion begin with its prompt, if one does."""
-        self._whole = whole
-        self._prompts = prompts  # that were not added yet
-        self._new = 0
-        self._repeated_by = repeated_by
-        self._repeated = 0
-        self._tokens = 0
-        self._numbers = 0
-
-    def add(self, request: GenerateRequest) -> GenerateRequest:
-        """Count what the completions of a prompt may have; one without `max_tokens` ends where the limit is.
-
-        Raises:
-            FieldError: with those before they are too many.
-        """
-        params = request.params
-        if self._whole:
-            request = self._within_whole(request)
-        if self._repeated_by and self._whole:
-            self._repeated += len(request.prompt_ids) * (params.n - 1)
-            if self._repeated > MOST_REPEATED_TOKENS:
-                message = f"{self._repeated_by} is true, and {params.n} completions of a prompt repeat {self._repeated}"
-                limit = f"tokens of prompts; the limit is {MOST_REPEATED_TOKENS}; request fewer completions or a stream"
-                raise FieldError(self._repeated_by, f"{message} {limit}")
-        if params.prompt_logprobs is not None:
-            self._count(len(request.prompt_ids) * params.n, params.prompt_logprobs)
-        if params.logprobs is not None and self._whole:
-            if params.max_tokens is None:
-                room = (MAX_PROMPT_LOGPROBS - self._numbers) // (params.n * (1 + params.logprobs))
-                request = replace(request, max_new_tokens=min(request.max_new_tokens, max(room, params.min_tokens, 1)))
-            self._count(request.max_new_tokens * params.n, params.logprobs)
-        if self._numbers > MAX_PROMPT_LOGPROBS:
-            echo = " with echo" if params.prompt_logprobs is not None else ""
-            message = (
-                f"logprobs is {params.logprobs}, which{echo} makes {self._numbers} numbers for {self._tokens} tokens "
-                f"of all prompts and completions; the limit is {MAX_PROMPT_LOGPROBS}"
-            )
-            what = "; set a lower max_tokens, or request fewer completions or a stream" if self._whole else ""
-            raise FieldError("logprobs", message + what)
-        return request
-
-    def _within_whole(self, request: GenerateRequest) -> GenerateRequest:
-        params = request.params
-        if params.max_tokens is None:
-            room = (MOST_WHOLE_TOKENS - self._new) // (params.n * max(self._prompts, 1))
-            request = replace(request, max_new_tokens=min(request.max_new_tokens, max(room, params.min_tokens, 1)))
-        self._prompts -= 1
-        self._new += request.max_new_tokens * params.n
-        if self._new > MOST_WHOLE_TOKENS:
-            message = f"max_tokens lets the completions have {self._new} tokens, which are held until the last is there"
-            limit = f"the limit is {MOST_WHOLE_TOKENS}; request fewer completions or a stream"
-            raise FieldError("max_tokens", f"{message}; {limit}")
-        return request
-
-    def _count(self, tokens: int, top: int) -> None:
-        self._tokens += tokens
-        self._numbers += tokens * (1 + top)
 
 
 class TextLogprobs:

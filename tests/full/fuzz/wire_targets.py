@@ -23,9 +23,9 @@ from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import _Generate
 from sharp.serving.frontends.http.kserve_messages import read_message
-from sharp.serving.frontends.http.logprobs import ResponseLimit
 from sharp.serving.frontends.http.messages_request import CountTokensRequest, MessagesRequest
 from sharp.serving.frontends.http.openai_request import CompletionRequest
+from sharp.serving.frontends.http.response_limit import ResponseLimit
 from sharp.serving.frontends.http.responses_request import ResponsesRequest
 from sharp.serving.frontends.http.score_request import RerankRequest, ScoreRequest
 from sharp.serving.frontends.http.token_texts import TokenTexts

@@ -103,8 +103,9 @@ def test_constants_are_those_of_the_results():
     assert (greedy["engine_ms"] / 1e3, engine["streams"]) == (ENGINE_SECONDS, ENGINE_STREAMS)
     assert f"e = {greedy['engine_ms']} ms" in FORMULA
     assert f"B/{engine['streams']}" in FORMULA
-    sizes = {row["weights"]: row["mb"] for row in json.loads((RESULTS / "precision.json").read_text())["rows"]}
-    for name in ("int8", "int4"):
+    files = (RESULTS / "precision.json", RESULTS / "precision_int4_128.json")
+    sizes = {row["weights"]: row["mb"] for file in files for row in json.loads(file.read_text())["rows"]}
+    for name in ("int8", "int4", "int4-128"):
         assert WEIGHT_BYTES[name] == pytest.approx(4 * sizes[name] / sizes["float32"], abs=0.01)
 
 

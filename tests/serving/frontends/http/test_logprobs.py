@@ -6,7 +6,6 @@ from tokenizers import Tokenizer as FileTokenizer
 from tokenizers import decoders, models
 
 from sharp.serving.api.events import TokenLogprobs
-from sharp.serving.frontends.http import logprobs as response_logprobs
 from sharp.serving.frontends.http.logprobs import TextLogprobs
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.text.tokenizer import Tokenizer
@@ -107,29 +106,6 @@ def test_echoed_logprobs_have_a_limit_for_all_prompts_and_completions(client):
     assert f"{message}; the limit is 262144" in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["echo", "return_token_ids"])
-def test_prompts_that_many_completions_repeat_have_a_limit(client, field, monkeypatch):
-    monkeypatch.setattr(response_logprobs, "MOST_REPEATED_TOKENS", 200)
-    fields = {"max_tokens": 1, "extra_body": {field: True}}
-    message = f"{field} is true, and 3 completions of a prompt repeat 240 tokens of prompts; the limit is 200"
-    with pytest.raises(openai.BadRequestError, match=message) as caught:
-        client.completions.create(model="counting", prompt=[[97] * 60] * 2, n=3, **fields)
-    assert caught.value.param == field
-    assert len(client.completions.create(model="counting", prompt=[[97] * 50] * 2, n=3, **fields).choices) == 6
-
-
-def test_a_whole_response_has_a_limit_of_tokens(client, monkeypatch):
-    monkeypatch.setattr(response_logprobs, "MOST_WHOLE_TOKENS", 60)
-    with pytest.raises(openai.BadRequestError, match="max_tokens lets the completions have 66 tokens") as caught:
-        client.completions.create(model="counting", prompt=["a", "b"], n=3, max_tokens=11)
-    assert caught.value.param == "max_tokens"
-    message = {"role": "user", "content": "a"}
-    response = client.chat.completions.create(model="counting", messages=[message], n=3, temperature=0)
-    assert response.usage.completion_tokens == 60  # each has its share
-    (text, _), *_ = complete(client, ["a", "b"], n=3, max_tokens=11, stream=True)
-    assert len(text) == 11
-
-
 def test_many_echoed_logprobs_are_one_json(client):
     choices = complete(client, [[97] * 64] * 3, n=2, echo=True, logprobs=20, max_tokens=2)
     assert [text for text, _ in choices] == ["a" * 64 + "bc"] * 6
@@ -158,7 +134,7 @@ def test_logprobs_of_completions_that_are_not_streamed_have_a_limit(client, step
 
 
 def test_a_completion_without_max_tokens_ends_where_its_logprobs_have_their_limit(client, monkeypatch):
-    monkeypatch.setattr("sharp.serving.frontends.http.logprobs.MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr("sharp.serving.frontends.http.response_limit.MAX_PROMPT_LOGPROBS", 100)
     words = {"model": "counting", "messages": [{"role": "user", "content": "a"}], "temperature": 0}
     response = client.chat.completions.create(
         **words, n=2, logprobs=True, top_logprobs=4, extra_body={"ignore_eos": True}

@@ -244,7 +244,8 @@ def test_a_tensor_that_is_not_what_it_says_gets_a_sentence(stubs):
 def test_other_parameters_are_left_out_or_refused_as_the_server_is_told(folders, start_server, url, caplog):
     asked = body(inputs_of("set", 1, 3), parameters={"priority": 1})
     assert requests.post(f"{url}/infer", json=asked, timeout=10).status_code == 200
-    assert "the field 'priority' of a request is not known here and is left out" in caplog.messages
+    said = "the field 'priority' of a request is not known here and is left out"
+    assert any(message.startswith(said) for message in caplog.messages)  # with the number of others left out before
     strict = start_server(folders["set"][0], api=ApiConfig(unknown_fields="error")).http_address
     refused = requests.post(f"http://{strict}/v2/models/model/infer", json=asked, timeout=10)
     assert (refused.status_code, refused.json()) == (
