@@ -122,7 +122,7 @@ lint: typing
 	@test -z "$$(git ls-files --modified --others --exclude-standard .editor)" || { echo "Commit what make typing has written to .editor"; exit 1; }
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray
+	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray -p bench
 	.venv/bin/clang-format --dry-run --Werror $$(git ls-files 'plugins/*.cc' 'plugins/*.h')
 	.venv/bin/python -m tests.words
 	.venv/bin/python -m tests.links

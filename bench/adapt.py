@@ -67,7 +67,7 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     for path in ("jump", "walk"):
         student = make_student(model, norm, NO_OPTIONS, 16, None, LENGTH, 0)
         vocabulary, tokenizer = student.decoder.config.vocab_size, student.opened.tokenizer
-        text = read_text((), tokenizer, vocabulary, LENGTH + 1)
+        text = read_text((), tokenizer, vocabulary, LENGTH + 1, "another MODEL")
         unlike = encode(licence().read_text(encoding="utf-8"), tokenizer, vocabulary, "licence")
 
         def after(progress: Progress, student: Any = student, path: str = path) -> None:

@@ -91,7 +91,7 @@ def main(folder: str, streams: int, steps: int, prefix: int, output: Path | None
     llm = LLM(folder, engine=EngineConfig(attention_interval=0, max_sequences=max(64, streams), speculative_tokens=0))
     measure_steps(llm, streams, 4, {"temperature": 0})  # the first steps take memory from the system
     alone = measure_steps(llm, 1, steps, {"temperature": 0})["step_ms"]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, params in CASES.items():
         rows.append({"case": name, **measure_steps(llm, streams, steps, params)})
         click.echo(rows[-1])

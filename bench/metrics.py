@@ -22,7 +22,8 @@ from bench.result_file import PACKAGES, header, write
 from sharp import LLM, SamplingParams
 from sharp.plugins.cli import SharpCommand
 from sharp.serving.api.request import GenerateRequest
-from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, available_cpus
+from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig
+from sharp.serving.machine import available_cpus
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -176,8 +176,8 @@ def simulate(workload: Workload, policy: str, seed: int = 0) -> Outcome:
 @click.option("--requests", default=Workload.requests, show_default=True)
 @click.option("--loads", default="0.5,0.7,0.9,1.1,1.3", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path))
-@click.option("--plot", type=click.Path(path_type=Path))
-def main(replicas: int, requests: int, loads: str, output: Path | None, plot: Path | None) -> None:
+@click.option("--plot", "picture", type=click.Path(path_type=Path))
+def main(replicas: int, requests: int, loads: str, output: Path | None, picture: Path | None) -> None:
     """Simulate every policy at every load."""
     rows: list[dict[str, Any]] = []
     for load in map(float, loads.split(",")):
@@ -191,8 +191,8 @@ def main(replicas: int, requests: int, loads: str, output: Path | None, plot: Pa
     result = {"benchmark": "routing", "date": str(date.today()), "simulated": True, "workload": common, "rows": rows}
     if output is not None:
         output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    if plot is not None:
-        plot(rows, plot)
+    if picture is not None:
+        plot(rows, picture)
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:

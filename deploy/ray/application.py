@@ -20,10 +20,13 @@ class Arguments(BaseModel):
         description="Model folders, the same ones on every node. The first is for requests without a model.",
     )
     models_per_replica: int = Field(
-        1, ge=1, description="Models that a replica holds at a time; the one used longest ago goes for another."
+        default=1, ge=1, description="Models that a replica holds at a time; the one used longest ago goes for another."
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of every replica for its own /metrics, on the setting host; 0 is any."
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of every replica for its own /metrics, on the setting host; 0 is any.",
     )
     settings: dict[str, Any] = Field(
         default_factory=dict,
