@@ -85,17 +85,19 @@ class MaskTime:
 class Guide:
     """Follows one sequence; only the engine's thread uses it."""
 
-    def __init__(self, matcher: LLMatcher, time_taken: MaskTime) -> None:
+    def __init__(self, matcher: LLMatcher, time_taken: MaskTime, size: int) -> None:
+        """`size` is what it takes of GUIDE_BYTES."""
         self._matcher = matcher
         self._time = time_taken
+        self.size = size
 
     def copy(self) -> Self:
         """Another one at the same position, for another sequence of the request."""
-        return type(self)(self._matcher.deep_copy(), self._time)
+        return type(self)(self._matcher.deep_copy(), self._time, self.size)
 
     def for_request(self) -> Self:
         """Another one at the same position, for another request."""
-        return type(self)(self._matcher.deep_copy(), MaskTime(self._time.step))
+        return type(self)(self._matcher.deep_copy(), MaskTime(self._time.step), self.size)
 
     def begin_step(self) -> None:
         """What guides of this model take counts for another step from now on."""
@@ -222,7 +224,7 @@ class GuideCompiler:
         outcome = trial.run(guided.kind, text)
         if outcome.error:
             return _sentence(outcome.error), 0
-        return Guide(make_matcher(vocabulary, guided.kind, text), MaskTime(self._step)), outcome.size
+        return Guide(make_matcher(vocabulary, guided.kind, text), MaskTime(self._step), outcome.size), outcome.size
 
     def _loaded(self) -> tuple[LLTokenizer, GuideTrial]:
         """The vocabulary and where grammars are tried: made at first use at the latest; takes a second."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.request import GenerateRequest
+from sharp.serving.engine.guide import GUIDE_BYTES
 from sharp.serving.engine.model_folder import MAX_PROMPT_LOGPROBS
 
 # Of prompts that a response that is no stream repeats with further completions, in text or as ids: some 12 MB of JSON.
@@ -22,6 +23,7 @@ class ResponseLimit:
     def __init__(self, *, whole: bool, prompts: int = 1, repeated_by: str = "") -> None:
         """`repeated_by` is the field that makes every completion begin with its prompt, if one does."""
         self._whole = whole
+        self._guides = prompts
         self._prompts = prompts  # that were not added yet
         self._new = 0
         self._repeated_by = repeated_by
@@ -36,6 +38,7 @@ class ResponseLimit:
             FieldError: with those before they are too many.
         """
         params = request.params
+        self._check_guides(request)
         if self._whole:
             request = self._within_whole(request)
         if self._repeated_by and self._whole:
@@ -60,6 +63,15 @@ class ResponseLimit:
             what = "; set a lower max_tokens, or request fewer completions or a stream" if self._whole else ""
             raise FieldError("logprobs", message + what)
         return request
+
+    def _check_guides(self, request: GenerateRequest) -> None:
+        """Refuse the first prompt already, where no waiting makes room for the guides of all."""
+        guided, guide = request.params.guided, request.guide
+        if guided is not None and guide is not None and self._guides * guide.size > GUIDE_BYTES:
+            message = f"of {self._guides} prompts takes {self._guides * guide.size >> 20} MB"
+            limit = f"the limit is {GUIDE_BYTES >> 20} MB; send fewer prompts at once, or simplify it"
+            name = f"guided.{guided.kind}"
+            raise FieldError(name, f"{name} {message}; {limit}")
 
     def _within_whole(self, request: GenerateRequest) -> GenerateRequest:
         params = request.params

@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from sharp.serving.engine.guide_trial import GuideTrial, Outcome
 from sharp.serving.frontends.http import response_limit
 from tests.serving.conftest import write_folder
 from tests.serving.frontends.http.test_logprobs import complete
@@ -27,6 +28,18 @@ def test_prompts_that_many_completions_repeat_have_a_limit(client, field, monkey
         client.completions.create(model="counting", prompt=[[97] * 60] * 2, n=3, **fields)
     assert caught.value.param == field
     assert len(client.completions.create(model="counting", prompt=[[97] * 50] * 2, n=3, **fields).choices) == 6
+
+
+def test_guides_of_all_prompts_have_a_limit_that_no_waiting_lifts(client, monkeypatch):
+    grammar = {"structured_outputs": {"grammar": 'start: "a" "b"'}}
+    fields = {"model": "counting", "max_tokens": 4, "extra_body": grammar}
+    size = 8 * 2**20
+    monkeypatch.setattr(GuideTrial, "run", lambda *_: Outcome("", size))
+    monkeypatch.setattr(response_limit, "GUIDE_BYTES", 3 * size)
+    with pytest.raises(openai.BadRequestError, match="of 4 prompts takes 32 MB; the limit is 24 MB") as caught:
+        client.completions.create(prompt=["a"] * 4, **fields)
+    assert caught.value.param == "structured_outputs"
+    assert {one.text for one in client.completions.create(prompt=["a"] * 3, **fields).choices} == {"ab"}
 
 
 def test_a_whole_response_has_a_limit_of_tokens(client, monkeypatch):
