@@ -9,7 +9,7 @@ WORKERS := $(shell expr $$(nproc) + 2)
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize fuzz soak kernels gpu-wheel wheel release-dry-run docs lock lint format typing clean
+.PHONY: setup demo test test-full foreign clients coverage mutants sanitize fuzz soak kernels gpu-wheel wheel arm-wheel release-dry-run docs lock lint format typing clean
 
 setup: .venv/installed
 
@@ -95,6 +95,15 @@ wheel: setup
 	.venv/bin/python -m build --wheel --outdir build/wheel-unrepaired -C cmake.define.SHARP_MANYLINUX=ON -C build-dir=build/wheel . \
 	  > build/wheel.log || { cat build/wheel.log; exit 1; }
 	PATH=$(CURDIR)/.venv/bin:$$PATH auditwheel repair --only-plat --plat manylinux_2_28_$$(uname -m) --wheel-dir dist build/wheel-unrepaired/*.whl
+
+# The same for 64-bit Arm, beside it in dist/, by Debian's g++-aarch64-linux-gnu. Of what it holds only the library depends on the processor.
+arm-wheel: setup
+	rm -rf build/arm-wheel-unrepaired
+	.venv/bin/python -m build --wheel --outdir build/arm-wheel-unrepaired -C cmake.define.SHARP_MANYLINUX=ON \
+	  -C cmake.define.CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake -C build-dir=build/arm-wheel . \
+	  > build/arm-wheel.log || { cat build/arm-wheel.log; exit 1; }
+	.venv/bin/wheel tags --remove --platform-tag linux_aarch64 build/arm-wheel-unrepaired/*.whl
+	PATH=$(CURDIR)/.venv/bin:$$PATH auditwheel repair --only-plat --plat auto --wheel-dir dist build/arm-wheel-unrepaired/*.whl
 
 # All of a release but the upload: docs/release.md.
 release-dry-run: wheel

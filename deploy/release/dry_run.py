@@ -22,14 +22,15 @@ def main() -> None:
     tags = output("git", "tag", "--points-at", "HEAD").split()
     tagged = check_tags(tags, version)
     wheels = sorted(DIST.glob("*.whl"))
-    if len(wheels) != 1 or not wheels[0].name.startswith(f"sharp_attention-{version}-"):
+    own = [wheel for wheel in wheels if wheel.name.endswith("_x86_64.whl")]
+    if len(own) != 1 or not all(wheel.name.startswith(f"sharp_attention-{version}-") for wheel in wheels):
         sys.exit(
             f"dist holds {[wheel.name for wheel in wheels]}; run make wheel, which leaves one of version {version}"
         )
     subprocess.run([SCRIPTS / "twine", "check", "--strict", *wheels], check=True)
     notes = release_notes((ROOT / "CHANGELOG.md").read_text(), version, tagged=tagged)
     (DIST / "RELEASE_NOTES.md").write_text(notes)
-    list_packages(wheels[0], DIST / LIST)
+    list_packages(own[0], DIST / LIST)
     files = sorted(path for path in DIST.iterdir() if path.is_file() and path.name != "SHA256SUMS")
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
     (DIST / "SHA256SUMS").write_text(sums)

@@ -16,5 +16,5 @@ def wheel(testrun_uid: str) -> Path:
         if not built_for.exists() or built_for.read_text() != testrun_uid:
             run("make", "wheel")
             built_for.write_text(testrun_uid)
-        (made,) = (ROOT / "dist").glob("*.whl")
+        (made,) = (ROOT / "dist").glob("*_x86_64.whl")
         return made
