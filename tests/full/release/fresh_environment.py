@@ -26,7 +26,7 @@ def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
 def environment(
     folder: Path, wheel: Path, extras: str, *packages: str, python: str = sys.executable, pip: bool = False
 ) -> Path:
-    """The folder of scripts of a fresh environment, with a `pip` of its own or without; nothing in it was compiled here."""
+    """The folder of scripts of a fresh environment, with a `pip` or without; nothing in it was compiled here."""
     run(python, "-m", "venv", *(() if pip else ("--without-pip",)), folder)
     # Python compiles what a test imports, a tenth of what there is.
     options = ("--quiet", "--no-compile", "--only-binary", ":all:")
