@@ -8,7 +8,7 @@ import functools
 import hashlib
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +16,17 @@ import numpy as np
 import onnx_ir
 import pytest
 import torch
+from torch.fx import _lazy_graph_module
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 LARGEST = 16 << 20  # bytes of a module that is kept
+ARITHMETIC = [f"_{name}" for name in ("add", "sub", "mul", "int_floordiv", "mod", "sym_max", "sym_min")] + [
+    f"_{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge")
+]
 _registry = functools.cache(ONNXRegistry.from_torchlib)
+_materialize_operators = functools.cache(torch._export.utils._materialize_cpp_cia_ops)
 _kept: dict[bytes, onnx_ir.Model] = {}
 
 
@@ -35,6 +42,41 @@ def one_registry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_tracing() -> Iterator[None]:
+    """What torch does for a trace but throws away, or does again: a quarter of a trace's time.
+
+    It makes Python code of every graph that a pass leaves, compares the sizes of every new tensor with each other as
+    expressions, and makes a table of all operators twice. Commands that tests start have torch as it is.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_lazy_graph_module, "_use_lazy_graph_module_flag", True)
+        patch.setattr(torch._export.utils, "_materialize_cpp_cia_ops", _materialize_operators)
+        for name in ARITHMETIC:
+            patch.setattr(SymNode, name, _computed_once(name))
+        yield
+
+
+def _computed_once(name: str) -> Callable[[SymNode, SymNode], Any]:
+    """The method of symbolic sizes, which computes the same expression once per trace."""
+    compute = getattr(SymNode, name)
+
+    def computed(self: SymNode, other: SymNode) -> Any:
+        sizes = self.shape_env
+        if sizes is None or other.__class__ is not SymNode or get_proxy_mode() is not None:
+            return compute(self, other)
+        known = sizes.__dict__.setdefault("_computed", {})
+        key = (name, self._expr, other._expr, self.pytype, other.pytype, sizes._replacements_version_counter)
+        if key not in known:
+            known[key] = compute(self, other)
+        # Another object: a graph knows where a size comes from by the object.
+        again = object.__new__(SymNode)
+        again.__dict__.update(known[key].__dict__)
+        return again
+
+    return computed
 
 
 @pytest.fixture(scope="module", autouse=True)

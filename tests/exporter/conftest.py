@@ -11,9 +11,9 @@ from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.plugins.checksums import update_sums
 from sharp.plugins.ops.schema import ATTENTION
-from tests.exporting import one_registry, one_trace
+from tests.exporting import one_registry, one_trace, quick_tracing
 
-__all__ = ["one_registry", "one_trace"]
+__all__ = ["one_registry", "one_trace", "quick_tracing"]
 
 
 def tiny_model(norm: str, positions: str = "rope", **changes: object) -> SharpForCausalLM:

@@ -68,6 +68,14 @@ def test_a_large_alpha_is_verified(checkpoint, sharp_export, tmp_path, alpha, po
     assert read_manifest(tmp_path / "out").norm.alpha == alpha
 
 
+def test_a_model_says_nothing_of_the_machine_that_wrote_it(checkpoint, sharp_export, tmp_path):
+    assert sharp_export(checkpoint("ssa", "nape"), "--norm", "ssa", "-o", tmp_path / "out").exit_code == 0
+    written = (tmp_path / "out" / "model.onnx").read_bytes()
+    assert [
+        part for part in (b".py", str(Path(torch.__file__).parents[1]).encode(), bytes(tmp_path)) if part in written
+    ] == []
+
+
 def test_pt_checkpoint_and_default_folder(checkpoint, sharp_export, tmp_path, monkeypatch):
     source = checkpoint("ssa", "nape", suffix=".pt")
     monkeypatch.chdir(tmp_path)

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,24 +142,26 @@ def launched(processes: int, *arguments: object) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.full
-def test_two_processes_learn_what_one_does(teacher, text: Path, tmp_path: Path) -> None:
-    shared = (teacher(), "--norm", "entmax", "--text", text, "--length", 24, "--tokens", 24 * 16, "--stage", "long")
-    for processes in (1, 2):
-        done = launched(processes, *shared, "--batch", 2, "-o", tmp_path / str(processes))
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("stage", ["short", "long"])
+def test_two_processes_learn_what_one_does(teacher, text: Path, tmp_path: Path, stage: str) -> None:
+    shared = (teacher(), "--norm", "entmax", "--text", text, "--length", 24, "--tokens", 24 * 16, "--batch", 2)
+    shared += ("--stage", "long") * (stage == "long")
+    alone = run(*shared, "-o", tmp_path / "1")
+    assert alone.exit_code == 0, alone.output
+    done = launched(2, *shared, "-o", tmp_path / "2")
+    assert done.returncode == 0, done.stderr
     assert done.stdout.count("The model is in") == 1
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("1", "2")]
     assert [report["processes"] for report in reports] == [1, 2]
-    refused = launched(2, *shared, "--batch", 3, "-o", tmp_path / "refused")
-    assert refused.returncode and "must be a multiple of the 2 processes" in refused.stderr
-
-    short = tuple(one for one in shared if one not in ("--stage", "long"))  # one process has fewer long sequences
-    for processes in (1, 2):
-        done = launched(processes, *short, "--batch", 2, "-o", tmp_path / f"short{processes}")
-        assert done.returncode == 0, done.stderr
-    one, two = (load_file(tmp_path / f"short{processes}" / "model.safetensors") for processes in (1, 2))
-    for name in one:
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2"))
+    for name in one if stage == "short" else ():  # one process has fewer long sequences
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_is_the_same_for_every_process(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "join", lambda device: (SimpleNamespace(count=2), device))
+    refused = run(teacher(), "--norm", "entmax", "--text", text, "--batch", 3, "-o", tmp_path / "refused")
+    assert refused.exit_code and "must be a multiple of the 2 processes" in refused.output
 
 
 def test_a_run_with_other_settings_is_not_resumed(teacher, text: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -52,23 +53,24 @@ def budget_server(folder: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-def costs(running: ServerProcess, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Cost]]:
-    """Of every kind of request, or of these."""
-    for name, request in http_requests().items():
+def costs(
+    running: ServerProcess, names: tuple[str, ...] = (), quiet_seconds: float = 0.3
+) -> Iterator[tuple[str, Cost]]:
+    """Of every kind of request, or of these; before each the other stream is watched for `quiet_seconds`."""
+    asked = {name: (partial(send, running.http, one), len(one[1])) for name, one in http_requests().items()}
+    asked |= {name: (partial(generate, running.grpc, one), one.ByteSize()) for name, one in grpc_requests().items()}
+    for name, (ask, sent) in asked.items():
         if not names or name in names:
-            yield name, cost(running, lambda request=request: send(running.http, request), len(request[1]))
-    for name, message in grpc_requests().items():
-        if not names or name in names:
-            yield name, cost(running, lambda message=message: generate(running.grpc, message), message.ByteSize())
+            yield name, cost(running, ask, sent, quiet_seconds)
 
 
-def cost(running: ServerProcess, ask: Callable[[], str], sent: int) -> Cost:
+def cost(running: ServerProcess, ask: Callable[[], str], sent: int, quiet_seconds: float) -> Cost:
     """Of `ask`, which returns a status, while another client reads a stream."""
     pid = running.process.pid
     with OtherStream(running.http) as stream:
         stream.wait(TOKENS_AHEAD)
         stream.longest()
-        time.sleep(0.3)
+        time.sleep(quiet_seconds)
         gap_before = stream.longest()
         cpu, memory = processor_seconds(pid), resident(pid)
         with Peak(pid) as peak:

@@ -14,11 +14,11 @@ from filelock import FileLock
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
 from sharp.plugins import library_path
-from tests.exporting import one_registry, one_trace
+from tests.exporting import one_registry, one_trace, quick_tracing
 from tests.full.cuda.native import ROOT, build_libraries, build_runtime, compile_program, fake_package, headers
 from tests.full.cuda.process import Call
 
-__all__ = ["one_registry", "one_trace"]
+__all__ = ["one_registry", "one_trace", "quick_tracing"]
 
 
 @pytest.fixture(scope="session")

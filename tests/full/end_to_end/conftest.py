@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export as command
-from tests.exporting import one_registry, one_trace
+from tests.exporting import one_registry, one_trace, quick_tracing
 
-__all__ = ["one_registry", "one_trace"]
+__all__ = ["one_registry", "one_trace", "quick_tracing"]
 
 
 @pytest.fixture(scope="session")

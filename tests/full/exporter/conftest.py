@@ -1,5 +1,5 @@
 """What these tests share with the exporter's others."""
 
-from tests.exporter.conftest import checkpoint, one_registry, one_trace, sharp_export
+from tests.exporter.conftest import checkpoint, one_registry, one_trace, quick_tracing, sharp_export
 
-__all__ = ["checkpoint", "one_registry", "one_trace", "sharp_export"]
+__all__ = ["checkpoint", "one_registry", "one_trace", "quick_tracing", "sharp_export"]

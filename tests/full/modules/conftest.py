@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.exporting import one_registry, quick_tracing
 from tests.full.modules.libraries import foreign_libraries
+
+__all__ = ["one_registry", "quick_tracing"]
 
 
 @pytest.fixture(scope="package", autouse=True)

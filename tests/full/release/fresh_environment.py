@@ -23,12 +23,15 @@ def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
     return done.stdout
 
 
-def environment(folder: Path, wheel: Path, extras: str, *packages: str, python: str = sys.executable) -> Path:
-    """The folder of scripts of a fresh environment; nothing in it was compiled here."""
-    run(python, "-m", "venv", folder)
+def environment(
+    folder: Path, wheel: Path, extras: str, *packages: str, python: str = sys.executable, pip: bool = False
+) -> Path:
+    """The folder of scripts of a fresh environment, with a `pip` or without; nothing in it was compiled here."""
+    run(python, "-m", "venv", *(() if pip else ("--without-pip",)), folder)
     # Python compiles what a test imports, a tenth of what there is.
-    options = ("--disable-pip-version-check", "install", "--quiet", "--no-compile", "--only-binary", ":all:")
-    install = (folder / "bin" / "pip", *options)
+    options = ("--quiet", "--no-compile", "--only-binary", ":all:")
+    program = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python")
+    install = (*program, "install", *options)
     chosen = {re.split("[=<>]", package)[0] for package in packages}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     kept = [line for line in lines if line.split("==")[0] not in chosen]

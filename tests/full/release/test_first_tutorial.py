@@ -29,7 +29,7 @@ TOKENS = 64
 def exported(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model folder that is left when the tutorial's commands have run and printed what it shows."""
     folder = tmp_path_factory.mktemp("tutorial")
-    bin_folder = environment(folder / "venv", wheel, "export,serve")
+    bin_folder = environment(folder / "venv", wheel, "export,serve", pip=True)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {"PATH": f"{bin_folder}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "120"}
     run_tutorial("chat-and-heads", folder / "work", variables)

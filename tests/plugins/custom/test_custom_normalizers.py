@@ -17,10 +17,10 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.llm import LLM
-from tests.exporter.conftest import checkpoint, one_registry, one_trace, sharp_export
+from tests.exporter.conftest import checkpoint, one_registry, one_trace, quick_tracing, sharp_export
 from tests.exporter.programs import gpt
 
-__all__ = ["checkpoint", "one_registry", "one_trace", "sharp_export"]
+__all__ = ["checkpoint", "one_registry", "one_trace", "quick_tracing", "sharp_export"]
 
 FILES = sorted((Path(__file__).parents[3] / "docs" / "normalizers").glob("*.py"))
 SOFTMAX1 = next(path for path in FILES if path.stem == "softmax1")
