@@ -48,7 +48,9 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
     indices = torch.arange(rows, device="cuda")
     candidates = torch.empty((rows, kernel.CONSTANTS["CANDIDATES"]), device="cuda")
     sampled = torch.empty(rows, dtype=torch.int64, device="cuda")
-    timing = time_call(lambda: kernel.launch(logits, indices, samplings, candidates, sampled))
+    starts = torch.zeros(2 * rows + 1, dtype=torch.int32, device="cuda")
+    changes = torch.empty((0, 4), dtype=torch.int32, device="cuda")
+    timing = time_call(lambda: kernel.launch(logits, indices, samplings, starts, changes, candidates, sampled))
     row = {"holds": wrong == 0 and tokens == again, "wrong": wrong, "microseconds": timing.median * 1e3}
     peer: Callable[[], Any] | None = None
     if name == "greedy":

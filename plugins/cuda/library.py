@@ -77,7 +77,8 @@ class Sampling(Structure):
     _fields_ = (
         ("rows", c_int64),
         ("vocab", c_int64),
-        *((name, c_void_p) for name in ("logits", "indices", "samplings", "candidates", "sampled")),
+        *((name, c_void_p) for name in ("logits", "indices", "samplings", "starts", "changes")),
+        *((name, c_void_p) for name in ("candidates", "sampled")),
     )
 
 

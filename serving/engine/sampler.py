@@ -3,7 +3,6 @@
 These are masks (guided, allowed tokens, bad words, `min_tokens`), `logit_bias` and penalties.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Self
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins import sampling as native
+from sharp.plugins.sampling import Changes
 from sharp.serving.engine.sequence import Sequence
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -39,6 +39,7 @@ class Sampling:
     Attributes:
         parameters: float64 [rows, 5], what `plugins.sampling.sample` takes.
         changed: logits processors may change the logits.
+        masked: some of them do so in the whole vocabulary: guides, and lists of allowed tokens.
         copied: of such a row logprobs are requested, and those are of the model's own logits.
         logprobs: some row's are requested.
     """
@@ -46,6 +47,7 @@ class Sampling:
     rows: tuple[SamplingRow, ...]
     parameters: NDArray[np.float64]
     changed: bool
+    masked: bool
     copied: bool
     logprobs: bool
 
@@ -57,14 +59,15 @@ class Sampling:
             tuple(rows),
             np.array([_parameters(row) for row in rows], np.float64).reshape(-1, 5),
             bool(changed),
+            any(row.sequence.sampling.guide or row.sequence.sampling.allowed is not None for row in rows),
             any(row.sequence.request.params.logprobs is not None for row in changed),
             any(row.sequence.request.params.logprobs is not None for row in rows),
         )
 
     @property
-    def plain(self) -> bool:
-        """Whether `parameters` say all of it, and nobody needs the logits."""
-        return not (self.changed or self.logprobs)
+    def sparse(self) -> bool:
+        """Whether `parameters` and `changes_of` say all of it, and nobody needs the logits."""
+        return not (self.masked or self.logprobs)
 
 
 def sample(logits: NDArray[np.float32], sampling: Sampling, threads: int = 1) -> NDArray[np.int64]:
@@ -112,17 +115,12 @@ def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
             kept = logits[index, allowed]
             logits[index] = -np.inf
             logits[index, allowed] = kept
-    for masked in (_early_stops, _bad_words):
-        indices, tokens, _ = _entries(rows, masked)
-        logits[indices, tokens] = -np.inf
-    indices, tokens, values = _entries(rows, _bias)
-    np.add.at(logits, (indices, tokens), values[:, 0])
-    indices, tokens, values = _entries(rows, _penalties)
-    if len(indices):
-        counts, repetition, presence, frequency = values.T
-        old = logits[indices, tokens]
-        new = np.where(old > 0, old / repetition, old * repetition)
-        logits[indices, tokens] = new - presence * (counts > 0) - frequency * counts
+    changes_of(rows).apply(logits)
+
+
+def changes_of(rows: Rows[SamplingRow]) -> Changes:
+    """What `min_tokens`, bad words and `logit_bias` do to the logits of each row, and then what penalties do."""
+    return Changes.of([part for row in rows for part in (_biases(row), _penalties(row))])
 
 
 def masks_all(row: SamplingRow, vocab_size: int) -> bool:
@@ -133,66 +131,51 @@ def masks_all(row: SamplingRow, vocab_size: int) -> bool:
         kept = np.zeros(vocab_size, np.bool_)
         kept[own] = allowed[own]
         allowed = kept
-    for masked in (_early_stops(row), _bad_words(row)):
-        if masked is not None:
-            allowed[masked[0]] = False
+    allowed[[*_early_stops(row), *_bad_words(row)]] = False
     return not allowed.any()
 
 
-# Of one row: token ids int64 [entries], and what belongs to each, float32 [entries, values].
-Entries = tuple[NDArray[np.int64], NDArray[np.float32]]
-
-
-def _early_stops(row: SamplingRow) -> Entries | None:
+def _early_stops(row: SamplingRow) -> frozenset[int]:
     """The tokens that would end the sequence before `min_tokens`."""
-    if not row.below_min_tokens or not row.sequence.stop.token_ids:
-        return None
-    tokens = np.fromiter(row.sequence.stop.token_ids, np.int64)
-    return tokens, np.empty((len(tokens), 1), np.float32)
+    return frozenset(row.sequence.stop.token_ids) if row.below_min_tokens else frozenset()
 
 
-def _bad_words(row: SamplingRow) -> Entries | None:
+def _bad_words(row: SamplingRow) -> frozenset[int]:
     """The tokens that would complete a text that must not come."""
     sequence = row.sequence
     if not (words := sequence.request.bad_word_ids):
-        return None
+        return frozenset()
     past = (*sequence.token_ids[len(sequence.request.prompt_ids) :], *row.draft)
-    last = [word[-1] for word in words if past[max(0, len(past) - len(word) + 1) :] == word[:-1] or len(word) == 1]
-    return (np.array(last, np.int64), np.empty((len(last), 1), np.float32)) if last else None
-
-
-def _bias(row: SamplingRow) -> Entries | None:
-    bias = row.sequence.request.params.logit_bias
-    if not bias:
-        return None
-    return np.array([token for token, _ in bias], np.int64), np.array([[value] for _, value in bias], np.float32)
-
-
-def _penalties(row: SamplingRow) -> Entries | None:
-    """The sequence's tokens with generated count, repetition, presence and frequency penalty."""
-    if not row.sequence.sampling.counts:
-        return None
-    params = row.sequence.request.params
-    token_ids, counts = row.sequence.sampling.counts.after(row.draft)
-    values = np.empty((len(token_ids), 4), np.float32)
-    values[:, 0] = counts
-    repetition = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
-    values[:, 1:] = repetition, params.presence_penalty, params.frequency_penalty
-    return token_ids, values
-
-
-def _entries(
-    rows: Rows[SamplingRow], of: Callable[[SamplingRow], Entries | None]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """The entries of all rows in one: row and token id int64 [entries], values float32 [entries, values]."""
-    found: list[tuple[int, Entries]] = [(index, entries) for index, row in enumerate(rows) if (entries := of(row))]
-    if not found:
-        return _NONE, _NONE, np.empty((0, 1), np.float32)
-    return (
-        np.repeat([index for index, _ in found], [len(tokens) for _, (tokens, _) in found]),
-        np.concatenate([tokens for _, (tokens, _) in found]),
-        np.concatenate([values for _, (_, values) in found]),
+    return frozenset(
+        word[-1] for word in words if past[max(0, len(past) - len(word) + 1) :] == word[:-1] or len(word) == 1
     )
 
 
-_NONE = np.empty(0, np.int64)
+def _biases(row: SamplingRow) -> NDArray[np.void]:
+    """A part of `Changes`: masked tokens, and what is added to others."""
+    masked = _early_stops(row) | _bad_words(row)
+    bias = row.sequence.request.params.logit_bias
+    if not masked and not bias:
+        return _NONE
+    added: dict[int, float] = {}
+    for token, value in bias:
+        added[token] = added.get(token, 0) + value
+    added |= dict.fromkeys(masked, -np.inf)
+    entries = native.change([*added])
+    entries["bias"] = [*added.values()]
+    return entries
+
+
+def _penalties(row: SamplingRow) -> NDArray[np.void]:
+    """A part of `Changes`: the sequence's tokens, by the penalties and how often each was generated."""
+    if not row.sequence.sampling.counts:
+        return _NONE
+    params = row.sequence.request.params
+    token_ids, counts = row.sequence.sampling.counts.after(row.draft)
+    entries = native.change(token_ids)
+    entries["repetition"] = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
+    entries["amount"] = params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+    return entries
+
+
+_NONE = native.change([])

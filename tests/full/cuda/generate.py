@@ -1,6 +1,6 @@
 """Generates with `LLM` on ONNX Runtime's CUDA provider over a GPU that computes nothing: every token is the first one.
 
-HOW is words: graphs; logprobs, which need logits; temperature; without-kernel, of sampling, in the library.
+HOW is words: graphs; logprobs, which need logits; temperature; penalties; without-kernel, of sampling, in the library.
 
 python -m tests.full.cuda.generate FOLDER HOW: what happened on the GPU as JSON on stdout.
 """
@@ -59,9 +59,13 @@ def main() -> None:
     step, step_and_sample = used.step, used.step_and_sample
     used.step = lambda batch: record(batch, step(batch))
     if used._sampler is not None:
-        used.step_and_sample = lambda batch, samplings: record(batch, step_and_sample(batch, samplings))
+        used.step_and_sample = lambda batch, *how: record(batch, step_and_sample(batch, *how))
     sampling = SamplingParams(
-        temperature=0.7 * ("temperature" in how), max_tokens=4, logprobs=1 if "logprobs" in how else None
+        temperature=0.7 * ("temperature" in how),
+        max_tokens=4,
+        logprobs=1 if "logprobs" in how else None,
+        repetition_penalty=1.1 if "penalties" in how else 1,
+        logit_bias={5: 1.5} if "penalties" in how else (),
     )
     completions = llm.generate(["one", "another", "third"], sampling)
     said |= {"steps": steps, "completions": [completion.token_ids for completion in completions]}

@@ -120,7 +120,7 @@ def test_decode_steps_are_replayed_as_one_graph(generate):
     for step in (first, *others):  # a graph of four sequences for three, which are sampled
         assert samplings(step) == ["sample_rows", "wait for stream 0"] and len(step["driver"]) == 3
         assert launched(step["driver"])[0]["grid"] == "3,1,1"
-        assert step["driver"][0] == "write bytes=3072 stream=0"  # what 64 rows are told
+        assert step["driver"][0] == "write bytes=3600 stream=0"  # what 64 rows are told
         assert step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
         statistics = [LAYERS * 4 * HEADS * 4 * 4] if step["stats"] else []
         assert [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")] == statistics
@@ -145,6 +145,18 @@ def test_rows_with_a_temperature_are_sampled_on_the_gpu_too(generate, how):
         assert samplings(step) == ["sample_rows", "wait for stream 0"]
         assert step["sampled"] == [0] * 3
         assert not [event for event in step["driver"] if event.startswith("read ")]
+
+
+@pytest.mark.parametrize("how", ["penalties", "graphs penalties temperature"])
+def test_penalties_travel_to_the_gpu_and_logits_stay_there(generate, how):
+    prompt, *decode = generate(how)["steps"]
+    # "one", "another" and "third" are 3, 7 and 5 bytes, all distinct but for the last of them; the bias is one of each.
+    for step, generated in zip((prompt, *decode), (0, 1, 1, 1), strict=True):
+        assert samplings(step) == ["sample_rows", "wait for stream 0"]
+        writes = [event for event in step["driver"] if event.startswith("write ")]
+        assert writes == ["write bytes=3600 stream=0", f"write bytes={16 * (3 + 7 + 5 + 3 + 3 * generated)} stream=0"]
+        assert not [event for event in step["driver"] if event.startswith("read ")]
+        assert step["sampled"] == [0] * 3
 
 
 def test_logits_of_a_step_without_a_graph_travel_where_they_are_needed(generate):

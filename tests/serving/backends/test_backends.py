@@ -49,7 +49,7 @@ def test_statistics_only_when_requested(backend):
 
 
 def test_a_cpu_returns_logits_where_a_gpu_would_sample(backend):
-    output = backend.step_and_sample(decode([1, 2, 3], 0, [0]), np.array([(1.0, 0, 1, 0, 0.5)]))
+    output = backend.step_and_sample(decode([1, 2, 3], 0, [0]), np.array([(1.0, 0, 1, 0, 0.5)]), None)
     assert output.sampled is None and output.logits.shape == (1, 257)
 
 
