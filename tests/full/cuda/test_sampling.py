@@ -1,5 +1,7 @@
 """The sampler of a GPU, whose kernel is interpreted, on the way from a call to its tokens."""
 
+import shutil
+
 import numpy as np
 
 from tests.full.cuda.test_computing import run
@@ -33,3 +35,12 @@ def test_tokens_are_those_of_the_cpu(libraries):
     for tokens in said["calls"]:
         assert tokens["gpu"] == tokens["cpu"]
     assert -1 in said["calls"][2]["gpu"]
+
+
+def test_tensorrts_logits_are_sampled_on_its_gpu(libraries, hashing, tmp_path):
+    folder = shutil.copytree(hashing, tmp_path / "model")
+    said = run("compute_tensorrt", libraries, folder, libraries)
+    assert not said["failures"]
+    assert set(said["launches"]) == {"sample_rows"} and len(said["launches"]) >= 3 * 4
+    assert said["gpu"]["tokens"] == said["host"]["tokens"]
+    assert said["gpu"]["copied"] == [] and said["host"]["copied"]
