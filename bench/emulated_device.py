@@ -30,7 +30,7 @@ class EmulatedDevice:
     knows a `SamplingBackend` by its methods, so it has these two all the same.
     """
 
-    kernels = True
+    kernels = screened = True
     device = "cpu"  # so that synchronous scheduling computes a step where it plans it
     limits = None
 

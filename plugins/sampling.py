@@ -41,23 +41,18 @@ class Changes:
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Change logits [rows, vocab] in place, in float32; the cost is that of the entries."""
-        parts = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-        for number in (0, 1):
-            own = parts % 2 == number
-            rows, entries = parts[own] // 2, self.entries[own]
-            if len(entries):
-                bias, repetition = entries["bias"], entries["repetition"]
-                with np.errstate(invalid="ignore", over="ignore"):
-                    old = np.where(bias == -np.inf, bias, logits[rows, entries["token"]] + bias)
-                    new = np.where(old > 0, old / repetition, old * repetition)
-                logits[rows, entries["token"]] = new - entries["amount"]
-
-
-def change(token_ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.void]:
-    """A part of `Changes` for these tokens, which leaves their logits as they are."""
-    entries = np.empty(len(token_ids), CHANGE)
-    entries["token"], entries["bias"], entries["repetition"], entries["amount"] = token_ids, 0, 1, 0
-    return entries
+        lengths = np.diff(self.starts)
+        both = lengths[::2].any() and lengths[1::2].any()
+        number_of = np.repeat(np.arange(len(lengths)), lengths)
+        for first in (0, 1):
+            if not lengths[first::2].any():
+                continue
+            own = np.flatnonzero(number_of % 2 == first) if both else slice(None)
+            rows, tokens = number_of[own] // 2, self.entries["token"][own].astype(np.int64)
+            bias, repetition, amount = (self.entries[name][own] for name in ("bias", "repetition", "amount"))
+            with np.errstate(invalid="ignore", over="ignore"):
+                old = np.where(bias == -np.inf, bias, logits[rows, tokens] + bias)
+                logits[rows, tokens] = np.where(old > 0, old / repetition, old * repetition) - amount
 
 
 def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64], *, threads: int = 1) -> NDArray[np.int64]:

@@ -67,6 +67,10 @@ class Backend(Protocol):
         """Where it runs: "cpu" or "cuda"."""
 
     @property
+    def screened(self) -> bool:
+        """Whether its cache has the key screens of a model that has some."""
+
+    @property
     def limits(self) -> Limits | None:
         """What the model was compiled for; None takes every step."""
 

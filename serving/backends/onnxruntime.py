@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.cuda.device import check_context, free_memory
 from sharp.plugins.cuda.readback import Readback
 from sharp.plugins.cuda.sampler import DeviceSampler, find_sampler
@@ -77,6 +78,11 @@ class OnnxRuntimeBackend:
     def device(self) -> str:
         """The device that the session computes on."""
         return self._device
+
+    @property
+    def screened(self) -> bool:
+        """With our kernels; nothing else uses a screen, and an empty one takes no memory."""
+        return self._kernels
 
     @property
     def limits(self) -> None:
@@ -265,18 +271,13 @@ class OnnxRuntimeBackend:
         self._binding.bind_cpu_input(name, self._inputs[name])
 
     def _set_cache(self, blocks: int) -> None:
-        def make() -> list[Any]:
-            on_device = self._device == "cuda"
-            screened = self._kernels and not on_device  # what nothing else uses takes no memory
-            return [
-                device_cache(tensor, blocks, self._gpu)
-                if on_device and not tensor.is_screen
-                else tensor.make(blocks if screened or not tensor.is_screen else 0)
-                for tensor in self._caches
-            ]
+        def make(tensor: CacheTensor) -> Any:
+            if tensor.is_screen and not self.screened:
+                return tensor.make(0)
+            return device_cache(tensor, blocks, self._gpu) if self._device == "cuda" else tensor.make(blocks)
 
-        self._current = make()
-        self._next = self._current if self._kernels else make()
+        self._current = [make(tensor) for tensor in self._caches]
+        self._next = self._current if self._kernels else [make(tensor) for tensor in self._caches]
         self._bind_caches()
 
     def _bind_caches(self) -> None:

@@ -5,13 +5,13 @@ These are masks (guided, allowed tokens, bad words, `min_tokens`), `logit_bias` 
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins import sampling as native
-from sharp.plugins.sampling import Changes
+from sharp.plugins.sampling import CHANGE, Changes
 from sharp.serving.engine.sequence import Sequence
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -119,8 +119,24 @@ def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
 
 
 def changes_of(rows: Rows[SamplingRow]) -> Changes:
-    """What `min_tokens`, bad words and `logit_bias` do to the logits of each row, and then what penalties do."""
-    return Changes.of([part for row in rows for part in (_biases(row), _penalties(row))])
+    """What `min_tokens`, bad words and `logit_bias` do to the logits of each row, and then what penalties do.
+
+    All rows' tokens are computed together: a row has so few that every function of numpy would cost more than them.
+    """
+    parts = [part for row in rows for part in (_biases(row), _penalties(row))]
+    lengths = [len(part.token_ids) for part in parts]
+    starts = np.cumsum([0, *lengths], dtype=np.int32)
+    entries = np.zeros(starts[-1], CHANGE)
+    entries["token"] = np.concatenate([_NONE.token_ids, *(part.token_ids for part in parts)])
+    factors = np.array([part.factors for part in parts], np.float32).reshape(-1, 3)
+    repetition, presence, frequency = np.repeat(factors, lengths, axis=0).T
+    counts = np.concatenate([_NONE.counts, *(part.counts for part in parts)])
+    entries["repetition"] = repetition
+    entries["amount"] = presence * (counts > 0) + frequency * counts
+    for part, start, length in zip(parts, starts.tolist(), lengths, strict=False):
+        if part.biases:
+            entries["bias"][start : start + length] = part.biases
+    return Changes(starts, entries)
 
 
 def masks_all(row: SamplingRow, vocab_size: int) -> bool:
@@ -151,8 +167,20 @@ def _bad_words(row: SamplingRow) -> frozenset[int]:
     )
 
 
-def _biases(row: SamplingRow) -> NDArray[np.void]:
-    """A part of `Changes`: masked tokens, and what is added to others."""
+class _Part(NamedTuple):
+    """Of the changes of a row: tokens, how often each was generated, and the three penalties; and biases, if any."""
+
+    token_ids: NDArray[np.int64]
+    counts: NDArray[np.float32]
+    factors: tuple[float, float, float]  # repetition, presence, frequency
+    biases: list[float]
+
+
+_NONE = _Part(np.empty(0, np.int64), np.empty(0, np.float32), (1, 0, 0), [])
+
+
+def _biases(row: SamplingRow) -> _Part:
+    """Masked tokens, and what is added to others."""
     masked = _early_stops(row) | _bad_words(row)
     bias = row.sequence.request.params.logit_bias
     if not masked and not bias:
@@ -161,21 +189,14 @@ def _biases(row: SamplingRow) -> NDArray[np.void]:
     for token, value in bias:
         added[token] = added.get(token, 0) + value
     added |= dict.fromkeys(masked, -np.inf)
-    entries = native.change([*added])
-    entries["bias"] = [*added.values()]
-    return entries
+    return _Part(np.array([*added]), np.zeros(len(added), np.float32), _NONE.factors, [*added.values()])
 
 
-def _penalties(row: SamplingRow) -> NDArray[np.void]:
-    """A part of `Changes`: the sequence's tokens, by the penalties and how often each was generated."""
+def _penalties(row: SamplingRow) -> _Part:
+    """The sequence's tokens."""
     if not row.sequence.sampling.counts:
         return _NONE
     params = row.sequence.request.params
-    token_ids, counts = row.sequence.sampling.counts.after(row.draft)
-    entries = native.change(token_ids)
-    entries["repetition"] = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
-    entries["amount"] = params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
-    return entries
-
-
-_NONE = native.change([])
+    repetition = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
+    factors = repetition, params.presence_penalty, params.frequency_penalty
+    return _Part(*row.sequence.sampling.counts.after(row.draft), factors, [])

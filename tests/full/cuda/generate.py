@@ -1,6 +1,7 @@
 """Generates with `LLM` on ONNX Runtime's CUDA provider over a GPU that computes nothing: every token is the first one.
 
-HOW is words: graphs; logprobs, which need logits; temperature; penalties; without-kernel, of sampling, in the library.
+HOW is words: graphs; logprobs, which need logits; temperature; penalties; without-kernel, of sampling, in the library;
+no-limit of the cache.
 
 python -m tests.full.cuda.generate FOLDER HOW: what happened on the GPU as JSON on stdout.
 """
@@ -29,7 +30,7 @@ def main() -> None:
     if "without-kernel" in how:
         sampler.KERNEL = "another"
     backend = BackendConfig(threads=1, cuda_graphs="graphs" in how)  # device: auto
-    engine = EngineConfig(cache_tokens=BLOCKS * 16, attention_interval=2)
+    engine = EngineConfig(cache_tokens=None if "no-limit" in how else BLOCKS * 16, attention_interval=2)
     free_memory = OnnxRuntimeBackend.free_memory
 
     def free_memory_of(self, largest):
@@ -39,7 +40,12 @@ def main() -> None:
     OnnxRuntimeBackend.free_memory = free_memory_of
     llm = LLM(folder, backend=backend, engine=engine)
     used = llm._engine._backend
-    said = {"device": used.device, "left": LEFT[0], "started": events("libcuda.so.1", "fake_events")}
+    said = {
+        "device": used.device,
+        "blocks": llm._engine.blocks.blocks,
+        "left": LEFT[0],
+        "started": events("libcuda.so.1", "fake_events"),
+    }
     said["addresses"] = {
         tensor.name: value.data_ptr() for tensor, value in zip(used._caches, used._current, strict=True)
     }

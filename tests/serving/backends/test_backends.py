@@ -100,6 +100,18 @@ def test_cache_size(counting):
         cache_blocks(manifest, 1000, 100 * block_bytes)
 
 
+def test_key_screens_count_in_the_cache_size_where_the_backend_has_them(counting):
+    manifest = read_manifest(counting)
+    without = bytes_per_block(manifest)
+    cache = manifest.cache.model_copy(update={"key_screens": (0,)})
+    screened = manifest.model_copy(update={"cache": cache})
+    both = bytes_per_block(screened)
+    assert both - without == manifest.kv_heads * 4 * (4 + 8)  # of 4 keys a head: a channel in a word of 4, and 8
+    assert bytes_per_block(screened, screened=False) == without
+    assert cache_blocks(screened, None, 100 * both, "cuda") == 90
+    assert cache_blocks(screened, None, 100 * without, "cuda", screened=False) == 90
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

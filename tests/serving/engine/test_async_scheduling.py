@@ -39,7 +39,7 @@ WAIT = 30  # seconds, of what comes at once
 class SamplingModel:
     """The tiny model, as a backend that samples itself."""
 
-    kernels, device, limits = False, "cpu", None
+    kernels, screened, device, limits = False, False, "cpu", None
 
     def __init__(self, backend):
         self._backend = backend
